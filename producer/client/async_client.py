@@ -128,9 +128,13 @@ class _AsyncRun:
         """Reasons by row number (from 0) for the rows read so far that have no score."""
         return self._run.errors
 
-    async def scores(self, timeout: float | None = None) -> Scores:
+    async def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
+        """Wait for the end of the run as `ScoringRun.wait` does."""
+        return await self._read(self._run.wait, timeout, show_progress=show_progress)
+
+    async def scores(self, timeout: float | None = None, *, show_progress: bool | None = None) -> Scores:
         """Wait for all scores as `ScoringRun.scores` does."""
-        return await self._read(self._run.scores, timeout)
+        return await self._read(self._run.scores, timeout, show_progress=show_progress)
 
     async def __aiter__(self) -> AsyncIterator[float]:
         """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""

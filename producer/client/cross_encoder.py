@@ -9,15 +9,18 @@ array([8.1], dtype=float32)
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed
 from rankmill.producer.client.sync_client import Client
+from rankmill.producer.collect.pairs import COLUMNS, pair_of, rows_of, tables_of
 
 _KNOWN_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 """Classes of torch.nn that workers compute themselves."""
@@ -107,7 +110,8 @@ class CrossEncoder:
         Parameters
         ----------
         inputs
-            Pairs of texts, or one pair.
+            Pairs of texts, or one pair; or a table with the columns ``query`` and ``passage``, of any kind
+            that `Client.submit` takes.
         prompt_name, prompt
             The prompt, by name or as a text.
         show_progress_bar
@@ -133,8 +137,14 @@ class CrossEncoder:
             The run failed, or a pair has no score; the message says why.
         """
         is_one = _is_pair(inputs)
-        pairs = [inputs] if is_one else list(inputs)
-        scores = self._scores(pairs, self._prompt(prompt, prompt_name), activation_fn, show_progress_bar)
+        text = self._prompt(prompt, prompt_name)
+        tables = None if is_one else tables_of(inputs, COLUMNS)
+        if tables is None:
+            items = [inputs] if is_one else rows_of(inputs) if isinstance(inputs, np.ndarray) else inputs
+            pairs: Any = [*_prompted(items, text)]
+        else:
+            pairs = _prompted_tables(tables, text)
+        scores = self._scores(pairs, activation_fn, show_progress_bar)
         if apply_softmax and scores.ndim > 1:
             powers = np.exp(scores - scores.max(axis=1, keepdims=True))
             scores = powers / powers.sum(axis=1, keepdims=True)
@@ -189,27 +199,25 @@ class CrossEncoder:
 
     def _scores(
         self,
-        pairs: list[Any],
-        prompt: str,
+        pairs: list[tuple[str, str]] | pa.RecordBatchReader,
         activation_fn: Callable[[Any], Any] | None,
         show_progress_bar: bool | None,
     ) -> npt.NDArray[np.float32]:
-        if not pairs:
+        if isinstance(pairs, list) and not pairs:
             return np.zeros(0, np.float32)
         function = activation_fn or self.activation_fn
         known = _KNOWN_ACTIVATIONS.get(type(function).__name__) if function else None
         spec: dict[str, Any] = {} if function is None else {"activation": known or "identity"}
-        run = self.client.submit(_prompted(pairs, prompt), **spec)
+        run = self.client.submit(pairs, **spec)
         try:
-            shown = _shown(iter(run), len(pairs), show_progress_bar)
-            found = list(shown)  # to the end, where the run is removed from the server
+            found = run.scores(show_progress=bool(show_progress_bar))
         except BaseException:
             run.cancel()
             raise
         if run.errors:
             row, reason = next(iter(run.errors.items()))
             raise RunFailed(
-                f"{len(run.errors):,} of {len(pairs):,} pairs have no score; pair {row}: {reason}"
+                f"{len(run.errors):,} of {len(found):,} pairs have no score; pair {row}: {reason}"
             )
         scores = np.asarray(found, np.float32)
         if function and not known:
@@ -230,27 +238,29 @@ class CrossEncoder:
 def _is_pair(inputs: Any) -> bool:
     """Whether `inputs` is one pair of texts."""
     if isinstance(inputs, np.ndarray):
-        return inputs.size > 0 and inputs.ndim < 2
+        return inputs.size > 0 and inputs.ndim < 2 and inputs.dtype.names is None
     return isinstance(inputs, list | tuple) and len(inputs) > 0 and isinstance(inputs[0], str)
 
 
-def _prompted(pairs: list[Any], prompt: str) -> Iterator[tuple[str, str]]:
+def _prompted(pairs: Iterable[Any], prompt: str) -> Iterator[tuple[str, str]]:
     for row, pair in enumerate(pairs):
-        texts = tuple(pair)
-        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+        texts = pair_of(pair, row, COLUMNS) if isinstance(pair, Mapping) else tuple(pair)
+        if isinstance(pair, str) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
         yield prompt + str(texts[0]), str(texts[1])
 
 
-def _shown(scores: Iterator[float], total: int, show: bool | None) -> Iterator[float]:
-    """Yield the scores, with a progress line if `show`."""
-    if not show:
-        yield from scores
-        return
-    from rich.console import Console
-    from rich.progress import track
+def _prompted_tables(tables: Iterator[pa.Table], prompt: str) -> pa.RecordBatchReader:
+    schema = pa.schema([(name, pa.large_string()) for name in COLUMNS])
+    before, between = pa.scalar(prompt, pa.large_string()), pa.scalar("", pa.large_string())
 
-    yield from track(scores, "Scoring", total=total, console=Console(stderr=True))
+    def batches() -> Iterator[pa.RecordBatch]:
+        for table in tables:
+            for batch in table.select(list(COLUMNS)).cast(schema).to_batches():
+                query = pc.binary_join_element_wise(before, batch["query"], between)
+                yield pa.record_batch([query, batch["passage"]], schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def _torch() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.results import worst
+from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.system import system
+from rankmill.producer.client.show import as_html, shown
 
 if TYPE_CHECKING:
-    from rankmill.jobs.contract.run import Progress
     from rankmill.producer.collect.driver import RunDriver
     from rankmill.producer.collect.scored import ScoredTable
 
@@ -168,6 +170,7 @@ class ScoringRun:
     def __init__(self, driver: RunDriver) -> None:
         self._driver = driver
         self._scores: list[npt.NDArray[np.float32]] = []
+        self._all: Scores | None = None
         self.errors: dict[int, str] = {}
         """Reasons by row number (from 0) for the rows read so far that have no score."""
         self.stats = RunStats()
@@ -191,18 +194,33 @@ class ScoringRun:
         return self._driver.is_detached
 
     @property
+    def rows(self) -> int | None:
+        """The number of pairs; ``None`` if they come from an iterator."""
+        return self._driver.run.rows
+
+    @property
     def progress(self) -> Progress:
         """The rows done so far, those of unfinished chunks included, and the speed."""
         self._driver.refresh()
         return self._driver.progress
 
-    def scores(self, timeout: float | None = None) -> Scores:
+    def _repr_html_(self) -> str:
+        return f"run {self.id}, {self.model}: {as_html(self.progress, self.rows)}"
+
+    def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
+        """Wait for the end of the run, and keep the scores for `scores`; parameters and errors are its."""
+        self.scores(timeout, show_progress=show_progress)
+        return self.stats
+
+    def scores(self, timeout: float | None = None, *, show_progress: bool | None = None) -> Scores:
         """Wait for all scores: float32 of shape ``[n]`` (``[n, labels]``), NaN for the rows in `errors`.
 
         Parameters
         ----------
         timeout
             Longest time to wait, in seconds.
+        show_progress
+            Whether to show a progress bar; default: in Jupyter, if it takes more than half a second.
 
         Raises
         ------
@@ -213,7 +231,7 @@ class ScoringRun:
         RunExpired
             The results of a detached run are no longer kept.
         """
-        return read_together([self], timeout)[0]
+        return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`.
@@ -247,6 +265,26 @@ class ScoringRun:
         """Set when to stop waiting (`time.monotonic`)."""
         self._driver.deadline = deadline
 
+    @property
+    def _seen(self) -> Progress:
+        """The progress as this reader has seen it, without a look at the server."""
+        return self._driver.progress
+
+    @contextmanager
+    def _looking(self, look: Callable[[], None]) -> Iterator[None]:
+        """Call `look` at least every second while the reader waits."""
+        before = self._driver.on_wait
+
+        def both() -> None:
+            before()
+            look()
+
+        self._driver.on_wait = both
+        try:
+            yield
+        finally:
+            self._driver.on_wait = before
+
 
 class JoinedRuns(ScoringRun):
     """Several runs that are read as one.
@@ -268,7 +306,7 @@ class JoinedRuns(ScoringRun):
         progress: Callable[[Sequence[Progress]], Progress],
     ) -> None:
         self._runs, self._join, self._join_progress = runs, tables, progress
-        self._scores = []
+        self._scores, self._all = [], None
         self.errors = {}
         self.stats = RunStats()
         self.labels = ()
@@ -289,6 +327,11 @@ class JoinedRuns(ScoringRun):
         return False
 
     @property
+    def rows(self) -> int | None:
+        """The number of all their pairs."""
+        return sum(run.rows or 0 for run in self._runs)  # each has a table
+
+    @property
     def progress(self) -> Progress:
         """The progress of all runs."""
         return self._join_progress([run.progress for run in self._runs])
@@ -305,17 +348,36 @@ class JoinedRuns(ScoringRun):
         for run in self._runs:
             run._wait_until(deadline)
 
+    @property
+    def _seen(self) -> Progress:
+        return self._join_progress([run._seen for run in self._runs])
 
-def read_together(runs: Sequence[ScoringRun], timeout: float | None) -> list[Scores]:
+    @contextmanager
+    def _looking(self, look: Callable[[], None]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for run in self._runs:
+                stack.enter_context(run._looking(look))
+            yield
+
+
+def read_together(
+    runs: Sequence[ScoringRun], timeout: float | None, show_progress: bool | None = False
+) -> list[Scores]:
     """Wait for the scores of runs over the same tables, a table of each at a time; as `ScoringRun.scores`."""
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     for run in runs:
         run._wait_until(deadline)
+    first = runs[0]  # the others are as far, but for a window
     try:
-        for parts in zip(*(run.tables() for run in runs), strict=True):
-            for run, part in zip(runs, parts, strict=True):
-                run._scores.append(as_array(part.scores))
+        with shown(lambda: first._seen, first.rows, show_progress) as look, first._looking(look):
+            for parts in zip(*(run.tables() for run in runs), strict=True):
+                for run, part in zip(runs, parts, strict=True):
+                    run._scores.append(as_array(part.scores))
+                look()
     finally:
         for run in runs:
             run._wait_until(math.inf)
-    return [Scores.of(run._scores, run.errors, run.labels) for run in runs]
+    for run in runs:
+        run._all = Scores.of(run._scores, run.errors, run.labels)
+        run._scores = []
+    return [run._all for run in runs if run._all is not None]

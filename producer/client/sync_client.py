@@ -254,6 +254,7 @@ class Client:
         timeout: float | None = None,
         columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
+        show_progress: bool | None = None,
         **spec: Unpack[SpecOptions],
     ) -> Scores:
         """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`.
@@ -272,7 +273,8 @@ class Client:
         try:
             run = self.begin(pairs, columns=columns, priority=priority, deadline=deadline, **spec)
             try:
-                return run.scores(None if timeout is None else deadline - system.monotonic())
+                left = None if timeout is None else deadline - system.monotonic()
+                return run.scores(left, show_progress=show_progress)
             except BaseException:
                 run.cancel()
                 raise
@@ -345,10 +347,11 @@ class Client:
         Parameters
         ----------
         pairs
-            An iterable of ``(query, passage)``, a pandas data frame, an Arrow table or an Arrow record
-            batch. An iterable is read while the run goes on, so it may be endless.
+            An iterable of ``(query, passage)`` or of dicts, an array of shape ``[n, 2]``, or a table: of
+            Arrow, pandas, Hugging Face's datasets, or whatever gives Arrow's stream (Polars, DuckDB, a
+            reader). A stream is read while the run goes on, so it may be endless.
         columns
-            Names of the query and passage columns in a data frame or table.
+            Names of the query and passage columns of a table, or of the keys of dicts.
         priority
             ``request``: the run's chunks come before those of bulk runs, in queues and in workers. ``bulk``:
             they come after. Default: ``request`` for up to 256 pairs, ``bulk`` for more or an unknown number.
@@ -497,8 +500,9 @@ class Client:
         def score() -> None:
             try:
                 self.score(
-                    table, columns=columns, timeout=_SHADOW_SECONDS, priority="bulk", model=model, **spec
-                )
+                    table, columns=columns, timeout=_SHADOW_SECONDS, priority="bulk", model=model,
+                    show_progress=False, **spec,
+                )  # fmt: skip
             except RankmillError as error:
                 logger.warning("%s could not score in the shadow: %s", model, error)
             finally:
@@ -508,4 +512,5 @@ class Client:
 
 
 def _rows(pairs: Pairs) -> int | None:
-    return len(pairs) if isinstance(pairs, Sized) else None
+    """The number of pairs, if it is known; a relation of DuckDB's would run its query to count."""
+    return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None

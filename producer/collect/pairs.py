@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
@@ -20,19 +22,28 @@ if TYPE_CHECKING:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
     Pairs: TypeAlias = (
-        Iterable[tuple[str | None, str | None]] | pd.DataFrame | pa.Table | pa.RecordBatch | ArrowStream
+        Iterable[tuple[str | None, str | None]]
+        | Iterable[Mapping[str, str | None]]
+        | np.ndarray[Any, Any]
+        | pd.DataFrame
+        | pa.Table
+        | pa.RecordBatch
+        | ArrowStream
     )
 
 RowsAt: TypeAlias = Callable[[int], int]
 """How many rows the chunk gets that begins at a row of the input; it gets fewer where texts are long."""
 
 _TAKEN = (
-    "(query, passage) tuples, or a table: of Arrow, pandas, or another library that gives Arrow's stream "
-    "(__arrow_c_stream__), such as Polars or DuckDB"
+    "(query, passage) tuples, dicts, or a table: of Arrow, pandas, Hugging Face's datasets, or another "
+    "library that gives Arrow's stream (__arrow_c_stream__), such as Polars or DuckDB"
 )
 
 COLUMNS = ("query", "passage")
 """Names of the two columns, where the caller has no others."""
+
+_DATASET_ROWS = 4096
+"""Rows of a dataset or an array that are converted at a time."""
 
 CHUNK_TEXT_BYTES = 16 << 20
 """Most bytes of text in a chunk, counting a repeated query in every row; long texts make smaller chunks."""
@@ -47,39 +58,102 @@ def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows_at: RowsAt) -> Iterat
         The pairs are of no kind that is taken, a column does not exist or holds no text, or an item is not a
         pair of texts.
     """
-    table = _table_of(pairs)
-    if table is None:
-        if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
-            kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
-            raise InputError(f"pairs are {kind}, which is not taken; give {_TAKEN}")
-        items = cast("Iterator[tuple[str | None, str | None]]", iter(pairs))  # looked at one by one
-        tables = _tables_from_pairs(items, columns, rows_at)
-        return (part for table in tables for part in cut_long(table, columns))
-    names = table.column_names
+    found = tables_of(pairs, columns)
+    if found is not None:
+        return cut_tables(found, columns, rows_at)
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
+        kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
+        raise InputError(f"pairs are {kind}, which is not taken; give {_TAKEN}")
+    items = rows_of(pairs) if isinstance(pairs, np.ndarray) else iter(pairs)
+    return chain.from_iterable(
+        cut_long(table, columns) for table in _tables_from_pairs(items, columns, rows_at)
+    )
+
+
+def tables_of(pairs: object, columns: tuple[str, str]) -> Iterator[pa.Table] | None:
+    """Pairs as tables of one schema, which are read as a stream if they are one; ``None`` if they are none.
+
+    Raises
+    ------
+    InputError
+        A column does not exist, is there twice, or holds no text.
+    """
+    found = _table_of(pairs, columns)
+    if found is None:
+        return None
+    _check_columns(found.schema, columns)
+    return _alike(found.tables, columns) if found.is_loose else found.tables
+
+
+def _check_columns(schema: pa.Schema, columns: tuple[str, str]) -> None:
+    names = schema.names
     for name in columns:
         if names.count(name) != 1:
             what = "two columns are named" if name in names else "no column"
             raise InputError(f"{what} {name!r}; there are {', '.join(map(repr, names))}")
-        if not is_text(table.schema.field(name).type):
-            raise InputError(f"column {name!r} holds {table.schema.field(name).type}, not text")
-    return cut_tables(iter([table]), columns, rows_at)
+        if not is_text(schema.field(name).type):
+            raise InputError(f"column {name!r} holds {schema.field(name).type}, not text")
 
 
-def _table_of(pairs: object) -> pa.Table | None:
-    """Pairs as a table; ``None`` if they are no table of any kind."""
+class _Tables(NamedTuple):
+    """Tables that are read once, and the schema of the first; where it is loose, others may have another."""
+
+    schema: pa.Schema
+    tables: Iterator[pa.Table]
+    is_loose: bool = False
+
+
+def _table_of(pairs: Any, columns: tuple[str, str]) -> _Tables | None:
+    """Pairs as tables; ``None`` if they are no table of any kind. No library is imported for it.
+
+    Of data frames and datasets only the `columns` are converted, if they have them.
+    """
     try:
-        if isinstance(pairs, pa.Table):
-            return pairs
         if hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
-            return pa.Table.from_pandas(pairs, preserve_index=False)
-        if hasattr(pairs, "__arrow_c_stream__") or hasattr(pairs, "__arrow_c_array__"):
-            return pa.table(pairs)
+            has_both = set(columns) <= set(pairs.columns)
+            pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
+        elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):
+            return _of_dataset(pairs, columns)
+        elif hasattr(pairs, "__arrow_c_array__"):
+            pairs = pa.table(pairs)
+        if isinstance(pairs, pa.Table):
+            return _Tables(pairs.schema, iter([pairs]))
+        if hasattr(pairs, "__arrow_c_stream__"):
+            reader = pa.RecordBatchReader.from_stream(pairs)
+            return _Tables(reader.schema, _read(reader, type(pairs).__name__))
     except (pa.ArrowException, TypeError, ValueError) as error:
         kind, reason = type(pairs).__name__, " ".join(map(str, error.args)) or type(error).__name__
         raise InputError(
             f"pairs are {kind}, which is no table of texts: {' '.join(reason.split())}"
         ) from None
     return None
+
+
+def _of_dataset(dataset: Any, columns: tuple[str, str]) -> _Tables:
+    """A dataset of Hugging Face's, or one that is iterated, whose columns may not be known before."""
+    if set(columns) <= set(dataset.column_names or ()):
+        dataset = dataset.select_columns(list(columns))
+    tables: Iterator[pa.Table] = iter(dataset.with_format("arrow").iter(_DATASET_ROWS))
+    first = next(tables, None)
+    if first is None:
+        return _Tables(pa.schema([(name, pa.null()) for name in COLUMNS]), iter(()))
+    return _Tables(first.schema, chain([first], tables), is_loose=True)
+
+
+def _alike(tables: Iterator[pa.Table], columns: tuple[str, str]) -> Iterator[pa.Table]:
+    schema = pa.schema([(name, pa.large_string()) for name in columns])
+    for table in tables:
+        _check_columns(table.schema, columns)
+        yield table.select(list(columns)).cast(schema)
+
+
+def _read(reader: pa.RecordBatchReader, kind: str) -> Iterator[pa.Table]:
+    try:
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split()).partition(". Detail: Python exception")[0]
+        raise InputError(f"pairs are {kind}, which could not be read to its end: {reason}") from None
 
 
 def cut_tables(
@@ -114,8 +188,32 @@ def cut_long(table: pa.Table, columns: tuple[str, str]) -> Iterator[pa.Table]:
     yield from cut_long(table.slice(middle), columns)
 
 
+def rows_of(array: np.ndarray[Any, Any]) -> Iterator[object]:
+    """The rows of an array of shape ``[n, 2]``, or of a structured one, as lists or dicts of Python's.
+
+    Raises `InputError` for another shape.
+    """
+    if array.ndim != (1 if array.dtype.names else 2) or (not array.dtype.names and array.shape[1] != 2):
+        raise InputError(f"pairs are an array of shape {array.shape}; a query and a passage make [n, 2]")
+    for start in range(0, len(array), _DATASET_ROWS):
+        for row in array[start : start + _DATASET_ROWS].tolist():
+            yield dict(zip(array.dtype.names, row, strict=True)) if array.dtype.names else row
+
+
+def pair_of(item: object, row: int, columns: tuple[str, str]) -> tuple[str | None, str | None]:
+    """The query and the passage of an item; raises `InputError` if it is no pair."""
+    if isinstance(item, Mapping):
+        missing = [name for name in columns if name not in item]
+        if missing:
+            raise InputError(f"pair {row} has no {missing[0]!r}; it has {', '.join(map(repr, item))}"[:300])
+        item = [item[name] for name in columns]
+    if not _is_pair(item):
+        raise InputError(f"pair {row} is {item!r:.80}, not a query and a passage (two strings)")
+    return cast("tuple[str | None, str | None]", item)
+
+
 def _tables_from_pairs(
-    pairs: Iterator[tuple[str | None, str | None]], columns: tuple[str, str], rows_at: RowsAt
+    pairs: Iterator[object], columns: tuple[str, str], rows_at: RowsAt
 ) -> Iterator[pa.Table]:
     part: list[tuple[str | None, str | None]] = []
     size = 0  # in characters; counts repeated texts, because Arrow stores a copy in each row
@@ -124,9 +222,8 @@ def _tables_from_pairs(
         return pa.table([_texts([pair[side] for pair in part]) for side in (0, 1)], names=list(columns))
 
     rows = rows_at(0)
-    for row, pair in enumerate(pairs):
-        if not _is_pair(pair):
-            raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
+    for row, item in enumerate(pairs):
+        pair = pair_of(item, row, columns)
         length = len(pair[0] or "") + len(pair[1] or "")
         if part and size + length > CHUNK_TEXT_BYTES:
             yield table()

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.producer.files.formats.base import BYTE_ORDER_MARK
+from rankmill.producer.files.formats.ipc import MAGIC, STREAM_MAGIC
 from rankmill.producer.files.formats.parquet import metadata_of
 from rankmill.producer.files.formats.table import (
     PARQUET,
@@ -192,7 +193,7 @@ def _is_output(path: Path, output: str | None) -> bool:
     if not (asked or is_unfinished):
         return False
     if format_of(path) is not PARQUET:
-        return is_unfinished  # text has no place for metadata
+        return is_unfinished  # other formats have no place for metadata
     try:
         return "rankmill.version" in metadata_of(path)
     except InputError:
@@ -202,8 +203,8 @@ def _is_output(path: Path, output: str | None) -> bool:
 def receive_stdin(folder: Path) -> tuple[InputFile, str]:
     """Write standard input, which is read more than once, to a file in `folder`; return it and a digest.
 
-    The file's name says its format, which is noticed from its beginning: Parquet, JSON, or else text with
-    delimiters; text may be compressed with gzip or zstd.
+    The file's name says its format, which is noticed from its beginning: Parquet, Arrow, JSON, or else text
+    with delimiters; text may be compressed with gzip or zstd.
 
     Raises
     ------
@@ -237,8 +238,9 @@ def forget_stdin(folder: Path) -> None:
 
 
 def _ending(start: bytes) -> str:
-    if start.startswith(b"PAR1"):
-        return ".parquet"
+    for magic, ending in ((b"PAR1", ".parquet"), (MAGIC, ".arrow"), (STREAM_MAGIC, ".arrows")):
+        if start.startswith(magic):
+            return ending
     for magic, ending in ((b"\x1f\x8b", ".gz"), (b"\x28\xb5\x2f\xfd", ".zst")):
         if start.startswith(magic):
             return _text_ending(_unpacked(start, ending)) + ending

@@ -104,7 +104,9 @@ class OutputFormat:
         if named not in (None, found):
             raise InputError(f"{path}: --output-format {found.name} does not fit the name's ending {ending}")
         if compression and not found.is_text:
-            raise InputError(f"{path}: Parquet is compressed inside; leave {path.suffix} out of the name")
+            raise InputError(
+                f"{path}: {found.name.capitalize()} is compressed inside; leave {path.suffix} out of the name"
+            )
         return found
 
     def ranks(self, path: Path) -> bool:

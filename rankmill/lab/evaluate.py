@@ -29,10 +29,7 @@ def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | No
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    is_table = is_readable(path)
-    if format_of(path) is TSV:
-        is_table = score in open_reader(path).shown_columns().names
-    if not is_table:
+    if not is_table(path, score):
         return ranking_frame(path), None
     table = read_table(path)
     names = [column_of(path, table.column_names, usual) for usual in (QUERY_IDS, PASSAGE_IDS)]
@@ -49,6 +46,13 @@ def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | No
     elif "run_score" in table.column_names and table["run_score"].null_count == 0:
         before = frame_of(table, [*names, "run_score"], path)
     return after, before
+
+
+def is_table(path: Path, score: str) -> bool:
+    """Whether a file is a table with named columns; TSV, which may be a run, is one with a column `score`."""
+    if format_of(path) is TSV:
+        return score in open_reader(path).shown_columns().names
+    return is_readable(path)
 
 
 def ranking_frame(path: Path) -> pd.DataFrame:

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.corpus.rankings import check_once
+from rankmill.lab.evaluate import is_table
+from rankmill.producer.files.corpus.rankings import SCHEMA, check_once, column_of, read_qrels, read_ranking
 from rankmill.producer.files.formats.base import text_of
-from rankmill.producer.files.stores.reading import open_random
+from rankmill.producer.files.formats.table import open_reader
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 
-Form = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
-
-_NEEDED = ("query_id", "doc_id", "score", "relevance", "in_run", "query", "passage")
+_ROWS = 65_536
+_TYPES = {
+    "query_id": pa.string(),
+    "doc_id": pa.string(),
+    "score": pa.float64(),
+    "relevance": pa.int64(),
+    "in_run": pa.bool_(),
+}
 
 
 @dataclass(frozen=True)
@@ -54,27 +60,71 @@ class Mined:
     negatives: npt.NDArray[np.int64]
 
 
-def read_ids(path: Path) -> pd.DataFrame:
-    """Read ids, scores and labels of an output of ``score-file --run --qrels --with-texts``.
+def read_scored(path: Path, score: str = "score", qrels: Path | None = None) -> pd.DataFrame:
+    """Read ids, scores and labels of whatever `evaluate` reads: a scored table, or a TREC run with scores.
+
+    Returns columns ``query_id``, ``doc_id``, ``score``, ``relevance`` and ``in_run``, a row for each of the
+    file. Judgements come from `qrels`, else from the table's column ``relevance``. Where there is no column
+    ``in_run``, all rows are the run's.
 
     Raises
     ------
     InputError
-        The file is none.
+        The file cannot be read, lacks ids, scores or judgements, or a query has a passage twice.
     """
-    try:
-        schema = pq.read_schema(open_random(path))
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a Parquet file: {text_of(error)}") from None
-    missing = [name for name in _NEEDED if name not in schema.names]
-    if missing:
-        raise InputError(
-            f"{path}: no column {missing[0]!r}; make it with score-file --run RUN --queries QUERIES "
-            "--corpus CORPUS --qrels QRELS --with-texts"
-        )
-    found: pd.DataFrame = pq.read_table(open_random(path), columns=list(_NEEDED[:5])).to_pandas()
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    found = _of_table(path, score, qrels is None) if is_table(path, score) else _of_run(path)
     check_once(found, path)
+    if qrels is not None:
+        pairs = ["query_id", "doc_id"]
+        found = found.drop(columns="relevance", errors="ignore").merge(read_qrels(qrels), "left", pairs)
+    elif "relevance" not in found:
+        raise InputError(f"{path}: no column 'relevance'; name the judgements with --qrels")
     return found
+
+
+def _of_table(path: Path, score: str, needs_labels: bool) -> pd.DataFrame:
+    schema = open_reader(path).survey(find_nulls=False).schema
+    names = {
+        "query_id": column_of(path, schema.names, QUERY_IDS),
+        "doc_id": column_of(path, schema.names, PASSAGE_IDS),
+        "score": score,
+        "relevance": "relevance",
+        "in_run": "in_run",
+    }
+    if score not in schema.names:
+        raise InputError(f"{path}: no column {score!r}; name it with --score-column")
+    kept = {ours: name for ours, name in names.items() if name in schema.names}
+    if not needs_labels:
+        kept.pop("relevance", None)
+    asked = pa.schema([field for field in schema if field.name in kept.values()])
+    table = pa.Table.from_batches(open_reader(path).batches(asked, _ROWS), asked)
+    columns = {ours: _cast(path, name, table[name], _TYPES[ours]) for ours, name in kept.items()}
+    for ours in ("query_id", "doc_id"):
+        if columns[ours].null_count:
+            row = pc.index(pc.is_null(columns[ours]), True).as_py()
+            raise InputError(f"{path}: row {row} (counted from 0) has no {kept[ours]}")
+    frame: pd.DataFrame = pa.table(columns).to_pandas()
+    return frame if "in_run" in frame else frame.assign(in_run=True)
+
+
+def _cast(path: Path, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The column with another type; an empty field of text is no value."""
+    if pa.types.is_string(column.type) and kind != pa.string():
+        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"{path}: column {name!r} is no {kind}: {text_of(error)}") from None
+
+
+def _of_run(path: Path) -> pd.DataFrame:
+    table = pa.Table.from_batches(read_ranking(path), SCHEMA)
+    if table["run_score"].null_count or not len(table):
+        raise InputError(f"{path}: the run has no scores, by which negatives are chosen; mine a scored one")
+    frame: pd.DataFrame = table.select(["query_id", "doc_id", "run_score"]).to_pandas()
+    return frame.rename(columns={"run_score": "score"}).assign(in_run=True)
 
 
 def mine(scored: pd.DataFrame, rules: Rules) -> Iterator[Mined]:
@@ -111,82 +161,3 @@ def _chosen(
     if rules.sampling_strategy == "random" and len(order) > rules.num_negatives:
         order = order[np.sort(random.choice(len(order), rules.num_negatives, replace=False))]
     return np.asarray(rows[order[: rules.num_negatives]], np.int64)
-
-
-def texts_of(path: Path, rows: npt.NDArray[np.int64]) -> tuple[dict[int, str], dict[int, str]]:
-    """Queries and passages of some rows of the scored file; the file is read as a stream."""
-    wanted = np.unique(rows)
-    queries: dict[int, str] = {}
-    passages: dict[int, str] = {}
-    start = 0
-    with pq.ParquetFile(open_random(path)) as file:
-        for batch in file.iter_batches(columns=["query", "passage"]):
-            here = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, start + len(batch))]
-            part = batch.take(pa.array(here - start))
-            queries |= dict(zip(here.tolist(), part["query"].to_pylist(), strict=True))
-            passages |= dict(zip(here.tolist(), part["passage"].to_pylist(), strict=True))
-            start += len(batch)
-    return queries, passages
-
-
-def with_rows(found: list[Mined], form: str, rules: Rules) -> list[Mined]:
-    """Those from which `training_rows` makes rows: without negatives there are none, but of labeled pairs."""
-    return [
-        each
-        for each in found
-        if form == "labeled-pair" or _groups(each.negatives.tolist(), form, rules.num_negatives)
-    ]
-
-
-def training_rows(
-    found: list[Mined], scored: pd.DataFrame, path: Path, form: str, rules: Rules, *, with_scores: bool
-) -> pa.Table:
-    """Lay out what was mined as sentence-transformers' trainers read it.
-
-    triplet: ``anchor, positive, negative`` for each pair of them. n-tuple: ``anchor, positive, negative_1``
-    and so on, only where there are ``num_negatives``. labeled-pair: ``anchor, passage, label``.
-    labeled-list: ``anchor, passages, labels``. With scores: ``scores`` of the positive and the negatives, or
-    ``score`` and ``scores`` instead of the labels.
-    """
-    used = [np.concatenate([each.positives, each.negatives]) for each in found]
-    queries, passages = texts_of(path, np.concatenate(used) if used else np.zeros(0, np.int64))
-    scores: list[float] = scored["score"].to_list()
-    rows: list[dict[str, object]] = []
-    for each in found:
-        anchor = queries[int(each.positives[0])]
-        positives: list[int] = each.positives.tolist()
-        negatives: list[int] = each.negatives.tolist()
-        if form == "labeled-pair":
-            for row in [*positives, *negatives]:
-                name, value = ("score", scores[row]) if with_scores else ("label", int(row in positives))
-                rows.append({"anchor": anchor, "passage": passages[row], name: value})
-            continue
-        for positive in positives:
-            for chosen in _groups(negatives, form, rules.num_negatives):
-                listed = [positive, *chosen]
-                new = _row(form, anchor, [passages[row] for row in listed])
-                if with_scores:
-                    new.pop("labels", None)
-                    new["scores"] = [scores[row] for row in listed]
-                rows.append(new)
-    return pa.Table.from_pylist(rows)
-
-
-def _groups(negatives: list[int], form: str, number: int) -> list[list[int]]:
-    """The negatives that go into one row: each alone in triplets, else all, if there are enough."""
-    if form == "triplet":
-        return [[row] for row in negatives]
-    needed = number if form == "n-tuple" else 1
-    return [negatives] if len(negatives) >= needed else []
-
-
-def _row(form: str, anchor: str, passages: list[str]) -> dict[str, object]:
-    """A row of a positive, which comes first, and its negatives."""
-    if form == "labeled-list":
-        return {"anchor": anchor, "passages": passages, "labels": [1] + [0] * (len(passages) - 1)}
-    numbered = {f"negative_{number}": text for number, text in enumerate(passages[1:], 1)}
-    return {
-        "anchor": anchor,
-        "positive": passages[0],
-        **({"negative": passages[1]} if form == "triplet" else numbered),
-    }

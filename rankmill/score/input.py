@@ -75,6 +75,7 @@ class FoundInput:
                 self.run,
                 self.fingerprints,
                 allow_missing=allow_nulls,
+                on_duplicate=request.on_duplicate,
                 limit=request.limit,
                 shard=request.shard,
             )

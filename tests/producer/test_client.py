@@ -9,14 +9,17 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import datasets
+import duckdb
 import fakeredis
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -36,6 +39,7 @@ from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers
+from rankmill.producer.collect import pairs as pairs_module
 from rankmill.producer.collect.pairs import CHUNK_TEXT_BYTES
 from rankmill.producer.collect.presence import WorkerPresence
 from tests.conftest import Server
@@ -368,6 +372,94 @@ def test_any_table_that_gives_arrows_stream_is_scored(client: Client) -> None:
         np.testing.assert_allclose(client.score(pairs, timeout=60), expected, atol=1e-5)
 
 
+def frames() -> dict[str, Callable[[], Any]]:
+    """What people hold, of the libraries themselves; each is made when it is asked for."""
+    rows = [{"query": query, "passage": passage, "n": n} for n, (query, passage) in enumerate(PAIRS)]
+    table = pa.Table.from_pylist(rows)
+    structured = [("query", object), ("passage", object)]
+    return {
+        "polars": lambda: pl.from_arrow(table),
+        "polars in parts": lambda: pl.concat([pl.DataFrame(table[:40]), pl.DataFrame(table[40:])]),
+        "a relation": lambda: duckdb.from_arrow(table).filter("n >= 0").order("n"),
+        "a dataset": lambda: datasets.Dataset.from_list(rows),
+        "a dataset in another order": lambda: datasets.Dataset.from_list(rows[::-1]).sort("n"),
+        "a dataset that is iterated": lambda: datasets.Dataset.from_list(rows).to_iterable_dataset(),
+        "a generator's dataset": lambda: datasets.IterableDataset.from_generator(lambda: iter(rows)),
+        "a frame with a column that Arrow has no type for": lambda: pd.DataFrame(
+            [row | {"other": [1, "x"]} for row in rows]
+        ),
+        "dicts": lambda: rows,
+        "an array": lambda: np.array(PAIRS),
+        "an array of objects": lambda: np.array(PAIRS, object),
+        "a structured array": lambda: np.array(PAIRS, structured),
+        "a reader": lambda: table.to_reader(16),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", frames())
+def test_what_people_hold_is_scored(kind: str, client: Client, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(client.score(frames()[kind](), timeout=60), expected, atol=1e-5)
+    run = client.submit(frames()[kind](), detached=True)
+    np.testing.assert_allclose(run.scores(60), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", ["polars", "a relation", "a dataset", "dicts", "an array", "a structured array"]
+)
+def test_the_cross_encoder_takes_frames_too(
+    kind: str, shared_queue: Server, tiny_model: Path, expected: np.ndarray
+) -> None:
+    model = CrossEncoder(str(tiny_model), redis_url=shared_queue.url, precision="fp32")
+    np.testing.assert_allclose(model.predict(frames()[kind]()), expected, atol=1e-5)
+    prompted = model.predict([("moon: " + query, passage) for query, passage in PAIRS])
+    found = model.predict(frames()[kind](), prompt="moon: ")
+    np.testing.assert_allclose(found, prompted, atol=1e-5)
+    assert abs(found - expected).max() > 1e-3
+
+
+def test_a_stream_is_read_while_its_run_goes_on(client: Client) -> None:
+    """Also of one that is endless, no more is read than the window holds."""
+    read: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in itertools.count():
+            read.append(number)
+            yield pa.record_batch({"query": [f"cat {number}"] * 16, "passage": ["the moon"] * 16})
+
+    schema = pa.schema({"query": pa.string(), "passage": pa.string()})
+    run = client.submit(pa.RecordBatchReader.from_batches(schema, batches()))
+    assert np.isfinite(list(itertools.islice(run, 40))).all()
+    assert (len(read) < 40, run.rows) == (True, None)
+    run.cancel()
+
+
+def test_a_stream_that_breaks_is_one_line(client: Client, shared_queue: Server) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"query": ["q"] * 16, "passage": ["p"] * 16})
+        raise OSError("the disk is gone")
+
+    schema = pa.schema({"query": pa.string(), "passage": pa.string()})
+    with (
+        nothing_left(shared_queue),
+        pytest.raises(InputError, match=r"could not be read to its end: .*the disk is gone$"),
+    ):
+        client.score(pa.RecordBatchReader.from_batches(schema, batches()), timeout=60)
+
+
+def test_a_datasets_batches_may_have_types_of_their_own(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of nulls has another type than the next; one of numbers has no texts."""
+    monkeypatch.setattr(pairs_module, "_DATASET_ROWS", 20)
+    passages: list[Any] = [None] * 20 + ["the moon"] * 20
+    made = datasets.IterableDataset.from_generator
+    scores = client.score(made(lambda: ({"query": "q", "passage": each} for each in passages)), timeout=60)
+    assert np.isnan(scores).tolist() == [True] * 20 + [False] * 20
+    passages += [3] * 20
+    with pytest.raises(InputError, match="column 'passage' holds int64, not text"):
+        client.score(made(lambda: ({"query": "q", "passage": each} for each in passages)), timeout=60)
+
+
 class _Closed:
     """A table without Arrow's stream, as of an old release."""
 
@@ -382,8 +474,15 @@ class _Closed:
     [
         (
             _Closed(),
-            r"pairs are _Closed, which is not taken; give \(query, passage\) tuples, or a table: of Arrow",
+            r"pairs are _Closed, which is not taken; give \(query, passage\) tuples, dicts, or a table",
         ),
+        ([{"query": "q", "text": "p"}], "pair 0 has no 'passage'; it has 'query', 'text'"),
+        (np.array(["q", "p"]), r"an array of shape \(2,\); a query and a passage make \[n, 2\]"),
+        (np.array([["q", "p", "x"]]), r"an array of shape \(1, 3\)"),
+        (np.array([[1, 2]]), r"pair 0 is \[1, 2\], not a query and a passage"),
+        (pl.DataFrame({"query": ["q"], "text": ["t"]}), "no column 'passage'; there are 'query', 'text'"),
+        (pl.DataFrame({"query": ["q"]}).lazy(), "pairs are LazyFrame, which is not taken"),
+        (datasets.Dataset.from_dict({"query": ["q"]}), "no column 'passage'; there are 'query'"),
         (None, "pairs are NoneType, which is not taken"),
         ("a query", "pairs are str, which is not taken"),
         ({"query": ["q"], "passage": ["p"]}, "pairs are dict, which is not taken"),

@@ -28,7 +28,7 @@ STANDARD_INPUT = "-"
 DATASET = "irds:"
 """What names of ir_datasets' datasets begin with."""
 
-OutputKind = Literal["parquet", "csv", "tsv", "jsonl", "trec"]
+OutputKind = Literal["parquet", "csv", "tsv", "jsonl", "trec", "arrow"]
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 """Delimiters that are noticed in CSV files, and the names by which people may call them."""
@@ -59,6 +59,8 @@ File = Annotated[Name, Field(title="FILE")]
 Files = Annotated[tuple[File, ...], Field(title="FILE")]
 Column = Annotated[Name, Field(title="NAME")]
 Columns = Annotated[tuple[Column, ...], Field(title="NAME,...")]
+OnDuplicate = Literal["error", "first", "last"]
+"""What becomes of an id that has two texts."""
 Positive = Annotated[int, Field(ge=1, title="N")]
 Shard = Annotated[
     tuple[int, int], BeforeValidator(_read_shard), AfterValidator(_check_shard), Field(title="K/N")
@@ -84,6 +86,8 @@ class FileRequest(WireModel):
     """Texts of the run's queries: TSV, JSONL or Parquet."""
     corpus: Files = ()
     """Texts of the run's passages: TSV, JSONL or Parquet."""
+    on_duplicate: OnDuplicate = "error"
+    """An id with two texts in the queries or the corpus: an error, or the first or last text is taken."""
     depth: Positive | None = None
     """Score only the first N passages of each query of the run, by rank."""
     qrels: File | None = None
@@ -147,7 +151,12 @@ class FileRequest(WireModel):
         run = (self.run, self.queries, self.corpus)
         if any(run) and not all(run):
             raise ValueError("--run, --queries and --corpus belong together")
-        of_run = {"--depth": self.depth, "--qrels": self.qrels, "--with-texts": self.with_texts}
+        of_run = {
+            "--depth": self.depth,
+            "--qrels": self.qrels,
+            "--with-texts": self.with_texts,
+            "--on-duplicate": self.on_duplicate != "error",
+        }
         if not all(run) and (option := next((option for option, value in of_run.items() if value), None)):
             raise ValueError(f"{option} is for a run: give --run, --queries and --corpus, or --dataset")
         if self.kind_of_rows != "pairs":

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.cache.folder import cache_folder, make_folder, strangers
 from rankmill.jobs.contract.errors import InputError, OutputError
+from rankmill.jobs.protocol.submitted.request import OnDuplicate
 from rankmill.producer.files.corpus.texts import read_texts
 from rankmill.producer.files.stores.paths import ObjectPath, resolved
 from rankmill.producer.files.stores.roots import confined
@@ -40,13 +41,18 @@ _RELEASE_BYTES = 256 << 20
 
 logger = logging.getLogger(__name__)
 
+_CHECKED_ROWS = 65_536
+
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass
 class TextIndex:
-    """Texts by id. ``hashes`` are those of the ids, sorted, and ``rows`` the row of each hash."""
+    """Texts by id. ``hashes`` are those of the ids, sorted, and ``rows`` the row of each hash.
+
+    Of rows with one id, `find` returns the one that comes first in ``rows``.
+    """
 
     ids: pa.LargeStringArray
     texts: pa.LargeStringArray
@@ -86,38 +92,48 @@ class TextIndex:
         return texts
 
 
-def in_memory(files: Sequence[Path]) -> TextIndex:
+def in_memory(files: Sequence[Path], on_duplicate: OnDuplicate = "error") -> TextIndex:
     """Read all texts of `files` into memory.
+
+    An id may be there twice with one text. With two texts it is an error, or `on_duplicate` takes the first
+    or the last.
 
     Raises
     ------
     InputError
-        A file cannot be read, or two texts have the same id.
+        A file cannot be read, or an id has two texts.
     """
-    parts = [part for file in files for part in read_texts(file)]
+    by_file = [list(read_texts(file)) for file in files]
+    parts = [part for each in by_file for part in each]
     ids = pa.concat_arrays([part.cast(pa.large_string()) for part, _ in parts] or [_no_texts()])
     texts = pa.concat_arrays([part.cast(pa.large_string()) for _, part in parts] or [_no_texts()])
     hashes = _hashes(ids)
-    rows = np.argsort(hashes, kind="stable")
+    rows = _in_order(hashes, on_duplicate)
     index = TextIndex(ids, texts, hashes[rows], rows)
-    _check_unique(index, files)
+    if on_duplicate == "error":
+        _check_unique(index, files, [sum(len(part[0]) for part in each) for each in by_file])
     return index
 
 
-def on_disk(files: Sequence[Path], fingerprints: Iterable[str]) -> TextIndex:
+def on_disk(
+    files: Sequence[Path], fingerprints: Iterable[str], on_duplicate: OnDuplicate = "error"
+) -> TextIndex:
     """The index of a corpus: the one beside its first file if it fits the files, else a new one.
 
-    Where that folder cannot be written, or is in an object store, the index is in the user's cache folder.
+    Ids that are there twice are treated as in `in_memory`. Where that folder cannot be written, or is in an
+    object store, the index is in the user's cache folder.
 
     Raises
     ------
     InputError
-        A file cannot be read, two texts have the same id, or strangers can write to the cache folder.
+        A file cannot be read, an id has two texts, or strangers can write to the cache folder.
     OutputError
         The index cannot be written.
     """
-    about = {"format": _FORMAT, "files": [[str(resolved(file)), mark] for file, mark in
+    about: dict[str, object] = {"format": _FORMAT, "files": [[str(resolved(file)), mark] for file, mark in
                                           zip(files, fingerprints, strict=True)]}  # fmt: skip
+    if on_duplicate != "error":
+        about["on_duplicate"] = on_duplicate
     name = hashlib.sha256(str(resolved(files[0])).encode()).hexdigest()[:16]
     cache = cache_folder("auto")
     kept = cache / "corpora" / name
@@ -135,7 +151,7 @@ def on_disk(files: Sequence[Path], fingerprints: Iterable[str]) -> TextIndex:
         make_folder(folder.parent)
         new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=SUFFIX, dir=folder.parent))
         try:
-            _build(new, files)
+            _build(new, files, on_duplicate)
             (new / "about.json").write_text(json.dumps(about))
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(FileExistsError):
@@ -160,8 +176,9 @@ def _about(folder: Path) -> object:
         return None
 
 
-def _build(folder: Path, files: Sequence[Path]) -> None:
+def _build(folder: Path, files: Sequence[Path], on_duplicate: OnDuplicate) -> None:
     hashes: list[Hashes] = []
+    sizes: list[int] = []
     with _Strings(folder, "ids") as ids, _Strings(folder, "texts") as texts:
         for file in files:
             for some_ids, some_texts in read_texts(file):
@@ -170,14 +187,16 @@ def _build(folder: Path, files: Sequence[Path]) -> None:
                 texts.add(some_texts)
                 if len(hashes) % 50 == 0:
                     logger.info("indexing %s: %s texts", file, f"{ids.count:,}")
+            sizes.append(ids.count - sum(sizes))
     every = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
-    rows = np.argsort(every, kind="stable")
+    rows = _in_order(every, on_duplicate)
     every[rows].tofile(folder / "hashes")
     rows.tofile(folder / "rows")
     for name in ("ids", "texts", "hashes", "rows"):
         for path in folder.glob(f"{name}*"):
             sync(path)
-    _check_unique(_open(folder), files)
+    if on_duplicate == "error":
+        _check_unique(_open(folder), files, sizes)
 
 
 def _open(folder: Path) -> TextIndex:
@@ -244,14 +263,38 @@ def _hashes(ids: pa.Array) -> Hashes:
     return pd.util.hash_array(values.astype(object), categorize=False)
 
 
-def _check_unique(index: TextIndex, files: Sequence[Path]) -> None:
-    for place in np.flatnonzero(index.hashes[1:] == index.hashes[:-1]):
-        first, second = (index.ids[int(index.rows[place + side])].as_py() for side in (0, 1))
-        if first == second:
-            rows = sorted(int(index.rows[place + side]) for side in (0, 1))
-            names = ", ".join(map(str, files))
-            where = f"in rows {rows[0]} and {rows[1]} (counted from 0)"
-            raise InputError(f"{names}: id {first!r} is there twice, {where}")
+def _in_order(hashes: Hashes, on_duplicate: OnDuplicate) -> Rows:
+    """Rows in the order of their hashes; of equal hashes the row to be taken first."""
+    if on_duplicate != "last":
+        return np.argsort(hashes, kind="stable")
+    return len(hashes) - 1 - np.argsort(hashes[::-1], kind="stable")
+
+
+def _check_unique(index: TextIndex, files: Sequence[Path], sizes: Sequence[int]) -> None:
+    """Raise `InputError` if an id has two texts; `sizes` are numbers of rows of the files."""
+    equal = index.hashes[1:] == index.hashes[:-1]
+    if not equal.any():
+        return
+    rows = np.sort(index.rows[np.r_[equal, False] | np.r_[False, equal]])
+    for start in range(0, len(rows), _CHECKED_ROWS):
+        some = rows[start : start + _CHECKED_ROWS]
+        firsts = index.find(index.ids.take(pa.array(some)).cast(pa.string()))
+        texts, theirs = index.take(firsts), index.take(some)
+        same = pc.or_(
+            pc.fill_null(pc.equal(texts, theirs), False), pc.and_(texts.is_null(), theirs.is_null())
+        )
+        for place in np.flatnonzero(~np.asarray(same).astype(bool))[:1]:
+            names = [_place_of(int(row), files, sizes) for row in (firsts[place], some[place])]
+            raise InputError(
+                f"id {index.ids[int(some[place])].as_py()!r} has two texts: in {names[0]} and in {names[1]}; "
+                "keep one, or say which with --on-duplicate first or last"
+            )
+
+
+def _place_of(row: int, files: Sequence[Path], sizes: Sequence[int]) -> str:
+    """Where a row of all files is."""
+    file = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
+    return f"row {row - sum(sizes[:file])} (counted from 0) of {files[file]}"
 
 
 def _no_texts() -> pa.LargeStringArray:

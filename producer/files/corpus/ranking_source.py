@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.submitted.request import OnDuplicate
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
 from rankmill.producer.files.corpus.rankings import SCHEMA, read_qrels, read_ranking
@@ -43,6 +44,8 @@ class RankingSource(PairSource):
         The `fingerprint` of each of ``files.all``.
     allow_missing
         Whether a missing text is a row error; else it ends the command before any work.
+    on_duplicate
+        What becomes of an id with two texts in the queries or the corpus.
     limit
         Most rows of the run to score; judged passages that these rows lack are added to them.
     shard
@@ -51,8 +54,8 @@ class RankingSource(PairSource):
     Raises
     ------
     InputError
-        A file cannot be read, an id is twice in the queries or the corpus, a query has a passage twice, a
-        text is missing, or the passages of a query do not follow each other, which `depth` needs.
+        A file cannot be read, an id has two texts, a query has a passage twice, a text is missing, or the
+        passages of a query do not follow each other, which `depth` needs.
     """
 
     columns = TextColumns("query", "passage")
@@ -63,16 +66,17 @@ class RankingSource(PairSource):
         fingerprints: Iterable[str],
         *,
         allow_missing: bool,
+        on_duplicate: OnDuplicate = "error",
         limit: int | None = None,
         shard: Shard | None = None,
     ) -> None:
         self._input, self._ranking = files, files.ranking.path
         self._limit = limit
         marks = tuple(fingerprints)
-        self._queries = in_memory([file.path for file in files.queries])
+        self._queries = in_memory([file.path for file in files.queries], on_duplicate)
         first = 1 + len(files.queries)
         corpus = [file.path for file in files.corpus]
-        self._corpus = on_disk(corpus, marks[first : first + len(corpus)])
+        self._corpus = on_disk(corpus, marks[first : first + len(corpus)], on_duplicate)
         self._labels = _labels(files.qrels.path) if files.qrels else None
         self._id_schema = pa.schema([*SCHEMA, *(_LABEL_FIELDS if files.qrels else [])])
         self.schema = pa.schema([*self._id_schema, *_TEXT_FIELDS])

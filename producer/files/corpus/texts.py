@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions
-from rankmill.producer.files.formats.table import CSV, PARQUET, TSV, format_of, open_reader
+from rankmill.producer.files.formats.table import CSV, JSON, JSONL, TSV, format_of, open_reader
 
 IDS = ("_id", "id", "query_id", "qid", "doc_id", "docid", "docno", "pid", "passage_id", "corpus_id")
 TEXTS = ("text", "query", "passage", "contents", "body", "question", "title")
@@ -78,6 +78,6 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([("id", pa.string()), ("text", pa.string())])
     names = _columns(path, schema.names)
     asked = [schema.field(name) for name in names]
-    if found not in {PARQUET, CSV, TSV}:  # the first record need not have a title, or one that is text
+    if found in {JSON, JSONL}:  # the first record need not have a title, or one that is text
         asked = [asked[0], *(pa.field(name, pa.string()) for name in dict.fromkeys([names[1], TITLE]))]
     yield from open_reader(path, options=options).batches(pa.schema(asked), _ROWS)

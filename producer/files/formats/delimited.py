@@ -237,12 +237,15 @@ class CsvWriter(TextWriter):
 class TsvWriter(TextWriter):
     """Writes TSV without quotes: null as an empty field, tabs and line ends inside a value as spaces."""
 
-    def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
+    def __init__(
+        self, path: Path, schema: pa.Schema, compression: str | None, *, header: bool = True
+    ) -> None:
         refuse(schema, "TSV", pa.types.is_nested)
         super().__init__(path, schema, compression)
         self._replaced = 0
-        names = pc.replace_substring_regex(pa.array(schema.names, pa.string()), _BREAKS, " ")
-        self._stream.write(("\t".join(names.to_pylist()) + "\n").encode())
+        if header:
+            names = pc.replace_substring_regex(pa.array(schema.names, pa.string()), _BREAKS, " ")
+            self._stream.write(("\t".join(names.to_pylist()) + "\n").encode())
 
     def close(self, metadata: Mapping[str, str]) -> None:
         """Complete the file; log how many values had tabs or line ends."""

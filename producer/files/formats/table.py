@@ -12,6 +12,7 @@ from pathlib import Path
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import Reader, ReadOptions, Writer
 from rankmill.producer.files.formats.delimited import CsvReader, CsvWriter, TsvReader, TsvWriter
+from rankmill.producer.files.formats.ipc import ArrowReader, ArrowWriter
 from rankmill.producer.files.formats.jsonl import JsonlReader, JsonlWriter
 from rankmill.producer.files.formats.lists import ListReader
 from rankmill.producer.files.formats.parquet import ParquetReader, ParquetWriter
@@ -39,22 +40,26 @@ class Format:
 PARQUET = Format("parquet", (".parquet", ".pq"), ParquetReader, ParquetWriter, is_text=False)
 CSV = Format("csv", (".csv",), CsvReader, CsvWriter)
 TSV = Format("tsv", (".tsv",), TsvReader, TsvWriter)
+JSONL = Format("jsonl", (".jsonl", ".ndjson"), JsonlReader, JsonlWriter)
+JSON = Format("json", (".json",), JsonlReader, None)
 TREC = Format("trec", (".trec",), None, TrecWriter)
 
 FORMATS = (
     PARQUET,
     CSV,
     TSV,
-    Format("jsonl", (".jsonl", ".ndjson"), JsonlReader, JsonlWriter),
-    Format("json", (".json",), JsonlReader, None),
+    JSONL,
+    JSON,
     TREC,
+    Format("arrow", (".arrow", ".feather"), ArrowReader, ArrowWriter, is_text=False),
+    Format("arrow stream", (".arrows",), ArrowReader, None, is_text=False),
 )
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 READ_ENDINGS = (
     ", ".join(ending for each in FORMATS if each.reader for ending in each.endings)
-    + " (each except Parquet may be followed by .gz or .zst)"
+    + " (text also as .gz or .zst)"
 )
 """Endings of files that are read as pairs, for messages."""
 

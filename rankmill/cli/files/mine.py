@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 import numpy as np
@@ -12,8 +13,20 @@ from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
-from rankmill.lab.mine import Form, Mined, Rules, mine, read_ids, training_rows, with_rows
+from rankmill.jobs.protocol.submitted.request import Files, OnDuplicate
+from rankmill.lab.mine import Mined, Rules, mine, read_scored
+from rankmill.lab.training_data import Corpus, Form, training_rows, with_rows
+from rankmill.producer.files.corpus.datasets import source_path
+from rankmill.producer.files.formats.delimited import TsvWriter
+from rankmill.producer.files.formats.table import TSV, split_ending
+from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.stores.writing import whole_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rankmill.producer.files.formats.base import Writer
+    from rankmill.producer.files.outputs import OutputFormat
 
 _Score = Annotated[float, Field(title="X")]
 
@@ -22,7 +35,17 @@ class MineOptions(options.NewTable):
     """Which negatives to take, by the names of `Rules`, and what is made of them."""
 
     format: Form = "triplet"
-    """Rows to write."""
+    """Rows to write, by their trainer."""
+    qrels: options.File | None = None
+    """Judgements: TREC, BEIR's TSV, or irds:NAME.  [default: the column relevance]"""
+    queries: Files = ()
+    """Texts of the queries, where SCORED has none."""
+    corpus: Files = ()
+    """Texts of the passages, where SCORED has none."""
+    on_duplicate: OnDuplicate = "error"
+    """An id with two texts in them: an error, or the first or last text is taken."""
+    score_column: options.Column = "score"
+    """Column with the scores."""
     min_relevance: options.Number = 1
     """Lowest grade of a relevant passage; one of a lower grade is left out."""
     num_negatives: options.Number = 3
@@ -44,7 +67,22 @@ class MineOptions(options.NewTable):
     seed: Annotated[int, Field(title="N")] = 0
     """Seed of random sampling."""
     with_scores: bool = False
-    """Write scores, to distil from; they replace labels."""
+    """Write scores, to distil from; they replace labels. flagembedding and pylate always have them."""
+
+    @property
+    def rules(self) -> Rules:
+        """Which negatives to take."""
+        return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
+
+    def source(self, scored: Path) -> Path | Corpus:
+        """Where the texts are; raises `InputError` if a file is not there."""
+        if bool(self.queries) != bool(self.corpus):
+            raise InputError("--queries and --corpus belong together")
+        if not self.queries:
+            return scored
+        queries = find_files([str(source_path(name, "queries")) for name in self.queries])
+        corpus = find_files([str(source_path(name, "docs")) for name in self.corpus])
+        return Corpus([file.path for file in queries], [file.path for file in corpus], self.on_duplicate)
 
 
 @options.command("mine")
@@ -54,26 +92,26 @@ class MineOptions(options.NewTable):
 def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
     """Choose hard negatives from a scored run.
 
-    The rules are those of sentence-transformers' mine_hard_negatives. SCORED is a Parquet output of
-    score-file --run RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts. It is scored once,
-    and can be mined with any options.
+    The rules are those of sentence-transformers' mine_hard_negatives. SCORED is an output of score-file --run
+    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any scored run: then name its
+    --qrels, --queries and --corpus. It is scored once, and can be mined with any options.
     """
-    output, form, with_scores = asked.output, asked.format, asked.with_scores
+    output, form = asked.output, asked.format
     target = options.new_table(output, "training data is no TREC run", force=force)
-    chosen = Rules(**asked.model_dump(exclude={"output", "format", "with_scores"}))
-    ids = read_ids(scored)
-    found = list(mine(ids, chosen))
-    used = with_rows(found, form, chosen)
-    table = training_rows(used, ids, scored, form, chosen, with_scores=with_scores)
+    source = asked.source(scored)
+    ids = read_scored(scored, asked.score_column, source_path(asked.qrels, "qrels") if asked.qrels else None)
+    found = list(mine(ids, asked.rules))
+    used = with_rows(found, form, asked.num_negatives)
+    table = training_rows(used, ids, source, form, with_scores=asked.with_scores)
     if not len(table):
         raise InputError(f"{scored}: no negatives are left; are the margins or thresholds too strict?")
     with whole_file(output) as partial:
-        writer = target.writer(partial, output, table.schema, "score")
+        writer = _writer(partial, target, output, table.schema, form)
         writer.write(table)
         writer.close({})
     queries = ids["query_id"].nunique()
     click.echo(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are in {output}")
-    click.echo(_positives(used, ids, chosen))
+    click.echo(_positives(used, ids, asked.min_relevance))
     if len(used) < queries:
         click.echo(
             f"without rows: {queries - len(found):,} queries that have no scored relevant passage, and "
@@ -81,12 +119,19 @@ def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
         )
 
 
-def _positives(used: list[Mined], ids: pd.DataFrame, rules: Rules) -> str:
+def _writer(partial: Path, target: OutputFormat, output: Path, schema: pa.Schema, form: Form) -> Writer:
+    """The output's writer; MS MARCO's triples of ids have no header."""
+    if form == "msmarco" and target.of(output) is TSV:
+        return TsvWriter(partial, schema, split_ending(output)[1], header=False)
+    return target.writer(partial, output, schema, "score")
+
+
+def _positives(used: list[Mined], ids: pd.DataFrame, min_relevance: int) -> str:
     """What counted as relevant, by grade."""
     rows = np.concatenate([each.positives for each in used])
     grades, numbers = np.unique(ids["relevance"].to_numpy()[rows].astype(int), return_counts=True)
     by_grade = ", ".join(
         f"{number:,} of grade {grade}" for grade, number in zip(grades, numbers, strict=True)
     )
-    more = "" if grades[-1] == rules.min_relevance else " (--min-relevance says which count)"
+    more = "" if grades[-1] == min_relevance else " (--min-relevance says which count)"
     return f"relevant passages: {by_grade}{more}"

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
+import polars as pl
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import OutputKind
 from rankmill.producer.files.corpus.rankings import read_ranking
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
-from rankmill.producer.files.formats.table import FORMATS, TREC, open_reader
+from rankmill.producer.files.formats.table import FORMATS, TREC, is_output_name, open_reader
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.outputs import OutputFormat
 from rankmill.producer.files.source import open_source
@@ -30,7 +33,7 @@ def test_the_options_know_the_formats_of_the_table() -> None:
     assert tuple(each.name for each in FORMATS if each.writer) == get_args(OutputKind)
 
 
-@pytest.mark.parametrize("ending", [ending for ending in ENDINGS if not ending.startswith(".json")])
+@pytest.mark.parametrize("ending", [ending for ending in ENDINGS if is_output_name(f"a{ending}")])
 def test_what_is_written_is_read(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"
     rows = [
@@ -53,7 +56,7 @@ def test_what_is_written_is_read(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_what_a_run_leaves_beside_its_output_is_no_input(tmp_path: Path, ending: str) -> None:
     (tmp_path / "mine.jsonl").write_text('{"query": "q", "passage": "p"}\n')
-    is_output = not ending.startswith(".json") or ending.startswith(".jsonl")
+    is_output = is_output_name(f"out{ending}")
     (tmp_path / f"out{ending}.errors.jsonl").write_text('{"row": 1}\n')
     folder = tmp_path / f"out{ending}.rankmill"
     folder.mkdir()
@@ -64,14 +67,71 @@ def test_what_a_run_leaves_beside_its_output_is_no_input(tmp_path: Path, ending:
     )
 
 
-@pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
+@pytest.mark.parametrize("ending", [".parquet", ".arrow", ".jsonl"])
 def test_some_columns_of_lists_have_a_row_for_each_item(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"
     table = pa.table({"id": [1, 2], "query": ["a", "b"], "passage": [["x", "y"], ["z"]]})
     if ending == ".parquet":
         pq.write_table(table, path)
+    elif ending == ".arrow":
+        feather.write_feather(table, path)
     else:
         path.write_text(table.to_pandas().to_json(orient="records", lines=True))
     options = ReadOptions(lists=["passage"])
     source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True, options=options)
     assert [n for batch in source.select(["id"]) for n in batch["id"].to_pylist()] == [1, 1, 2]
+
+
+def read_all(path: Path) -> pa.Table:
+    source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True)
+    return pa.concat_tables(source.tables(lambda _: 3))
+
+
+@pytest.mark.parametrize("ending", [".arrow", ".arrows", ".feather"])
+def test_arrow_files_of_other_libraries_are_read(tmp_path: Path, ending: str) -> None:
+    """Also those of datasets' cache, which end in .arrow and are streams."""
+    frame = pl.DataFrame({"query": ["q", None], "passage": ["p", "r"], "kind": ["x", "x"]})
+    frame = frame.with_columns(pl.col("kind").cast(pl.Categorical))
+    path = tmp_path / f"a{ending}"
+    for write in (frame.write_ipc, frame.write_ipc_stream):
+        write(path)
+        assert read_all(path).to_pylist() == frame.to_dicts()
+    assert open_reader(path, ["query"]).survey(find_nulls=True).first_null == 1
+
+
+@pytest.mark.parametrize("cut", [8, 200])
+@pytest.mark.parametrize("ending", [".arrow", ".arrows"])
+def test_an_arrow_file_that_was_cut_is_refused(tmp_path: Path, ending: str, cut: int) -> None:
+    """Arrow takes a stream for whole that ends between two batches, and reads one of two in a file."""
+    path = tmp_path / f"a{ending}"
+    table = pa.table({"query": ["q"] * 9, "passage": ["p"] * 9})
+    with (pa.ipc.new_file if ending == ".arrow" else pa.ipc.new_stream)(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=4)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    with pytest.raises(InputError, match=f"a{ending}: not a whole Arrow file"):
+        read_all(path)
+    path.write_bytes(whole + whole)
+    if ending == ".arrows":
+        with pytest.raises(InputError, match="not a whole Arrow file"):
+            read_all(path)
+
+
+def test_feathers_first_version_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100))
+    with pytest.raises(InputError, match=r"a.feather: Feather's first version is not read"):
+        read_all(tmp_path / "a.feather")
+
+
+def test_an_arrow_output_has_the_values_of_dictionaries(tmp_path: Path) -> None:
+    """A file has one dictionary for all rows, and the tables of a run have one each."""
+    path = tmp_path / "a.arrow"
+    tables = [pa.table({"kind": pa.array([text]).dictionary_encode(), "n": [1]}) for text in "ab"]
+    writer = OutputFormat().writer(path, path, tables[0].schema, "n")
+    for table in tables:
+        writer.write(table)
+    writer.close({})
+    assert feather.read_table(path).to_pylist() == [{"kind": "a", "n": 1}, {"kind": "b", "n": 1}]
+    nested = pa.schema([("deep", pa.list_(pa.dictionary(pa.int8(), pa.string())))])
+    with pytest.raises(InputError, match=r"Arrow cannot hold column 'deep' .* ends in .parquet"):
+        OutputFormat().writer(path, path, nested, "n")

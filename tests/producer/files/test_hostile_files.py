@@ -223,13 +223,18 @@ def good_files() -> dict[str, bytes]:
     """A small file of each kind."""
     rows = [{"query": f"q{n}", "passage": f'é "{n}", [x]', "n": n / 2, "deep": {"a": [n]}} for n in range(30)]
     table = pa.Table.from_pylist(rows)
-    parquet, csv = io.BytesIO(), io.BytesIO()
+    parquet, csv, arrow, stream = io.BytesIO(), io.BytesIO(), io.BytesIO(), io.BytesIO()
+    with pa.ipc.new_file(arrow, table.schema) as file, pa.ipc.new_stream(stream, table.schema) as sent:
+        file.write_table(table, max_chunksize=10)
+        sent.write_table(table, max_chunksize=10)
     pq.write_table(table, parquet, row_group_size=10)
     pcsv.write_csv(table.drop_columns(["deep"]), csv)
     jsonl = "".join(json.dumps(row) + "\n" for row in rows).encode()
     tsv = csv.getvalue().replace(b",", b"\t")
     return {
         "a.parquet": parquet.getvalue(),
+        "a.arrow": arrow.getvalue(),
+        "a.arrows": stream.getvalue(),
         "a.csv": csv.getvalue(),
         "a.tsv": tsv,
         "a.jsonl": jsonl,

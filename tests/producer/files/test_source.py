@@ -47,6 +47,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     if kind == ".parquet":
         pq.write_table(table, path, row_group_size=3)
         return path
+    if kind in {".arrow", ".arrows"}:
+        make = pa.ipc.new_file if kind == ".arrow" else pa.ipc.new_stream
+        with make(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+        return path
     with pa.output_stream(path, compression=compression) as stream:
         if kind == ".jsonl":
             stream.write("".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -60,6 +65,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 NAMES = [
     "a.parquet",
+    "a.arrow",
+    "a.arrows",
     *(f"a{kind}{end}" for kind in (".csv", ".tsv", ".jsonl") for end in ("", ".gz", ".zst")),
 ]
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,11 +226,40 @@ def test_the_index_is_made_once_and_again_when_the_corpus_changes(
     assert len(list((tmp_path / "cache" / "rankmill" / "corpora").iterdir())) == 1
 
 
-def test_an_id_that_is_there_twice_is_named(tmp_path: Path) -> None:
-    (tmp_path / "c.tsv").write_text("a\tx\nb\ty\na\tz\n")
-    with pytest.raises(InputError, match=r"c.tsv: id 'a' is there twice, in rows 0 and 2"):
-        on_disk([tmp_path / "c.tsv"], ["mark"])
-    assert [path.name for path in tmp_path.iterdir()] == ["c.tsv"]
+def test_an_id_with_two_texts_is_named_with_both_places(tmp_path: Path) -> None:
+    files = [tmp_path / "c.tsv", tmp_path / "d.tsv"]
+    files[0].write_text("a\tx\nb\ty\n")
+    files[1].write_text("c\tx\na\tz\n")
+    message = (
+        r"id 'a' has two texts: in row 0 \(counted from 0\) of .*c.tsv and in row 1 .* of .*d.tsv; keep one, "
+        "or say which with --on-duplicate first or last"
+    )
+    for read in (partial(on_disk, files, ["one", "two"]), partial(in_memory, files)):
+        with pytest.raises(InputError, match=message):
+            read()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.tsv", "d.tsv"]
+    for which, text in (("first", "x"), ("last", "z"), ("first", "x")):
+        for index in (in_memory(files, which), on_disk(files, ["one", "two"], which)):  # type: ignore[arg-type]
+            found = index.take(index.find(pa.array(["a", "b"]))).to_pylist()
+            assert found == [text, "y"]
+    with pytest.raises(InputError, match="has two texts"):  # the index that took the first is another
+        on_disk(files, ["one", "two"])
+
+
+@pytest.mark.parametrize("same_hash", [False, True])
+def test_an_id_with_one_text_may_be_there_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_hash: bool
+) -> None:
+    if same_hash:
+        monkeypatch.setattr(index_module, "_hashes", lambda ids: np.zeros(len(ids), np.uint64))
+    path = tmp_path / "c.jsonl"
+    lines = ['{"id": "a", "text": "x"}', '{"id": "b", "text": null}'] * 3
+    path.write_text("\n".join(lines))
+    for index in (on_disk([path], ["mark"]), in_memory([path])):
+        assert index.take(index.find(pa.array(["b", "a", "c"]))).to_pylist() == [None, "x", None]
+    path.write_text("\n".join([*lines, '{"id": "a", "text": null}']))
+    with pytest.raises(InputError, match=r"id 'a' has two texts: in row 0 .* and in row 6 "):
+        on_disk([path], ["changed"])
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from sentence_transformers.util import mine_hard_negatives
 
 from rankmill.cli.main import rankmill
 from rankmill.lab.mine import Rules, mine
+from rankmill.producer.files.outputs import OutputFormat
 from tests.harness.models.embeddings import bags
 
 QUERIES = [f"how far is {n}" for n in range(6)]
@@ -185,4 +186,113 @@ def test_what_cannot_be_mined(
     assert not list(tmp_path.iterdir())
     pq.write_table(pa.table({"query": ["q"]}), tmp_path / "other.parquet")
     done = run("other.parquet", "-o", "out.parquet")
-    assert "no column 'query_id'; make it with score-file --run" in done.stderr
+    assert "no column query_id or qid" in done.stderr
+
+
+def mined(scored: Path, output: Path, *options: object) -> list[dict[str, Any]]:
+    done = run(scored, "--min-relevance", 2, "--num-negatives", 2, *options, "-o", output)
+    assert done.exit_code == 0, done.output
+    if output.suffix == ".parquet":
+        rows: list[dict[str, Any]] = pq.read_table(output).to_pylist()
+        return rows
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def passage(name: str, score: float | None = None) -> dict[str, Any]:
+    return {"docid": name, "title": "", "text": name} | ({} if score is None else {"score": score})
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_the_forms_of_other_trainers(tmp_path: Path, ending: str) -> None:
+    """Passages a and c of q1 are relevant, and d of q3; b, of grade 1, is no negative."""
+    scored, output = graded(tmp_path / "scored.parquet"), tmp_path / f"out.{ending}"
+    of_flag, flag_3 = mined(scored, output, "--format", "flagembedding")
+    assert of_flag == {"query": "q1", "pos": ["a", "c"], "neg": ["d", "e"],
+                       "pos_scores": [1.0, 1.0], "neg_scores": [1.0, 1.0]}  # fmt: skip
+    assert (flag_3["query"], flag_3["pos_scores"]) == ("q3", [0.1])
+    output.unlink()
+    of_tevatron, _ = mined(scored, output, "--format", "tevatron")
+    assert of_tevatron == {
+        "query_id": "q1", "query": "q1",
+        "positive_passages": [passage("a"), passage("c")], "negative_passages": [passage("d"), passage("e")],
+    }  # fmt: skip
+    output.unlink()
+    with_scores = mined(scored, output, "--format", "tevatron", "--with-scores")
+    assert with_scores[1]["positive_passages"] == [passage("d", 0.1)]
+    output.unlink()
+    of_pylate = mined(scored, output, "--format", "pylate")
+    assert of_pylate[:2] == [
+        {"query": "q1", "documents": [first, "d", "e"], "scores": [1.0] * 3, "query_id": "q1",
+         "document_ids": [first, "d", "e"]} for first in "ac"
+    ]  # fmt: skip
+    assert list(of_pylate[0])[:2] == ["query", "documents"]  # its collator warns of another order
+    output.unlink()
+    of_marco = mined(scored, output, "--format", "msmarco", "--with-scores")
+    assert of_marco[0] == {"query_id": "q1", "positive_id": "a", "negative_id": "d", "score": 0.0}
+    assert [row["score"] for row in of_marco[-2:]] == pytest.approx([-0.9, -0.9])
+
+
+def test_pylates_rows_are_of_one_length(tmp_path: Path) -> None:
+    """Its collator makes a tensor of the scores of a batch."""
+    scored = graded(tmp_path / "scored.parquet")
+    options = ["--min-relevance", 2, "--num-negatives", 3, "--format", "pylate", "-o", tmp_path / "out.jsonl"]
+    done = run(scored, *options)
+    assert "1 rows from 1 of 4 queries" in done.output  # q3; q1 has two negatives
+    assert (
+        "without rows: 2 queries that have no scored relevant passage, and 1 that have too few" in done.output
+    )
+
+
+def test_ms_marcos_triples_have_no_header(tmp_path: Path) -> None:
+    scored, output = graded(tmp_path / "scored.parquet"), tmp_path / "triples.tsv"
+    done = run(scored, "--format", "msmarco", "--min-relevance", 3, "-o", output)
+    assert output.read_text() == "q1\ta\td\nq1\ta\te\n", done.output
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "csv.gz"])
+def test_every_table_is_mined_alike(tmp_path: Path, ending: str) -> None:
+    """As evaluate reads them; a row without a score is no negative, and a missing label no judgement."""
+    rows = pq.read_table(graded(tmp_path / "scored.parquet")).to_pylist()
+    rows[3]["score"] = None  # d of q1
+    table = pa.Table.from_pylist(rows).rename_columns({"doc_id": "docno", "score": "logit"})
+    path = tmp_path / f"scored.{ending}"
+    writer = OutputFormat().writer(path, path, table.schema, "logit")
+    writer.write(table)
+    writer.close({})
+    options = ["--score-column", "logit", "--format", "msmarco"]
+    found = mined(path, tmp_path / "out.jsonl", *options)
+    pq.write_table(table, tmp_path / "renamed.parquet")
+    assert found == mined(tmp_path / "renamed.parquet", tmp_path / "expected.jsonl", *options)
+    assert [tuple(row.values()) for row in found[:2]] == [("q1", "a", "e"), ("q1", "c", "e")]
+    texts = mined(path, tmp_path / "texts.jsonl", "--score-column", "logit", "--format", "triplet")
+    assert texts[0] == {"anchor": "q1", "positive": "a", "negative": "e"}
+
+
+def test_a_run_is_mined_with_its_judgements_and_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.trec").write_text("q Q0 a 1 3.5 x\nq Q0 b 2 2.5 x\nr Q0 a 1 1 x\n")
+    Path("qrels.txt").write_text("q 0 b 1\nr 0 c 1\n")
+    Path("queries.tsv").write_text("q\tthe query\nr\tanother\n")
+    Path("corpus.jsonl").write_text('{"_id": "a", "text": "first"}\n{"_id": "b", "text": "second"}\n')
+    texts = ["--queries", "queries.tsv", "--corpus", "corpus.jsonl"]
+    done = run("run.trec", "--qrels", "qrels.txt", *texts, "-o", "out.jsonl")
+    assert done.exit_code == 0, done.output
+    assert Path("out.jsonl").read_text() == (
+        '{"anchor": "the query", "positive": "second", "negative": "first"}\n'
+    )
+    assert "1 rows from 1 of 2 queries" in done.output
+    done = run("run.trec", "--qrels", "qrels.txt", "--format", "msmarco", "-o", "ids.tsv")
+    assert Path("ids.tsv").read_text() == "q\tb\ta\n", done.output  # ids need no texts
+    for options, message in [
+        (texts, "no column 'relevance'; name the judgements with --qrels"),
+        (["--qrels", "qrels.txt"], "a run has no texts; name --queries and --corpus"),
+        (["--qrels", "qrels.txt", *texts[:2]], "--queries and --corpus belong together"),
+        (["--qrels", "qrels.txt", *texts[:3], "queries.tsv"], "no text for doc_id 'a' in --corpus"),
+    ]:
+        done = run("run.trec", *options, "-o", "none.jsonl")
+        assert (done.exit_code, message in done.stderr) == (2, True), done.output
+    Path("run.trec").write_text("q a\nq b\n")
+    done = run("run.trec", "--qrels", "qrels.txt", *texts, "-o", "none.jsonl")
+    assert "the run has no scores, by which negatives are chosen" in done.stderr

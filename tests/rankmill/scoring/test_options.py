@@ -55,6 +55,7 @@ OPTIONS: dict[str, list[str]] = {
     "queries": ["--queries", "queries-2.jsonl"],
     "corpus": ["--corpus", "corpus-2.jsonl"],
     "dataset": ["--dataset", "irds:rankmill-options-2"],
+    "on_duplicate": ["--corpus", "corpus-2.jsonl", "--on-duplicate", "last"],
     "depth": ["--depth", "2"],
     "qrels": ["--qrels", "qrels.txt"],
     "with_texts": ["--with-texts"],

@@ -1,0 +1,127 @@
+"""Arrow's own files (IPC): with a footer, as Feather's second version has it, or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.formats.base import ReadOptions, Survey, first_null, text_of
+from rankmill.producer.files.formats.text import refuse, undictionary
+from rankmill.producer.files.stores.reading import open_random
+
+MAGIC = b"ARROW1"
+"""How a file with a footer begins; all others are streams, such as those in the cache of datasets."""
+
+STREAM_MAGIC = b"\xff\xff\xff\xff"
+"""How a stream begins; before Arrow 0.15 it did not."""
+
+_OLD_FEATHER = b"FEA1"
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""The end of a stream. Arrow reads one that was cut between two batches as if it were whole."""
+
+_BATCH_ROWS = 65_536
+
+
+class ArrowReader:
+    """Reads one record batch at a time. The number of rows is nowhere but in the batches."""
+
+    def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
+        self._path, self._texts = path, texts
+
+    def shown_columns(self) -> pa.Schema:
+        """See `Reader.shown_columns`."""
+        with self._open([]) as (schema, _):
+            return schema
+
+    def survey(self, *, find_nulls: bool) -> Survey:
+        """See `Reader.survey`; reads the text columns if `find_nulls` is set, else one column."""
+        rows, null = 0, None
+        with self._open(self._texts if find_nulls else []) as (schema, batches):
+            for batch in batches:
+                if find_nulls and null is None and (found := first_null(batch, self._texts)) is not None:
+                    null = rows + found
+                rows += len(batch)
+        return Survey(schema, rows, null)
+
+    def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """See `Reader.batches`."""
+        with self._open(schema.names) as (_, batches):
+            for batch in batches:
+                for start in range(0, len(batch), rows):
+                    yield batch.slice(start, rows)
+
+    @contextmanager
+    def _open(self, wanted: Sequence[str]) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+        """The schema, and the batches with the `wanted` of its columns."""
+        try:
+            source = open_random(self._path)
+            with pa.OSFile(str(source)) if isinstance(source, Path) else source as file:
+                start = file.read(len(MAGIC))
+                if start.startswith(_OLD_FEATHER):
+                    raise InputError(
+                        f"{self._path}: Feather's first version is not read; write it as its second"
+                    )
+                file.seek(0)
+                is_file = start == MAGIC
+                schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(file).schema
+                file.seek(0)
+                places = [place for place, name in enumerate(schema.names) if name in set(wanted)]
+                one = [*range(len(schema))][:1]  # without a column there would be no rows to count
+                options = pa.ipc.IpcReadOptions(included_fields=places or one, use_threads=False)
+                yield schema, _batches(file, is_file, options)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"{self._path}: not a whole Arrow file (truncated or damaged?): {text_of(error)}"
+            ) from None
+
+
+def _batches(file: pa.NativeFile, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[pa.RecordBatch]:
+    opened = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(file, options=options)
+    for batch in map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened:
+        batch.validate(full=True)  # else Arrow goes where the offsets of a damaged file point
+        yield batch
+    if not is_file:
+        end = file.tell()
+        file.seek(max(end - len(_END), 0))
+        if file.read(len(_END)) != _END or end != file.size():
+            raise pa.ArrowInvalid("the stream does not end where the file does")
+
+
+class ArrowWriter:
+    """Writes Arrow's file with zstd. It begins with its schema, so there is no place for metadata.
+
+    Columns with dictionaries are written with their values: a file has one dictionary for all rows.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
+        plain = pa.schema(
+            [field.with_type(undictionary(pa.array([], field.type)).type) for field in schema],
+            schema.metadata,
+        )
+        refuse(plain, "Arrow", _has_dictionary)
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        self._schema = plain
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, plain, options=options)
+
+    def write(self, table: pa.Table) -> None:
+        """Append record batches."""
+        self._writer.write_table(table.cast(self._schema), max_chunksize=_BATCH_ROWS)
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        """See `Writer.close`."""
+        self._writer.close()
+        self._sink.close()
+
+    def abandon(self) -> None:
+        """See `Writer.abandon`."""
+        self._sink.close()
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    inner = [kind.field(place).type for place in range(kind.num_fields)]
+    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, inner))
