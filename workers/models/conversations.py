@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError
@@ -15,9 +14,14 @@ Messages = list[dict[str, Any]]
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
 """A question and its answer, another question, and another answer."""
 
-DAY = datetime(2024, 7, 26)
-"""What a template is told that asks for today's date: a score must not change overnight. It is the day that
-Llama's templates take where they cannot ask."""
+_DAY = "26 Jul 2024"
+"""The date in prompts, where a template asks for today's: a score must not change overnight. It is the day
+that Llama's templates take where they cannot ask."""
+
+
+def template_options(tokenizer: Any) -> dict[str, str]:
+    """What the tokenizer's chat template is told beside the messages."""
+    return {"date_string": _DAY} if "strftime_now" in str(tokenizer.chat_template) else {}
 
 
 def exchange(question: str, answer: str) -> Messages:
@@ -52,6 +56,11 @@ class ConversationTokenizer:
         self._tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise SpecError(f"model {model} has no chat template, and so no way to read a conversation")
+        self._options = template_options(tokenizer)
+        if self._options and "date_string" not in str(tokenizer.chat_template):
+            raise SpecError(
+                f"the chat template of model {model} writes today's date, so scores would change overnight"
+            )
         try:
             first, *others = self._ids([exchange(*probe) for probe in _PROBES])
         except Exception as error:  # Jinja's errors, or what a template itself raises
@@ -77,7 +86,7 @@ class ConversationTokenizer:
             truncation=True,
             max_length=self.max_length,
             padding=False,
-            strftime_now=DAY.strftime,
+            **self._options,
         )["input_ids"]
         return found
 

@@ -23,7 +23,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.batches.layout import SavedModule
 from rankmill.workers.host.model_file import model_file
-from rankmill.workers.models.conversations import DAY
+from rankmill.workers.models.conversations import template_options
 from rankmill.workers.models.description import read
 from rankmill.workers.models.probes import Probe
 from rankmill.workers.models.prompts import answers, is_structured, prompt_template
@@ -72,7 +72,7 @@ class Reference:
                 {"role": "user", "content": probe.query},
                 {"role": "assistant", "content": probe.passage},
             ]
-            cut = {"truncation": True, "max_length": max_length, "strftime_now": DAY.strftime}
+            cut = {"truncation": True, "max_length": max_length, **template_options(tokenizer)}
             return dict(tokenizer.apply_chat_template(messages, return_dict=True, **cut))
         if self._template is None:
             pair = [[prompt + probe.query, probe.passage]]

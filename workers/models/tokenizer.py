@@ -201,8 +201,8 @@ class Joiner:
         return self._join(texts, pairs, lengths, side)
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
-        """Insert `truncated` tokens of the texts of `pairs` (both ``[sides, n]``) into the pattern: the first,
-        or the last ones if the left side is cut.
+        """Insert `truncated` tokens of the texts of `pairs` (both ``[sides, n]``) into the pattern: the
+        first, or the last ones if the left side is cut.
         """
         width = len(self._pattern)
         starts = np.tile(np.arange(width), (pairs.shape[1], 1))  # in the array [pattern, all texts]
