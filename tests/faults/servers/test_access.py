@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import tempfile
 import urllib.request
@@ -27,9 +26,9 @@ from rankmill.jobs.runtime.connection import client_for, connect
 from tests.conftest import QUICK_LEASE, Server, StartExporter, StartRunner, score_file, start_worker, wait_for
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version
+from tests.harness.servers.valkey import denied, make_users
 from tests.harness.tools import free_port, tool
 
-DEPLOY = (Path(__file__).resolve().parents[3] / "docs" / "DEPLOY.md").read_text()
 PAIRS = [("big cat", f"moon river {number}") for number in range(60)]
 
 
@@ -106,15 +105,12 @@ def test_a_sentinel_is_asked_over_tls(tls: tuple[int, str], tmp_path: Path) -> N
 @pytest.fixture
 def acl() -> Iterator[tuple[Any, str]]:
     """A client with all rights on a server with the users of docs/DEPLOY.md, and a pattern of their URLs."""
-    users = re.findall(r"^ +(user .*)$", DEPLOY, re.M)
-    assert len(users) == 4
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as name,
         ValkeyServer(port=0, unix_socket_path=Path(name) / "s", data_dir=Path(name)) as valkey,
     ):
         client: Any = redis.Redis.from_url(f"unix://{valkey.unix_socket_path}")
-        for user in users:
-            client.execute_command("ACL", "SETUSER", *user.split()[1:])
+        make_users(client)
         yield client, f"unix://{{0}}:PASSWORD@{valkey.unix_socket_path}"
 
 
@@ -158,13 +154,6 @@ def test_each_user_may_do_what_it_must(
     assert "wr0ng" not in str(refused.value)
     assert "PASSWORD" not in log
     assert not denied(admin)
-
-
-def denied(admin: Any) -> list[tuple[str, ...]]:
-    """What users were not allowed to do that they must."""
-    asked = {"config|get"}  # nobody needs it: what INFO leaves out is then not known
-    found = [each for each in admin.acl_log() if each["reason"] != "auth" and each["object"] not in asked]
-    return [(entry["username"], entry["reason"], entry["object"]) for entry in found]
 
 
 def test_the_gateway_may_do_what_it_must(

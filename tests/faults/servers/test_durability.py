@@ -22,8 +22,9 @@ from rankmill import AsyncClient, Client
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.durability import read_durability
 from tests.conftest import QUICK_LEASE, Server, StartRunner, StartWorker, run_command, score_file, wait_for
-from tests.faults.servers.test_access import DEPLOY
 from tests.harness.gateways import running_gateway
+from tests.harness.servers.valkey import make_users
+from tests.harness.tools import free_port
 
 NO_CONFIG = {"rename-command": 'CONFIG ""'}
 KEEPS = {"save": "", "appendonly": "yes"}
@@ -36,7 +37,9 @@ def started(settings: dict[str, str]) -> Iterator[Server]:
     """A server with these settings."""
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as name,
-        ValkeyServer(unix_socket_path=Path(name) / "s", data_dir=Path(name), config=settings) as valkey,
+        ValkeyServer(
+            port=free_port(), unix_socket_path=Path(name) / "s", data_dir=Path(name), config=settings
+        ) as valkey,
     ):
         url = f"unix://{valkey.unix_socket_path}"
         client = redis.Redis.from_url(url)
@@ -77,9 +80,8 @@ def test_what_settings_put_at_risk(settings: dict[str, str], found: dict[str, tu
 def test_what_a_user_may_not_ask_is_not_known() -> None:
     with started({**FORGETS, **EVICTS}) as server:
         admin: Any = server.client
-        users = [line.split()[1:] for line in DEPLOY.splitlines() if line.startswith("    user ")]
-        for name, *rights in (*users, ["nobody", "on", ">PASSWORD", "-@all", "+ping", "+select"]):
-            admin.execute_command("ACL", "SETUSER", name, *rights)
+        make_users(admin)
+        admin.execute_command("ACL", "SETUSER", "nobody", "on", ">PASSWORD", "-@all", "+ping", "+select")
         url = server.url.replace("unix://", "unix://{}:PASSWORD@")
         for user in ("producer", "gateway", "exporter"):
             assert risks(url.format(user)) == {**EVICTION, **RESTART}

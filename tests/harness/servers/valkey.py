@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -24,10 +26,30 @@ class Server:
 
     url: str
     client: redis.Redis
+    worker_url: str = ""
+    """Where a worker has only the rights that it must have, if the server has users."""
 
 
 ONCE = Retry(NoBackoff(), 0)
 """For clients whose caller looks again and again; redis-py would wait for seconds in between."""
+
+
+_DEPLOY = Path(__file__).resolve().parents[3] / "docs" / "DEPLOY.md"
+
+
+def make_users(client: Any) -> None:
+    """Give the server the users of docs/DEPLOY.md, all with the password PASSWORD."""
+    users = re.findall(r"^ +user (.*)$", _DEPLOY.read_text(), re.M)
+    assert len(users) == 4
+    for user in users:
+        client.execute_command("ACL", "SETUSER", *user.split())
+
+
+def denied(client: Any) -> list[tuple[str, ...]]:
+    """What users were not allowed to do that they must."""
+    asked = {"config|get"}  # nobody needs it: what INFO leaves out is then not known
+    found = [each for each in client.acl_log() if each["reason"] != "auth" and each["object"] not in asked]
+    return [(entry["username"], entry["reason"], entry["object"]) for entry in found]
 
 
 class _QuickServer(ValkeyServer):  # type: ignore[misc]  # it has no types
@@ -57,7 +79,10 @@ def serve() -> Iterator[Server]:
     ):
         url = f"unix://{valkey.unix_socket_path}"
         client = redis.Redis.from_url(url)
-        yield Server(url, client)
+        make_users(client)
+        yield Server(url, client, url.replace("unix://", "unix://worker:PASSWORD@"))
+        if valkey.is_running():  # keys that are no names are what tests of odd jobs put there
+            assert not [each for each in denied(client) if each[1] != "key"]
         client.close()
 
 

@@ -128,8 +128,9 @@ def test_other_families_stay_with_pytorch_unless_that_fails(family: str, openvin
     config = AutoConfig.for_model(family, **OTHERS[family])
     assert choose_backend("auto", "auto", config, "cpu", CACHE).backend == "torch"
     assert choose_backend("openvino", "fp32", config, "cpu", CACHE) == BackendChoice("openvino", "fp32")
-    torch_alone = {("torch", each) for each in ("fp32", "bf16")}
-    assert choose_backend("auto", "fp32", config, "cpu", CACHE, without=torch_alone).backend == "openvino"
+    torch_s = {("torch", each) for each in ("fp32", "bf16")}  # of the others the faster, as measured
+    chosen = choose_backend("auto", "fp32", config, "cpu", CACHE, without=torch_s).backend
+    assert chosen in {"openvino", "onnx"}
 
 
 def test_a_deberta_is_scored_all_the_same(tmp_path: Path, tiny_model: Path) -> None:
