@@ -191,8 +191,8 @@ class FileRequest(WireModel):
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without fields that runners of the release before do not know, where they are not set."""
         found: dict[str, Any] = write(self)
-        added = {"models", "mean", "max_field_mib", "text_column", "messages_column"}
-        return {name: value for name, value in found.items() if value or name not in added}
+        added = {"models", "mean", "max_field_mib", "on_duplicate", "text_column", "messages_column"}
+        return {name: value for name, value in found.items() if name not in added or self.is_given(name)}
 
     def is_given(self, name: str) -> bool:
         """Whether the option of this name is not as usual."""

@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill import Client
+from rankmill.producer.client.runs import ScoringRun
+from rankmill.workers.models.conversations import exchange
 from tests.conftest import Server, StartWorker, score_file
 from tests.harness.models.rerankers import make_decoder
-from tests.workers.models.test_texts import TEMPLATE, exchange
+from tests.workers.models.test_texts import TEMPLATE
 
 TEXTS = ["the moon", None, "big cat", "the moon", "tea and bread"]
 
@@ -25,25 +27,26 @@ def test_texts_of_files_and_clients_have_the_same_scores(
     pq.write_table(pa.table({"body": TEXTS, "lists": [["a"]] * 5}), source)
     command = [source, "--text-column", "body", "--model", tiny_model, "--precision", "fp32", "-o", output]
     done = score_file(*command, "--redis", server.url)
-    assert done.returncode == 3, done.stderr
+    assert done.code == 3, done.err
     table = pq.read_table(output)
     assert table.column_names == ["body", "lists", "score"]
     with Client(server.url, model=str(tiny_model), precision="fp32") as client:
         scores = client.score(texts=TEXTS, timeout=60)
         again = client.score(texts=pa.table({"text": TEXTS}), timeout=60)
         run = client.attach(client.submit(texts=TEXTS, detached=True).id)
+        assert isinstance(run, ScoringRun)
         np.testing.assert_array_equal(run.scores(60), scores)
     assert scores.errors == {1: "text is null"}
     np.testing.assert_allclose(np.array(table["score"].to_pylist(), np.float32), scores, atol=1e-6)
     np.testing.assert_array_equal(again, scores)
     assert pq.read_metadata(output).metadata[b"rankmill.inputs"] == b"texts"
     verified = score_file("--verify", output, "--redis", server.url)
-    assert verified.returncode == 0, verified.stderr
+    assert verified.code == 0, verified.err
     reused = score_file(*command[:-1], tmp_path / "b.parquet", "--reuse", output, "--redis", server.url)
-    assert "4 of them have their score from" in reused.stdout, reused.stderr
+    assert "4 of them have their score from" in reused.out, reused.err
     refused = score_file(*command[:2], "lists", *command[3:], "--force", "--redis", server.url)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "not text" in refused.stderr
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "not text" in refused.err
 
 
 def test_a_pair_of_conversations_gets_both_scores(
@@ -61,7 +64,7 @@ def test_a_pair_of_conversations_gets_both_scores(
         source, "--messages-column", "chosen,rejected", "--model", model, "--precision", "fp32",
         "-o", output, "--redis", server.url,
     )  # fmt: skip
-    assert done.returncode == 3, done.stderr
+    assert done.code == 3, done.err
     found = [json.loads(line) for line in output.read_text().splitlines()]
     assert [{name: row[name] for name in rows[0]} for row in found] == rows
     with Client(server.url, model=str(model), precision="fp32") as client:
@@ -71,5 +74,5 @@ def test_a_pair_of_conversations_gets_both_scores(
     np.testing.assert_allclose(found[0]["score_rejected"], rejected[0], atol=1e-6)
     assert found[1]["score_rejected"] is None
     assert "no tools here" in rejected.errors[1]
-    listed = json.loads((tmp_path / "out.errors.jsonl").read_text())
+    listed = json.loads((tmp_path / "out.jsonl.errors.jsonl").read_text())
     assert listed["error"].startswith("rejected: ")
