@@ -96,9 +96,10 @@ class OutputTarget:
         """Check that what is scored alone has what the output is made by."""
         request = self.request
         if (self.is_ranked or request.mean) and not request.query_id_column:
+            option = "--text-column" if request.text_column else "--messages-column"
             raise InputError(
-                "--top-k, --mean and TREC runs are over the rows of a query: name --query-id-column, or "
-                "leave them out"
+                f"--top-k, --mean and TREC runs are over the rows of a query, which {option} has not: "
+                "name --query-id-column, or leave them out"
             )
         if request.messages_column and request.reuse:
             raise InputError("--reuse compares texts, not conversations: leave it out")
