@@ -67,6 +67,8 @@ def read_request(job: Job) -> Run:
         raise InputError(f"{PAIRS_FUNCTION}: {wrong}") from None
     except TypeError as error:
         raise InputError(f"{PAIRS_FUNCTION}: {error}") from None
+    if spec.inputs != "pairs":
+        raise InputError(f"{PAIRS_FUNCTION}: it takes pairs; {spec.inputs} need a client's run")
     return Run(
         id=run_id_of_request(job.id),
         spec=spec,

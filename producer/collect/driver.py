@@ -24,7 +24,7 @@ from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Progress, RowError, Run
 from rankmill.jobs.contract.usage import beyond
-from rankmill.jobs.contract.wire import decode_pairs, encode_pairs
+from rankmill.jobs.contract.wire import decode_rows, encode_rows
 from rankmill.jobs.protocol.accounts import RunUsage
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime import tracing
@@ -85,7 +85,7 @@ class RunDriver:
         run: Run,
         cleaner: RunCleaner,
         source: Iterator[pa.Table],
-        columns: tuple[str, str],
+        columns: tuple[str, ...],
         sizes: Sizes,
         journal: Journal | None = None,
         reuse: EarlierScores | None = None,
@@ -443,7 +443,8 @@ class RunDriver:
         """The payloads of pieces, by number; several are encoded at once, in threads."""
 
         def encoded(piece: Piece) -> Payload:
-            return self._payload(piece, encode_pairs(*(piece.table[name] for name in self._columns)))
+            columns = [piece.table[name] for name in self._columns]
+            return self._payload(piece, encode_rows(columns, self.run.inputs))
 
         if len(pieces) == 1:
             return {pieces[0].number: encoded(pieces[0])}
@@ -471,8 +472,8 @@ class RunDriver:
         rows = len(piece.table)
         if rows == self._chunks[piece.chunk]:
             return payload
-        sides = (side[piece.start : piece.start + rows] for side in decode_pairs(payload))
-        return encode_pairs(*(pa.array(side, pa.string()) for side in sides))
+        sides = (side[piece.start : piece.start + rows] for side in decode_rows(payload, self.run.inputs))
+        return encode_rows([pa.array(side, pa.string()) for side in sides], self.run.inputs)
 
     def _check_cancelled(self) -> None:
         if self._cancelled:

@@ -32,7 +32,7 @@ from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import ScoreSpec, settled, weights_key
 from rankmill.jobs.contract.usage import used_by
-from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob
@@ -109,8 +109,8 @@ class ChunkClaim:
             self.run = self.store.load(self.run_id)
         return self.run
 
-    def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
-        """Queries and passages, ``[n]`` each; ``None`` if nobody waits for their scores any more.
+    def columns(self, run: Run) -> Sequence[Texts] | None:
+        """Queries and passages, ``[n]`` each, or what is scored alone; ``None`` if nobody waits any more.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class ChunkClaim:
         payload, self._payload = self._payload, None
         if not self._is_request:
             payload = self.store.payload(run, self.chunk)
-        return None if payload is None else decode_pairs(payload)
+        return None if payload is None else decode_rows(payload, run.inputs)
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
         """What all chunks of the run are scored with, if this worker has `mine` and the chunk `rows`.
@@ -165,7 +165,7 @@ class PairsClaim(ChunkClaim):
         self.run = read_request(self.job)
         return self.run
 
-    def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
+    def columns(self, run: Run) -> Sequence[Texts] | None:
         return self._texts
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
@@ -283,16 +283,16 @@ class ChunkScorer:
             return
         try:
             with metrics.stage("fetch"):
-                pairs = claim.pairs(run)
+                columns = claim.columns(run)
         except FormatError:
             raise
         except WireError as error:
             raise DamagedJob(str(error)) from None
-        if pairs is None:
+        if columns is None:
             return
         asked = system.monotonic()
         try:
-            engine = self._engine(claim, run, rows=len(pairs[0]))
+            engine = self._engine(claim, run, rows=len(columns[0]))
         except (MemoryError, OutOfMemory):
             raise WorkerError(f"there is not enough memory to load model {run.spec.model}") from None
         except DeviceLost as error:
@@ -305,7 +305,7 @@ class ChunkScorer:
         with metrics.stage("tokenize"):
             began = system.monotonic()
             claim.fast = engine.model.texts is not None and engine.model.texts.is_fast
-            claim.engine, claim.work = engine, engine.prepare(*pairs)
+            claim.engine, claim.work = engine, engine.prepare(*columns)
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
     def spec(self, run: Run) -> ScoreSpec:
