@@ -237,7 +237,7 @@ class Engine:
             return part, tokens
         for row, length in zip(part[~fits].tolist(), tokens.lengths[~fits].tolist(), strict=True):
             reason = (
-                f"the {self._row} has {length:,} tokens, and {most:,} are taken; shorten it"
+                f"the {self._row} has {length:,} tokens, and {most:,} are taken: shorten it"
             )
             scored.fail(row, "too_long", reason)
         return part[fits], tokens.take(np.flatnonzero(fits))
