@@ -342,7 +342,12 @@ class ScoringWorker(SimpleWorker):
 
     def serialize(self) -> dict[str, Any]:
         """RQ's record of this worker, marked as a ScoringWorker even after its end; and what it does."""
-        return {**super().serialize(), SCORING_FIELD: TAKES_NEW_NAMES, DOING_FIELD: self._doing}
+        return {
+            **super().serialize(),
+            SCORING_FIELD: TAKES_NEW_NAMES,
+            DOING_FIELD: self._doing,
+            **metrics.record(),
+        }
 
     def register_birth(self) -> None:
         """Also announce that this worker is a ScoringWorker."""

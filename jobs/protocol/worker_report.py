@@ -41,6 +41,12 @@ TAKES_NEW_NAMES = 2
 DOING_FIELD = "doing"
 """Field in RQ's hash of a worker with its `Doing`; a report with another field older releases cannot read."""
 
+PACE_FIELD = "pace"
+"""Field there with the padded tokens that a second of forward scored lately; empty if none were scored."""
+
+REQUESTS_FIELD = "request_latency_counts"
+"""Field there with the `latency_counts` of requests alone, separated by commas."""
+
 Doing = Literal["", "loading", "proving"]
 """What a worker does that keeps it from scoring: it loads a model, or proves the scores of a new one."""
 

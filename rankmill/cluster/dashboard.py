@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -56,7 +56,8 @@ class Rates(BaseModel):
 
     ``padding`` is the share of the computed tokens that was padding, ``stages`` the share of the
     workers' time by stage, ``latency`` the quantiles p50, p95 and p99 of the seconds from a chunk's
-    submission to its result, ``speeds`` the pairs per second by worker.
+    submission to its result (``request_latency`` and ``bulk_latency`` those of each), ``speeds``
+    the pairs per second by worker.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -67,21 +68,32 @@ class Rates(BaseModel):
     padding: float | None = None
     stages: dict[str, float] | None = None
     latency: tuple[float, float, float] | None = None
+    request_latency: tuple[float, float, float] | None = None
+    bulk_latency: tuple[float, float, float] | None = None
     speeds: dict[str, float] = {}
+
+
+class _Seen(NamedTuple):
+    """What a worker has said at a time: its report, and the latencies of its requests."""
+
+    report: WorkerReport
+    requests: tuple[int, ...]
 
 
 class History:
     """The last ten minutes of a cluster, for the plots of the page."""
 
     def __init__(self) -> None:
-        self._reports: dict[str, deque[WorkerReport]] = {}
+        self._reports: dict[str, deque[_Seen]] = {}
         self._points: deque[tuple[float, float | None, float | None, float | None, float | None, int | None]]
         self._points = deque(maxlen=MAX_POINTS)
         self.rates = Rates()
 
     def add(self, cluster: Snapshot) -> None:
         """Add a snapshot."""
-        live = {worker.name: worker.report for worker in cluster.workers if worker.report}
+        live = {
+            worker.name: _Seen(worker.report, worker.requests) for worker in cluster.workers if worker.report
+        }
         for gone in self._reports.keys() - live.keys():
             del self._reports[gone]
         for name, report in live.items():
@@ -100,12 +112,13 @@ class History:
         names = ("at", "pairs_per_second", "p50", "p95", "p99", "waiting")
         return {name: [point[place] for point in self._points] for place, name in enumerate(names)}
 
-    def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
-        if seen and (seen[-1].started != report.started or _went_back(seen[-1], report)):
+    def _note(self, seen: deque[_Seen], new: _Seen) -> None:
+        report = new.report
+        if seen and (seen[-1].report.started != report.started or _went_back(seen[-1].report, report)):
             seen.clear()  # another process under the same name
-        if not seen or seen[-1].beat != report.beat:
-            seen.append(report)
-        while len(seen) > 2 and report.beat - seen[0].beat > WINDOW_SECONDS:
+        if not seen or seen[-1].report.beat != report.beat:
+            seen.append(new)
+        while len(seen) > 2 and report.beat - seen[0].report.beat > WINDOW_SECONDS:
             seen.popleft()
 
 
@@ -135,11 +148,18 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     return lower + within * (LATENCY_BUCKETS[place] - lower)
 
 
-def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
+def _quantiles(counts: Sequence[int]) -> tuple[float, float, float] | None:
+    """p50, p95 and p99; ``None`` without a count."""
+    p50, p95, p99 = (quantile(counts, share) for share in (0.5, 0.95, 0.99))
+    return None if p50 is None or p95 is None or p99 is None else (p50, p95, p99)
+
+
+def _rates(spans: dict[str, tuple[_Seen, _Seen]]) -> Rates:
     """Rates between the first and the last report of each worker."""
-    pairs = {name: pair for name, pair in spans.items() if pair[1].beat > pair[0].beat}
-    if not pairs:
+    grown = {name: pair for name, pair in spans.items() if pair[1].report.beat > pair[0].report.beat}
+    if not grown:
         return Rates()
+    pairs = {name: (old.report, new.report) for name, (old, new) in grown.items()}
     speeds = {name: (new.pairs - old.pairs) / (new.beat - old.beat) for name, (old, new) in pairs.items()}
     both = list(pairs.values())
 
@@ -150,7 +170,14 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
         ).tolist()
 
     real, padded, seconds = growth("tokens"), growth("padded_tokens"), growth("stage_seconds")
-    p50, p95, p99 = (quantile(growth("latency_counts"), share) for share in (0.5, 0.95, 0.99))
+    counts = np.array(growth("latency_counts"))
+    # An older release does not tell them apart.
+    told = [
+        np.subtract(new.requests, old.requests)
+        for old, new in grown.values()
+        if old.requests and new.requests
+    ]
+    requests = np.clip(np.sum(told, 0), 0, counts) if told else np.zeros_like(counts)
     busy = sum(seconds)
     return Rates(
         pairs_per_second=sum(speeds.values()),
@@ -158,7 +185,9 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
         retried_chunks=growth("retried_chunks"),
         padding=1 - real / padded if padded else None,
         stages={name: part / busy for name, part in zip(STAGES, seconds, strict=True)} if busy > 0 else None,
-        latency=None if p50 is None or p95 is None or p99 is None else (p50, p95, p99),
+        latency=_quantiles(counts.tolist()),
+        request_latency=_quantiles(requests.tolist()),
+        bulk_latency=_quantiles((counts - requests).tolist()),
         speeds=speeds,
     )
 

@@ -218,6 +218,10 @@ def _gauges(
          "Workers by state: idle, busy, draining (finishing its last chunks), drained, lost (a "
          "ScoringWorker without a heartbeat for its lease), foreign (an RQ worker that cannot score).",
          ("state",), {(state,): states[state] for state in get_args(WorkerStateName)}),
+        ("rankmill_worker_relative_pace",
+         "Tokens in a second of forward lately, over what is usual of workers with this one's device and "
+         "models.", ("worker",),
+         {(each.name,): each.relative_pace for each in cluster.workers if each.relative_pace is not None}),
         ("rankmill_submitted_runs", "Submitted runs that are not finished.", ("queue", "state"),
          {(each.name, state): getattr(each, state) for each in files for state in ("waiting", "running")}),
         ("rankmill_runners", "Live runners of a queue of submitted runs.", ("queue",),

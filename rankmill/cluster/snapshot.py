@@ -6,6 +6,7 @@ A damaged key is listed with a reason, and all other keys are shown.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, Literal, TypeVar
 
 import redis
@@ -23,13 +24,24 @@ from rankmill.jobs.contract.run import Progress, read_run
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
-from rankmill.jobs.protocol.worker_report import DOING_FIELD, DOINGS, SCORING_FIELD, WorkerReport
+from rankmill.jobs.protocol.worker_report import (
+    DOING_FIELD,
+    DOINGS,
+    LATENCY_BUCKETS,
+    PACE_FIELD,
+    REQUESTS_FIELD,
+    SCORING_FIELD,
+    WorkerReport,
+)
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability
 from rankmill.jobs.system import system
 
 PAGE_RUNS = 50
 """Runs on a page."""
+
+SLOW = 1 / 3
+"""A worker is slow whose pace is under this part of that of its peers."""
 
 MAX_DAMAGED = 100
 """Most damaged keys that a snapshot lists."""
@@ -41,7 +53,10 @@ _LOOK_AT = 256
 
 _QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
 _WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
-_WORKER_FIELDS = ("queues", "state", "birth", "death", "last_heartbeat", "pid", SCORING_FIELD, DOING_FIELD)
+_WORKER_FIELDS = (
+    "queues", "state", "birth", "death", "last_heartbeat", "pid",
+    SCORING_FIELD, DOING_FIELD, PACE_FIELD, REQUESTS_FIELD,
+)  # fmt: skip
 
 Item = TypeVar("Item")
 
@@ -67,7 +82,10 @@ class Damaged(_Frozen):
 class WorkerState(_Frozen):
     """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired.
 
-    ``pid`` is the id of its process on its host, ``doing`` a `Doing` that keeps it from scoring.
+    ``pid`` is the id of its process on its host, ``doing`` a `Doing` that keeps it from scoring. ``pace`` is
+    how many padded tokens a second of forward has scored lately, ``relative_pace`` that over the usual pace
+    of workers with its device and models (``None`` if no other one scores). ``requests`` are the
+    ``latency_counts`` of requests alone.
     """
 
     name: str
@@ -77,6 +95,14 @@ class WorkerState(_Frozen):
     report: WorkerReport | None
     pid: int | None = None
     doing: str = ""
+    pace: float | None = None
+    relative_pace: float | None = None
+    requests: tuple[int, ...] = ()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it takes far more time for a token than its peers."""
+        return self.relative_pace is not None and self.relative_pace < SLOW
 
 
 class QueueState(_Frozen):
@@ -187,7 +213,9 @@ class _Reader:
                 ("zrangebyscore", keys.file_queues(), (), "-inf", "+inf"),
             ],
         )
-        workers = self._workers(_names(self._texts(worker_keys, REDIS_WORKER_KEYS), _WORKER_PREFIX))
+        workers = _compared(
+            self._workers(_names(self._texts(worker_keys, REDIS_WORKER_KEYS), _WORKER_PREFIX))
+        )
         queues = _names(self._texts(queue_keys, Queue.redis_queues_keys), _QUEUE_PREFIX)
         of_files = set(self._texts(file_queues, keys.file_queues()))
         queues = [name for name in queues if name not in of_files]  # runners take them, not workers
@@ -246,6 +274,8 @@ class _Reader:
             beat_seconds=self._age(report.beat if report else self._time(known["last_heartbeat"], key)),
             report=report,
             pid=int(pid) if (pid := known["pid"]) and pid.isdigit() else None,
+            pace=_number(known[PACE_FIELD] or b""),
+            requests=_counts(known[REQUESTS_FIELD] or b""),
             doing=found if (found := (known[DOING_FIELD] or b"").decode(errors="replace")) in DOINGS else "",
         )
 
@@ -395,6 +425,42 @@ class _Reader:
 
     def _age(self, at: float | None) -> float | None:
         return None if at is None else max(self._now - at, 0.0)
+
+
+def _compared(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
+    """The workers with their pace beside that of their peers."""
+    peers: dict[object, list[float]] = {}
+    for worker in workers:
+        if worker.report and worker.pace is not None:
+            peers.setdefault((worker.report.device, worker.report.models), []).append(worker.pace)
+    found = []
+    for worker in workers:
+        others = peers.get((worker.report.device, worker.report.models), ()) if worker.report else ()
+        if worker.pace is None or len(others) < 2:
+            found.append(worker)
+            continue
+        usual = median(others) if len(others) > 2 else max(others)
+        relative = worker.pace / usual if usual else None
+        found.append(worker.model_copy(update={"relative_pace": relative}))
+    return tuple(found)
+
+
+def _number(raw: bytes) -> float | None:
+    """A number that somebody has written; ``None`` if it is none."""
+    try:
+        found = float(raw)
+    except ValueError:
+        return None
+    return found if 0 <= found < 1e18 else None
+
+
+def _counts(raw: bytes) -> tuple[int, ...]:
+    """The counts of the latencies of requests; empty if they are not valid."""
+    found = raw.split(b",")
+    valid = len(found) == len(LATENCY_BUCKETS) + 1 and all(
+        each.isdigit() and len(each) < 19 for each in found
+    )
+    return tuple(map(int, found)) if valid else ()
 
 
 def _names(found: Iterable[str], prefix: str) -> list[str]:

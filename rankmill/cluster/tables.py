@@ -57,6 +57,11 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
         )
         if reasons
     ]
+    parts += [
+        Text(f"{plain(worker.name)} is slow: {slowness(worker)}", style="yellow")
+        for worker in cluster.workers
+        if worker.is_slow
+    ]
     if cluster.set_aside:
         last, jobs = cluster.set_aside[0], len(cluster.set_aside)
         how_many = "1 job was" if jobs == 1 else f"{jobs} jobs were"
@@ -120,7 +125,7 @@ def live_table(workers: Iterable[WorkerState]) -> RenderableType:
         "state": _live_state,
         "queues": lambda worker: plain(", ".join(worker.queues)),
         "cpu": _of_report(lambda report: "" if report.cpu is None else f"{report.cpu:.1f} cores"),
-        "memory": _of_report(lambda report: _size(report.resident_bytes)),
+        "memory": _of_report(lambda report: size(report.resident_bytes)),
         "gpu": _of_report(lambda report: _gpu(report.gpu)),
         "hits": _of_report(_hits),
         "beat": lambda worker: f"{duration(worker.beat_seconds)} ago",
@@ -223,7 +228,7 @@ def _nobody(queue: QueueState) -> str:
     return f"Queue {name} has no workers: {start}."
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
     """Bytes in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"
 
@@ -247,10 +252,18 @@ def _padding(report: WorkerReport) -> str:
     return f"{1 - report.tokens / report.padded_tokens:.1%}" if report.padded_tokens else ""
 
 
+def slowness(worker: WorkerState) -> str:
+    """How slow a worker is beside its peers."""
+    times = 1 / max(worker.relative_pace or 0.0, 1e-3)
+    return f"it takes {times:,.0f} times as long for a token as workers with its device and models."
+
+
 def _live_state(worker: WorkerState) -> Text:
     state = Text(worker.state, style=_STYLES[worker.state])
     if worker.report and worker.state == "draining":
         state.append(f" ({worker.report.claimed_jobs:,} left)")
+    elif worker.is_slow:
+        state.append(", slow", style="yellow")
     elif worker.doing:
         state.append(f", {worker.doing}")
     return state
@@ -265,7 +278,7 @@ def _kept(durability: Durability) -> str:
     """How a server keeps data, in the words of its settings."""
     facts = {
         "maxmemory-policy": durability.maxmemory_policy,
-        "maxmemory": {None: None, 0: "0"}.get(durability.maxmemory, _size(durability.maxmemory or 0)),
+        "maxmemory": {None: None, 0: "0"}.get(durability.maxmemory, size(durability.maxmemory or 0)),
         "appendonly": {None: None, True: "yes", False: "no"}[durability.appendonly],
         "appendfsync": durability.appendfsync if durability.appendonly is not False else "",
         "save": durability.save if durability.save != "" else "never",

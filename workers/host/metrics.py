@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -17,6 +18,7 @@ from itertools import pairwise
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.samples import Sample
 
 from rankmill.jobs.contract.errors import RowFault
 from rankmill.jobs.contract.priority import priority_of
@@ -25,10 +27,20 @@ from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.protocol.model_figures import ModelFigures
 from rankmill.jobs.protocol.orders import Answer
-from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, GpuReport, WorkerReport
+from rankmill.jobs.protocol.worker_report import (
+    LATENCY_BUCKETS,
+    PACE_FIELD,
+    REQUESTS_FIELD,
+    STAGES,
+    GpuReport,
+    WorkerReport,
+)
 from rankmill.jobs.runtime.tracing import step
 from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
+
+_PACE_SECONDS = 30
+"""Time over which the pace is measured, at least."""
 
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below; not the library's default one, to which other libraries may add."""
@@ -84,6 +96,7 @@ latency = _histogram(
     "Time from a chunk's submission to its result, earlier attempts included, by the clocks of both hosts.",
     buckets=LATENCY_BUCKETS,
 )
+request_latency = Histogram("request_latency", "That of requests.", buckets=LATENCY_BUCKETS, registry=None)
 claimed_jobs = _gauge("rankmill_claimed_jobs", "Chunks claimed and not answered.")
 claimed_pairs = _gauge("rankmill_claimed_pairs", "Pairs claimed that wait for the model or are in it.")
 refusals = _gauge(
@@ -164,6 +177,8 @@ def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> N
     seconds = None if submitted is None else max(system.now() - submitted.timestamp(), 0.0)
     if seconds is not None:
         latency.observe(seconds)
+        if priority_of(run.id) == "request":
+            request_latency.observe(seconds)
     model = (run.spec.model, result.stats.revision or "")
     known, labels = result.scores.drop_null(), outputs(result.scores)
     numbers = (known.flatten() if labels else known).to_numpy(zero_copy_only=False)
@@ -186,7 +201,44 @@ class _CpuUse:
         return self._cores
 
 
+class _Pace:
+    """Padded tokens that a second of forward scores, of about the last half minute."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float, float]] = deque()
+
+    def now(self, padded: float, forward: float) -> float | None:
+        """The pace, after so many padded tokens and seconds of forward; ``None`` without new ones."""
+        at = system.monotonic()
+        self._seen.append((at, padded, forward))
+        while len(self._seen) > 2 and at - self._seen[1][0] > _PACE_SECONDS:
+            self._seen.popleft()
+        _, first, began = self._seen[0]
+        return (padded - first) / (forward - began) if forward > began else None
+
+
 _cpu = _CpuUse()
+_pace = _Pace()
+
+
+def record() -> dict[str, str]:
+    """What RQ's record of this worker says beside its report."""
+    padded = sum(sample.value for sample in _samples(padded_tokens, "_total"))
+    forward = sum(
+        sample.value for sample in _samples(stage_seconds, "_sum") if sample.labels["stage"] == "forward"
+    )
+    pace = _pace.now(padded, forward)
+    within = [0, *(int(sample.value) for sample in _samples(request_latency, "_bucket"))]
+    return {
+        PACE_FIELD: "" if pace is None else f"{pace:.6g}",
+        REQUESTS_FIELD: ",".join(str(upper - lower) for lower, upper in pairwise(within)),
+    }
+
+
+def _samples(metric: Counter | Histogram, ending: str) -> list[Sample]:
+    return [
+        sample for family in metric.collect() for sample in family.samples if sample.name.endswith(ending)
+    ]
 
 
 def report(

@@ -39,16 +39,24 @@ function age(seconds) {
   return seconds === null || seconds === undefined ? "–" : seconds < 10 ? Math.round(seconds) + " s" : duration(seconds);
 }
 
+// The end of a path says most.
+function ending(name, most = 40) {
+  if (name.length <= most) return name;
+  const last = name.slice(name.lastIndexOf("/"));
+  return "…" + (last.length < most ? last : name.slice(1 - most));
+}
+
 function say(id, text) {
   if (byId(id).textContent !== text) byId(id).textContent = text;
 }
 
 // --- tables
 
-// A cell is a text, or {text, className, title, share}; share shows a progress bar before the text.
+// A cell is a text, or {text, className, title, share, more}; share shows a progress bar before the text, and
+// more is a second line of texts.
 function cell(label, value) {
   const td = document.createElement("td");
-  const {text, className, title, share} = typeof value === "object" ? value : {text: value};
+  const {text, className, title, share, more} = typeof value === "object" ? value : {text: value};
   td.dataset.label = label;
   if (title) td.title = title;
   const content = document.createElement("span");
@@ -62,6 +70,11 @@ function cell(label, value) {
   }
   content.append(text);
   td.append(content);
+  for (const line of (more ?? []).filter((each) => each)) {
+    const small = document.createElement("small");
+    small.append(line);
+    td.append(" ", small);
+  }
   return td;
 }
 
@@ -111,7 +124,7 @@ function runRow(run, now, over) {
     className: over ? "over" : "",
     cells: [
       {text: run.id.slice(0, 12), title: run.id},
-      {text: run.model, className: "long", title: run.model},
+      {text: ending(run.model), title: run.model},
       run.queue,
       {text: done, share},
       errors(run.row_errors),
@@ -152,14 +165,29 @@ const STATES = {
   foreign: {text: "cannot score", className: "warn", title: "An RQ worker of another class than ScoringWorker."},
 };
 
-function refusing(state, report) {
-  if (!report) return null;
-  const [reasons, what] = report.refusals.length
+const SLOW = 1 / 3; // of the pace of workers with the same device and models, as in snapshot.py
+const isSlow = ({relative_pace}) => relative_pace !== null && relative_pace < SLOW;
+
+// The state, with a second line that says why a worker does not score as others do.
+function stateOf(worker) {
+  const {state, report, doing} = worker;
+  const found = STATES[state];
+  const [reasons, what] = !report ? [[], ""] : report.refusals.length
     ? [report.refusals, ", refuses some chunks"]
     : [report.half_open, ", tries refused chunks again"];
-  if (!reasons.length) return null;
-  return {text: STATES[state].text + what, className: "warn", title: reasons.join("\n").slice(0, 1000)};
+  if (reasons.length) {
+    const why = reasons[0].slice(0, 160) + (reasons.length > 1 ? ` (and ${reasons.length - 1} more)` : "");
+    return {text: found.text + what, className: "warn", title: reasons.join("\n").slice(0, 1000), more: [why]};
+  }
+  if (isSlow(worker)) {
+    const title = "For the same number of tokens it takes longer than workers with its device and models.";
+    return {text: found.text + ", slow", className: "warn", title, more: [`${percent(worker.relative_pace)} of its peers’ speed`]};
+  }
+  return doing ? {...found, text: `${found.text}, ${doing}`} : found;
 }
+
+const TROUBLE = {lost: 0, foreign: 1, draining: 3, drained: 3};
+const urgency = (worker) => TROUBLE[worker.state] ?? (worker.report?.refusals.length || isSlow(worker) ? 2 : 4);
 
 function bytes(n) {
   return n >= 2 ** 30 ? (n / 2 ** 30).toFixed(1) + " GiB" : count(n / 2 ** 20) + " MiB";
@@ -167,9 +195,9 @@ function bytes(n) {
 
 // Figures of a worker's GPU, those that its driver tells.
 function graphics(gpu) {
-  if (!gpu) return "–";
-  const parts = [gpu.use === null ? "" : percent(gpu.use), `${bytes(gpu.memory_used)} of ${bytes(gpu.memory_size)}`,
-    gpu.celsius === null ? "" : Math.round(gpu.celsius) + " °C"];
+  if (!gpu) return "";
+  const parts = [gpu.use === null ? "" : percent(gpu.use), `${(gpu.memory_used / 2 ** 30).toFixed(1)} of ${bytes(gpu.memory_size)}`,
+    gpu.celsius === null ? "" : Math.round(gpu.celsius) + "\u00a0°C"];
   return parts.filter((part) => part).join(", ");
 }
 
@@ -178,25 +206,25 @@ function hits({model_hits, model_loads}) {
 }
 
 function showWorkers(cluster, rates) {
-  const rows = cluster.workers.map(({name, queues, state, beat_seconds, report}) => ({
-    cells: [
-      {text: name, className: "long", title: name},
-      queues.join(", "),
-      refusing(state, report) ?? STATES[state],
-      report ? report.device : "–",
-      {text: report ? report.models.join(", ") || "none yet" : "–", className: "long"},
+  const workers = [...cluster.workers].sort((one, other) => urgency(one) - urgency(other)); // else by name
+  const rows = workers.map((worker) => {
+    const {name, queues, beat_seconds, report, pid} = worker;
+    const models = report ? report.models : [];
+    return {cells: [
+      {text: name, title: pid === null ? name : `${name}, process ${pid}`, more: [queues.join(", ")]},
+      stateOf(worker),
+      {text: report ? models.map((model) => ending(model)).join(", ") || "none yet" : "–",
+        title: models.join("\n"), more: [report ? report.device : ""]},
       rate(rates.speeds[name]),
-      report ? count(report.pairs) : "–",
-      report ? errors(report.row_errors) : "–",
-      report && report.cpu !== null ? report.cpu.toFixed(1) + " cores" : "–",
-      report && report.resident_bytes ? bytes(report.resident_bytes) : "–",
-      graphics(report && report.gpu),
+      {text: report ? count(report.pairs) : "–",
+        more: [report && report.row_errors ? count(report.row_errors) + " row errors" : ""]},
+      {text: report && report.cpu !== null ? report.cpu.toFixed(1) + " cores" : "–",
+        more: [report && report.resident_bytes ? bytes(report.resident_bytes) : "", graphics(report && report.gpu)]},
       report ? hits(report) : "–",
       age(beat_seconds) + " ago",
-    ],
-  }));
-  const columns = names("Worker", "Queues", "State", "Device", "Models", "#Pairs/s", "#Pairs", "#Row errors",
-    "#CPU", "#Memory", "#GPU", "#Cache hits", "#Heartbeat");
+    ]};
+  });
+  const columns = names("Worker", "State", "Models", "#Pairs/s", "#Pairs", "#Host", "#Cache hits", "#Heartbeat");
   table("workers", columns, rows, "No workers. Start some with score-workers.");
 }
 
@@ -227,19 +255,22 @@ function showNow(cluster, rates) {
   const states = {idle: 0, busy: 0, draining: 0, drained: 0, lost: 0, foreign: 0};
   for (const worker of cluster.workers) states[worker.state] += 1;
   const drained = states.draining + states.drained;
+  const slow = cluster.workers.filter(isSlow).length;
   const alive = states.idle + states.busy + drained;
   say("throughput", rate(rates.pairs_per_second));
   say("throughput-more", "pairs/s");
   say("alive", count(alive));
-  byId("alive").className = !alive ? "bad" : states.lost || drained ? "warn" : "";
+  byId("alive").className = !alive ? "bad" : states.lost || drained || slow ? "warn" : "";
   say("alive-more", `${states.busy} busy` + (drained ? `, ${drained} drained` : "") + (states.lost ? `, ${states.lost} lost` : "")
+    + (slow ? `, ${slow} slow` : "")
     + (states.foreign ? `, ${states.foreign} cannot score` : ""));
   say("waiting", count(cluster.queues.reduce((sum, queue) => sum + queue.waiting, 0)));
   const oldest = Math.max(...cluster.queues.map((queue) => queue.oldest_seconds ?? -1), -1);
   say("waiting-more", oldest < 0 ? "none" : "oldest " + age(oldest));
-  const latency = rates.latency;
-  say("latency", latency ? duration(latency[0]) : "–");
-  say("latency-more", latency ? `p95 ${duration(latency[1])}, p99 ${duration(latency[2])}` : "no chunk lately");
+  for (const [id, latency] of [["request-latency", rates.request_latency], ["bulk-latency", rates.bulk_latency]]) {
+    say(id, latency ? duration(latency[0]) : "–");
+    say(id + "-more", latency ? `p95 ${duration(latency[1])}, p99 ${duration(latency[2])}` : "none lately");
+  }
   say("padding", rates.padding === null ? "–" : percent(rates.padding));
   const total = cluster.workers.reduce((sum, worker) => sum + (worker.report ? worker.report.row_errors : 0), 0);
   say("errors", count(total));
@@ -268,6 +299,7 @@ function showStages(stages) {
 // --- plots
 
 const plots = [];
+const compact = new Intl.NumberFormat("en", {notation: "compact"});
 
 function plot(id, series) {
   const box = byId(id);
@@ -282,7 +314,7 @@ function plot(id, series) {
     scales: {x: {range: (self, low, high) => [(high ?? Date.now() / 1000) - SHOWN_SECONDS, high]}, y: {range: (self, low, high) => [0, Math.max(high ?? 0, 1) * 1.1]}},
     axes: [
       {...axis, size: 28, space: 60, incrs: [60, 120, 300], values: (self, ticks) => ticks.map(clock)},
-      {...axis, size: 48},
+      {...axis, size: 48, values: (self, ticks) => ticks.map((n) => compact.format(n))},
     ],
     series: [{}, ...series.map(([, label], place) => ({
       label, stroke: colour(COLOURS[place]), width: 2, points: {show: false},
@@ -317,7 +349,7 @@ function trouble(cluster) {
   if (cluster.trouble) return `${cluster.trouble.replace(/\.$/, "")}. Workers and producers wait and go on when it can.`;
   if (!aside.length) return "";
   return `${count(aside.length)} ${aside.length === 1 ? "job was" : "jobs were"} set aside, which could not be read; `
-    + `the last, ${aside[0].job}: ${aside[0].reason}`;
+    + `the last, ${aside[0].job}: ${aside[0].reason}. rankmill jobs lists them.`;
 }
 
 function notice(text, warning = "") {

@@ -30,7 +30,7 @@ def queue(server: Server) -> Queue:
 
 def ended_at(queue: Queue, job: str) -> datetime | None:
     found = queue.fetch_job(job)
-    return found and found.ended_at
+    return found.ended_at if found else None
 
 
 def test_a_failed_job_is_listed_with_its_reason_retried_and_cleared(

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pydantic import ValidationError
 
 from benchmarks.simulated import SECONDS
 from rankmill import Client
+from rankmill.cli.main import rankmill
 from rankmill.cluster.dashboard import WINDOW_SECONDS, History, quantile
-from rankmill.cluster.snapshot import Snapshot, WorkerState
+from rankmill.cluster.exporter import ClusterView, exporter_registry
+from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartWorker, wait_for
@@ -86,7 +89,7 @@ def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
 
     def busy() -> bool:
         pages.append(shown(page, tmp_path / "browser"))
-        found = re.search(r"worker-7\s+rankmill\s+busy\s+cpu", text(pages[-1], "workers"))
+        found = re.search(r"worker-7\s+rankmill\s+busy\s+demo\s+cpu", text(pages[-1], "workers"))
         progress = re.search(r'<progress max="1" value="([0-9.e-]+)"', pages[-1])
         return bool(found and progress and 0 < float(progress[1]) < 1)
 
@@ -129,7 +132,7 @@ def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: st
     assert "<title>rankmill</title>" in html
     assert "idle, refuses some chunks" in text(html, "workers")
     assert "no model &lt;img src=x" in html
-    figures_of_x = r"x\s+drained.*1\.8 cores\s+2\.0 GiB\s+88%, 1\.5 GiB of 80\.0 GiB, 64 °C\s+75%"
+    figures_of_x = r"x\s+drained.*1\.8 cores\s+2\.0 GiB\s+88%, 1\.5 of 80\.0 GiB, 64(?:\xa0|&nbsp;)°C\s+75%"
     assert re.search(figures_of_x, text(html, "workers"), re.S)
     assert "0 busy, 1 drained" in text(html, "alive-more")
 
@@ -155,10 +158,49 @@ def test_nothing_is_inline_and_nothing_comes_from_elsewhere(page: str) -> None:
         assert answers(page + name)
 
 
-def look(at: float, **report: Any) -> Snapshot:
+def test_a_slow_worker_is_named_by_page_status_and_exporter(server: Server) -> None:
+    paces = {"one": 5000.0, "two": 4000.0, "three": 400.0, "alone": 10.0}
+    for name, pace in paces.items():
+        server.client.sadd("rq:workers", f"rq:worker:{name}")
+        server.client.hset(f"rq:worker:{name}", mapping={"birth": "x", "scoring": 2, "pace": pace})
+        device = "cuda" if name == "alone" else "cpu"
+        announce_worker(server.client, name, WorkerReport(device=device, started=1.0, beat=time.time()), 60)
+    workers = {worker.name: worker for worker in read_cluster(server.client).workers}
+    assert [name for name, worker in workers.items() if worker.is_slow] == ["three"]
+    assert workers["three"].relative_pace == pytest.approx(0.1)
+    assert workers["alone"].relative_pace is None
+    shown = CliRunner().invoke(rankmill, ["status", "--redis", server.url], env={"COLUMNS": "200"}).output
+    assert "three is slow: it takes 10 times as long for a token" in shown
+    registry = exporter_registry(ClusterView(server.client))
+    assert registry.get_sample_value("rankmill_worker_relative_pace", {"worker": "three"}) == pytest.approx(
+        0.1
+    )
+    server.client.hset("rq:worker:three", mapping={"pace": "nan", "request_latency_counts": "1,x"})
+    damaged = {worker.name: worker for worker in read_cluster(server.client).workers}["three"]
+    assert (damaged.pace, damaged.relative_pace, damaged.requests) == (None, None, ())
+
+
+def test_the_latency_of_requests_is_told_apart_from_that_of_bulk_work() -> None:
+    history = History()
+    counts = [0] * (len(LATENCY_BUCKETS) + 1)
+    quick, slow = LATENCY_BUCKETS.index(0.1), LATENCY_BUCKETS.index(30)
+    history.add(look(10, requests=tuple(counts)))
+    requests, every = [*counts], [*counts]
+    requests[quick], every[quick], every[slow] = 4, 4, 9
+    history.add(look(20, requests=tuple(requests), latency_counts=tuple(every)))
+    rates = history.rates
+    assert rates.request_latency
+    assert rates.bulk_latency
+    assert rates.request_latency[2] <= 0.1
+    assert rates.bulk_latency[0] > 20
+
+
+def look(at: float, requests: tuple[int, ...] = (), **report: Any) -> Snapshot:
     """A cluster with one worker that says `report`."""
     made = WorkerReport(device="cpu", started=0.0, beat=at, **report)
-    worker = WorkerState(name="w", queues=("q",), state="busy", beat_seconds=0.0, report=made)
+    worker = WorkerState(
+        name="w", queues=("q",), state="busy", beat_seconds=0.0, report=made, requests=requests
+    )
     return Snapshot(at=at, queues=(), workers=(worker,), runs=(), runs_total=0, page=0, page_size=50)
 
 

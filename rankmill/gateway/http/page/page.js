@@ -35,6 +35,21 @@ function row(...texts) {
   return line;
 }
 
+// The request as a person would write it; a key is named, and never shown.
+function showCode({ return_documents: _, ...body }) {
+  const url = new URL("v1/rerank", location.href.split(/[?#]/)[0]).href;
+  const hasKey = Boolean(at("key").value.trim());
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  at("curl").textContent = [`curl ${quoted(url)}`, "  -H 'content-type: application/json'",
+    ...(hasKey ? ['  -H "authorization: Bearer $RANKMILL_KEY"'] : []),
+    `  -d ${quoted(JSON.stringify(body))}`].join(" \\\n");
+  const fields = Object.entries(body).map(([name, value]) => `    "${name}": ${JSON.stringify(value)},`);
+  const key = hasKey ? ', headers={"authorization": f"Bearer {os.environ[\'RANKMILL_KEY\']}"}' : "";
+  at("python").textContent = [hasKey ? "import os\n\nimport requests\n" : "import requests\n", "body = {", ...fields, "}",
+    `found = requests.post(${JSON.stringify(url)}, json=body${key}).json()`,
+    'for result in found["results"]:', '    print(result["relevance_score"], body["documents"][result["index"]])'].join("\n");
+}
+
 async function rank() {
   const documents = at("passages").value.split("\n").map((line) => line.trim()).filter(Boolean);
   const body = { query: at("query").value, documents, return_documents: true };
@@ -49,6 +64,7 @@ async function rank() {
   at("summary").textContent = `${results.length} passages in ${took} ms`;
   at("ranked").replaceChildren(...results.map(({ index, relevance_score: score }, place) =>
     row(`${place + 1}`, score.toFixed(4), documents[index])));
+  showCode(body);
   at("answer").hidden = false;
 }
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+from html import unescape
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -28,6 +32,13 @@ def test_a_browser_ranks_passages(gateway: Running, tmp_path: Path) -> None:
     assert float(rows[0][1]) > float(rows[1][1])
     assert "&lt;img src=x" in html
     assert '<option value="demo">demo</option>' in html
+    curl, python = (
+        unescape(found) for found in re.findall(r'<pre id="(?:curl|python)"[^>]*>(.*?)</pre>', html, re.S)
+    )
+    answer = json.loads(subprocess.run(["sh", "-c", f"{curl} -s"], capture_output=True, check=True).stdout)
+    assert [f"{each['relevance_score']:.4f}" for each in answer["results"]] == [row[1] for row in rows]
+    said = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[0].partition(" ")[2] == TEXTS[1]
     assert 'id="notice" class="notice" role="alert" hidden' in html
 
 
