@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-slow test-scores simulate check chaos clients docs stack clean
+.PHONY: demo test test-slow test-scores simulate check chaos clients docs release stack clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
@@ -58,6 +58,9 @@ docs: $(READY)  ## the site, in build/docs: open index.html; it needs no network
 	$(BIN)/python -m docs.figures
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --builder html --doctree-dir build/doctrees docs build/docs
 	@echo "build/docs/index.html"
+
+release: $(READY)  ## wheel, sdist, checksums, SBOM of the last commit, in dist: built twice, tried where nothing is
+	$(BIN)/python -m tests.harness.release dist
 
 stack: secrets/redis_password secrets/grafana_password  ## server, workers, gateway, page, Prometheus, Grafana, in containers
 	docker compose up --build --detach

@@ -17,6 +17,7 @@ extensions = ["myst_parser"]
 root_doc = "README"
 exclude_patterns = ["figures", "images"]
 myst_heading_anchors = 4
+smartquotes = False
 suppress_warnings = ["misc.highlighting_failure"]  # examples leave things out with …
 html_theme = "furo"
 html_show_sphinx = False
@@ -26,6 +27,7 @@ html_additional_pages = {"index": "index.html"}
 templates_path = ["site"]
 html_static_path = ["site/static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "site" / "scorer.js")
 html_theme_options = {"source_view_link": "", "top_of_page_buttons": []}
 
 _SECTION = re.compile(r"^## (.+)\n((?:.*\n)*?)(?=^## |\Z)", re.M)

@@ -48,6 +48,7 @@ class Picture:
     ) -> None:
         """A rectangle."""
         stroke = f" stroke: var(--{edge})" if edge else ""
+        stroke += "" if radius or edge else " shape-rendering: crispEdges"
         self._shapes.append(
             f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="{_n(radius)}"'
             f' style="fill: var(--{fill});{stroke}"/>'

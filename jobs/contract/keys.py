@@ -70,6 +70,16 @@ def kind(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:kind"
 
 
+def counted(run_id: str) -> str:
+    """Hash: what the accounts have of a run, by device."""
+    return f"{PREFIX}:run:{run_id}:counted"
+
+
+def usage(day: int | None = None) -> str:
+    """Hash: what was used on a day, counted from 1970 by UTC; without one, the number of reports of it."""
+    return f"{PREFIX}:usage" if day is None else f"{PREFIX}:usage:{day}"
+
+
 def refusals(run_id: str) -> str:
     """Hash: name of each worker that cannot score the run, and the reason."""
     return f"{PREFIX}:run:{run_id}:refusals"
@@ -82,7 +92,7 @@ def refused_until(run_id: str) -> str:
 
 def of_run(run_id: str) -> list[str]:
     """All keys of a run, but for those of its chunks and the note that it was cancelled."""
-    state = (run, results, progress, errors, detached, failed_attempts, scored_rows)
+    state = (run, results, progress, errors, detached, failed_attempts, scored_rows, counted)
     workers = (precision, revision, kind, refusals, refused_until)
     return [name(run_id) for name in (*state, *workers)]
 

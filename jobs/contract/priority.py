@@ -19,7 +19,7 @@ REQUEST_ROWS = 256
 """Most pairs of a run that is a request if nobody says otherwise."""
 
 GROUP = 12
-"""Hexadecimal digits of an id that stand for the tenant."""
+"""The last hexadecimal digits of an id, which stand for the tenant. People name runs by how ids begin."""
 
 _MARK = "r"
 """First letter of a request's id, which is no hexadecimal digit; the rest of it, and a bulk run's id, are."""
@@ -61,12 +61,12 @@ def group_of(tenant: str) -> str:
 
 def new_run_id(priority: Priority, tenant: str = "") -> str:
     """A new id for a run of this priority and tenant."""
-    return (_MARK if priority == "request" else "") + group_of(tenant) + system.unique_id()[GROUP:]
+    return (_MARK if priority == "request" else "") + system.unique_id()[GROUP:] + group_of(tenant)
 
 
 def group_in(run_id: str) -> str:
     """The group in a run's id, with the mark of requests; of a release before, one that no other run has."""
-    return run_id[: GROUP + run_id.startswith(_MARK)]
+    return (_MARK if run_id.startswith(_MARK) else "") + run_id[-GROUP:]
 
 
 def run_id_of_request(job_id: str) -> str:

@@ -35,11 +35,23 @@ class ChunkStats(WireModel):
     ``digest`` is the SHA-256 of the model's weights, configuration and tokenizer; ``bound`` is the largest
     difference between a score and the model's own that the worker has proven. They are written only for a
     job whose producer reads them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
-    deterministic run alone, of which no older release knows.
+    deterministic run alone, of which no older release knows. ``device_name``, and ``device_seconds``, the
+    part of the device's time that this chunk's tokens had, are written only for a job that asks for them
+    (`rankmill.jobs.contract.job.asks_for_device`).
     """
 
     seldom: ClassVar[frozenset[str]] = frozenset(
-        {"windows", "labels", "tokenize_seconds", "forward_seconds", "digest", "bound", "kind"}
+        {
+            "windows",
+            "labels",
+            "tokenize_seconds",
+            "forward_seconds",
+            "digest",
+            "bound",
+            "kind",
+            "device_name",
+            "device_seconds",
+        }
     )
     """Fields that are written only where they have a value."""
     added: ClassVar[frozenset[str]] = seldom | {"int8_gain"}
@@ -62,6 +74,8 @@ class ChunkStats(WireModel):
     digest: Annotated[str, Field(pattern=CONTENT)] | None = None
     bound: Annotated[float, Field(ge=0)] | None = None
     kind: str | None = None
+    device_name: str | None = None
+    device_seconds: Seconds | None = None
 
     def written(self) -> str:
         """As JSON."""

@@ -23,12 +23,12 @@ from rankmill.jobs.contract.schema import (
     FORMAT,
     NEW_SPEC_FORMAT,
     Count,
+    Inputs,
     Seconds,
     Weight,
     WireModel,
 )
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.contract.wire import Inputs
 from rankmill.jobs.system import system
 
 MAX_ROW_ERRORS = 200
@@ -59,7 +59,8 @@ class Run(WireModel):
 
     ``rows`` is the number of input rows; ``None`` if the producer did not know it at the start.
     ``created`` is in seconds since 1970. ``ttl`` is in seconds; it counts from the latest change to the run.
-    ``weight`` is that of its tenant, whom its id says. ``inputs`` is what a row is.
+    ``weight`` is that of its tenant, whom its id says. ``inputs`` is what a row is, as in its spec; the
+    spec's text does not say it.
     """
 
     formats: ClassVar[frozenset[int]] = frozenset({FORMAT, NEW_SPEC_FORMAT, EXTENDED_FORMAT})
@@ -161,6 +162,7 @@ def new_run(
         id=new_run_id(choose_priority(priority, rows), tenant.name),
         weight=tenant.weight,
         spec=spec,
+        inputs=spec.inputs,
         queue=queue,
         ttl=ttl,
         max_retries=max_retries,
@@ -173,4 +175,5 @@ def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
     """Read a run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
     if b"format" not in raw:
         raise WireError(f"run {run_id} is damaged: it has no format")
-    return Run.read_fields({**raw, b"id": run_id.encode()}, f"run {run_id}")
+    run = Run.read_fields({**raw, b"id": run_id.encode()}, f"run {run_id}")
+    return run.model_copy(update={"spec": run.spec.model_copy(update={"inputs": run.inputs})})

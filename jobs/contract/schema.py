@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
@@ -30,6 +30,9 @@ Seconds = Annotated[float, Field(ge=0, lt=1e12)]
 
 Weight = Annotated[float, Field(gt=0, le=1e6)]
 """How many times what others get a tenant gets."""
+
+Inputs = Literal["pairs", "texts", "conversations"]
+"""What the rows of a run are: a query and a passage, one text, or a list of messages."""
 
 MAX_CHUNK_ROWS = 1 << 20
 """Most rows of a chunk."""

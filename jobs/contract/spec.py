@@ -12,11 +12,12 @@ from pydantic_core import PydanticCustomError
 
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.prompts import MAX_TEMPLATE_CHARS, answers_of
+from rankmill.jobs.contract.schema import Inputs
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 Activation = Literal["default", "identity", "sigmoid", "softmax"]
 
-Long = Literal["truncate", "split", "refuse"]
+Long = Literal["truncate", "split", "split-mean", "refuse"]
 
 Side = Literal["right", "left"]
 
@@ -43,6 +44,21 @@ def all_labels_fit(asked: bool, info: ValidationInfo) -> bool:
     if asked and info.data.get("long") == "split":
         raise PydanticCustomError("windows", "the best window is that of one label: name it")
     return asked
+
+
+def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
+    """Check ``inputs`` with the fields before it, likewise."""
+    if inputs == "pairs":
+        return inputs
+    for option in ("instruction", "prompt_template", "max_passage_tokens"):
+        if info.data.get(option) is not None:
+            message = "{option} is for pairs of a query and a passage: leave it out"
+            raise PydanticCustomError("pairs_alone", message, {"option": option})
+    if inputs == "conversations" and str(info.data.get("long")).startswith("split"):
+        raise PydanticCustomError("whole", "conversations are not cut into windows: leave out long")
+    if inputs == "conversations" and info.data.get("truncation_side"):
+        raise PydanticCustomError("side", "conversations are cut as the model's tokenizer does: leave it out")
+    return inputs
 
 
 class ScoreSpec(BaseModel):
@@ -72,8 +88,9 @@ class ScoreSpec(BaseModel):
     label
         Name or number of the output that is the score, for a model with several.
     long
-        What happens to passages that are too long: ``truncate`` cuts off their end, ``split`` scores
-        overlapping windows, of which the best counts. ``refuse``: a pair that is too long has an error.
+        What happens to passages, or texts that are scored alone, that are too long: ``truncate`` cuts off
+        their end, ``split`` scores overlapping windows, of which the best counts; with ``split-mean`` it is
+        the mean of their scores. ``refuse``: what is too long has an error.
     long_stride
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
     truncation_side
@@ -86,6 +103,9 @@ class ScoreSpec(BaseModel):
     deterministic
         Whether a score depends on its pair alone, bit for bit: not on the pairs beside it, their order,
         chunks, workers or threads, on devices of one kind.
+    inputs
+        What a row is: a query and a passage, a text that is scored alone, or a conversation. Of the last two
+        the ``default`` activation is none, unless the model's files name one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -104,15 +124,16 @@ class ScoreSpec(BaseModel):
     max_passage_tokens: int | None = Field(default=None, ge=1)
     all_labels: bool = False
     deterministic: bool = False
+    inputs: Inputs = "pairs"
 
     _alone = field_validator("all_labels")(all_labels_fit)
+    _inputs = field_validator("inputs")(inputs_fit)
 
     def written(self) -> dict[str, str | int | None]:
-        """The fields, without those of `ADDED` that are not set."""
+        """The fields, without those of `ADDED` that are not set, and ``inputs``, which a run says itself."""
         fields = type(self).model_fields
-        return self.model_dump(
-            exclude={each for each in ADDED if getattr(self, each) == fields[each].default}
-        )
+        unset = {each for each in ADDED if getattr(self, each) == fields[each].default}
+        return self.model_dump(exclude={"inputs", *unset})
 
     @property
     def is_new(self) -> bool:
@@ -126,7 +147,7 @@ class ScoreSpec(BaseModel):
     @property
     def is_latest(self) -> bool:
         """Whether it asks for what no release before this one knows."""
-        return self.long == "refuse" or not LATEST.isdisjoint(self.written())
+        return self.long in {"refuse", "split-mean"} or not LATEST.isdisjoint(self.written())
 
 
 class SpecOptions(TypedDict, total=False):
@@ -146,6 +167,7 @@ class SpecOptions(TypedDict, total=False):
     max_passage_tokens: int | None
     all_labels: bool
     deterministic: bool
+    inputs: Inputs
 
 
 def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
@@ -172,9 +194,10 @@ def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
         raise WireError(f"the run's precision in Redis is {precision!r:.40}, which does not exist") from None
 
 
-WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None, bool]
+WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None, bool, Inputs]
 
 
 def weights_key(spec: ScoreSpec) -> WeightsKey:
-    """What a model is loaded by; specs that agree in it share weights."""
-    return spec.model, spec.revision, spec.precision, answers_of(spec.prompt_template), spec.deterministic
+    """What a model is loaded and proven by; specs that agree in it share weights."""
+    answers = answers_of(spec.prompt_template)
+    return spec.model, spec.revision, spec.precision, answers, spec.deterministic, spec.inputs

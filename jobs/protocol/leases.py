@@ -3,6 +3,9 @@
 A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock: no two
 hosts compare theirs. `Leases` are forgotten when they lapse. Those of chunks and submitted runs, in RQ's
 registries of started jobs, stay until somebody takes what was held.
+
+The server's clock may jump, when another host takes over. If it jumps ahead, all leases lapse at once: see
+`Renewals`. If it jumps back, those of the dead would last for as long: see `BOUND`.
 """
 
 from __future__ import annotations
@@ -15,9 +18,36 @@ import redis
 
 from rankmill.jobs.system import system
 
-_TAKE = """
+UNRENEWED_SECONDS = 120
+"""No live process leaves what it holds unrenewed for so long: ``heartbeat_seconds`` is a minute at most."""
+
+BOUND = f"""
+local function bound(ends, now, length)
+  local last = now + math.max(length, {UNRENEWED_SECONDS})
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', ends, '(' .. last, '+inf')) do
+    redis.call('ZADD', ends, last, name)
+  end
+end
+"""
+"""For scripts: lets no entry of a sorted set end later than a lease of this length that begins now, or than
+`UNRENEWED_SECONDS` from now, as others may have another length. One that ends later was written before the
+server's clock jumped back."""
+
+_BOUND_LEASES = (
+    BOUND
+    + """
+local clock = redis.call('TIME')
+bound(KEYS[1], clock[1] + clock[2] / 1000000, tonumber(ARGV[1]))
+"""
+)
+"""KEYS: leases. ARGV: their length (s)."""
+
+_TAKE = (
+    BOUND
+    + """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
+bound(KEYS[1], now, tonumber(ARGV[2]))
 redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now)
 if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) and not redis.call('ZSCORE', KEYS[1], ARGV[3]) then
   return 0
@@ -26,6 +56,7 @@ redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
 redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[2]))
 return 1
 """
+)
 """KEYS: leases. ARGV: most leases, their length (s), holder."""
 
 _RENEW = """
@@ -37,12 +68,17 @@ redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[1]))
 """
 """KEYS: leases. ARGV: their length (s), holders."""
 
-_HOLDERS = """
+_HOLDERS = (
+    BOUND
+    + """
 local clock = redis.call('TIME')
-redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, clock[1] + clock[2] / 1000000)
+local now = clock[1] + clock[2] / 1000000
+bound(KEYS[1], now, tonumber(ARGV[1]))
+redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now)
 return redis.call('ZRANGE', KEYS[1], 0, -1)
 """
-"""KEYS: leases."""
+)
+"""KEYS: leases. ARGV: their length (s)."""
 
 _HOLD = """
 local clock = redis.call('TIME')
@@ -56,6 +92,11 @@ redis.call('ZADD', KEYS[1], unpack(added))
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
     """Begin or renew a lease that stays when it has lapsed, until somebody takes what was held."""
     pipe.eval(_HOLD, 1, key, holder, seconds, int(only_renew))
+
+
+def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:
+    """Apply `BOUND` to leases that stay when they have lapsed."""
+    client.eval(_BOUND_LEASES, 1, key, str(seconds))
 
 
 def server_time(client: redis.Redis) -> float:
@@ -95,7 +136,9 @@ class Leases:
 
     def holders(self) -> list[str]:
         """Who has a lease now, the one that lapses first before the others."""
-        return [name.decode(errors="replace") for name in self._redis.eval(_HOLDERS, 1, self._key)]
+        return [
+            name.decode(errors="replace") for name in self._redis.eval(_HOLDERS, 1, self._key, self._seconds)
+        ]
 
 
 class Renewals:
@@ -110,6 +153,7 @@ class Renewals:
     def __init__(self, beat_seconds: float, lease_seconds: float) -> None:
         self._beat, self._lease = beat_seconds, lease_seconds
         self._last = system.monotonic()
+        self._ahead = math.nan
         self._trusted_from = 0.0
 
     @property
@@ -117,12 +161,17 @@ class Renewals:
         """Seconds since the last renewal that reached the server."""
         return system.monotonic() - self._last
 
-    def renewed(self) -> None:
-        """Note a renewal. If the one before is long ago, Redis was away: others must renew theirs first."""
+    def renewed(self, server_now: float) -> None:
+        """Note a renewal, and what the server's clock says after it.
+
+        If the one before is long ago, Redis was away, and if that clock has jumped, leases lapse too early:
+        others must renew theirs first.
+        """
         now = system.monotonic()
-        if now - self._last > 2 * self._beat:
+        ahead = server_now - now
+        if now - self._last > 2 * self._beat or abs(ahead - self._ahead) > self._beat:
             self._trusted_from = now + self._lease
-        self._last = now
+        self._last, self._ahead = now, ahead
 
     @property
     def others_have_lapsed(self) -> bool:

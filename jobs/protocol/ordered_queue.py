@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
+from redis.client import Pipeline
 from rq import Queue
 from rq.job import Job
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.priority import Priority
+from rankmill.jobs.protocol.leases import hold
+from rankmill.jobs.system import system
 
 IDLE_SECONDS = 5
 """How long the list of idle workers has a worker that says nothing more."""
@@ -55,7 +59,8 @@ local function run_of(id)  -- nil if it is no bulk run's; jobs of a run are most
   return last_run or nil
 end
 local function group_of(id)  -- the tenant, as contract/priority.py has it in ids
-  return string.sub(id, 1, string.sub(id, 1, 1) == 'r' and 13 or 12)
+  local run = string.match(id, '^(.*)%-%d+$') or id
+  return (string.sub(run, 1, 1) == 'r' and 'r' or '') .. string.sub(run, -12)
 end
 local function first_bulk()
   local head = redis.call('LINDEX', queue, 0)
@@ -95,7 +100,7 @@ if not redis.call('LPOS', transit, id) then return end  -- its worker has begun 
 local since = tonumber(redis.call('GET', seen) or '')
 if not since then
   redis.call('SET', seen, ARGV[4], 'EX', 3600)
-elseif now - since > tonumber(ARGV[5]) then
+elseif math.abs(now - since) > tonumber(ARGV[5]) then  -- or the server's clock has jumped back
   redis.call('LREM', transit, 1, id)
   place(id, true)
   if not is_bulk(id) then ring(bell) end
@@ -325,6 +330,18 @@ class OrderedQueue(Queue):
             client.rpush(self.key, job_id)
         else:
             client.eval(_PLACE, 2, self.key, keys.bell(self.name), *numbers, job_id, int(at_front))
+
+    def schedule_job(
+        self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False
+    ) -> Job:
+        """Let a job pause until this host's clock says `when`; its pause ends by the server's clock."""
+        pipe = pipeline if pipeline is not None else self.connection.pipeline()
+        super().schedule_job(job, when, pipe, unique)
+        seconds = when.timestamp() - system.now()
+        hold(pipe, self.scheduled_job_registry.key, job.id, seconds, only_renew=False)
+        if pipeline is None:
+            pipe.execute()
+        return job
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
         """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when."""

@@ -67,6 +67,8 @@ def read_request(job: Job) -> Run:
         raise InputError(f"{PAIRS_FUNCTION}: {wrong}") from None
     except TypeError as error:
         raise InputError(f"{PAIRS_FUNCTION}: {error}") from None
+    if spec.inputs != "pairs":
+        raise InputError(f"{PAIRS_FUNCTION}: it takes pairs; {spec.inputs} need a client's run")
     return Run(
         id=run_id_of_request(job.id),
         spec=spec,
@@ -95,7 +97,9 @@ def return_value(result: ChunkScores) -> Mapping[str, object]:
     return {
         "scores": [None if reason is not None else next(numbers) for reason in reasons],
         "errors": [{"row": row, "error": reason} for row, reason in enumerate(reasons) if reason is not None],
-        "stats": result.stats.model_dump(exclude={"attempt", *([] if labels else ["labels"])}),
+        "stats": result.stats.model_dump(
+            exclude={"attempt", "device_name", "device_seconds", *([] if labels else ["labels"])}
+        ),
     }
 
 

@@ -45,7 +45,8 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     One worker does so for all, unless that was done just now.
     """
     connection: Any = client
-    if connection.pttl(keys.capacity(queue)) > 1000 * (ttl - _FRESH_SECONDS):
+    left = connection.pttl(keys.capacity(queue)) / 1000
+    if ttl - _FRESH_SECONDS < left <= ttl:  # more is left if the server's clock has jumped back
         return
     reports = known_reports(client, listed_workers(client, queue)).values()
     ahead = [report.claim_ahead if report else 0 for report in reports if not (report and report.drained)]

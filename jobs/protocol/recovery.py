@@ -21,11 +21,12 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RedisUnavailable, WireError
 from rankmill.jobs.contract.job import LONGEST_PAUSE, attempt, suspect
 from rankmill.jobs.contract.results import ChunkFailure
-from rankmill.jobs.protocol.leases import server_time
+from rankmill.jobs.protocol.leases import bound_leases
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import survives
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
+from rankmill.jobs.protocol.worker_report import bound_reports
 from rankmill.jobs.runtime.logs import about, about_job
 from rankmill.jobs.runtime.patience import cannot_serve
 
@@ -101,7 +102,7 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     return len(running)
 
 
-def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: float) -> None:
+def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float) -> None:
     """Put jobs back that should be in the queue and are not; sort it; delete expired registry entries.
 
     A damaged job is set aside, and does not stop the cleaning of the others.
@@ -113,13 +114,16 @@ def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: float) -> 
     handle
         From `failure_handler`.
     seconds
-        Longest time that a job may take from the queue to a worker.
+        How long a lease lasts; also the longest time that a job may take from the queue to a worker.
+    now
+        What the server's clock said when the caller's own leases were renewed (s since 1970).
     """
-    now = server_time(queue.connection)
+    _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
     _guarded(partial(hand_on_abandoned, queue, handle, until=now))
     _guarded(partial(rescue_unbegun, queue, seconds, now))
     _guarded(partial(enqueue_due, queue, now))
     _guarded(queue.sort)
+    _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
     _guarded(partial(forget_gone_workers, queue))
     for registry in (queue.failed_job_registry, queue.finished_job_registry):
         _guarded(partial(queue.connection.zremrangebyscore, registry.key, 0, now))
@@ -155,7 +159,7 @@ def enqueue_due(queue: Queue, now: float) -> None:
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
-    # No pause is so long: the clock of the host that wrote its end was ahead.
+    # No pause is so long: a worker of the release before wrote its end by a clock that is ahead.
     due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     for raw_id in due:
         with _one_job(queue, raw_id) as read:
@@ -172,7 +176,7 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
 
     RQ does so after a minute and counts a failed attempt. This does not wait so long, because beginning a
     job takes milliseconds, and counts no attempt, because none was made. `seconds` is how long a job must
-    have been seen in this state; it is `now` by the server's clock.
+    have been seen in this state; it is `now` by the server's clock, which may have jumped back meanwhile.
     """
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key

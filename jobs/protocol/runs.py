@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar, cast
 
 import redis
@@ -24,6 +25,8 @@ from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, Payload, 
 from rankmill.jobs.contract.results import BadResult, ChunkResult, read_entry, to_entry
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
 from rankmill.jobs.contract.schema import FORMAT, Count, WireModel
+from rankmill.jobs.contract.usage import Usage
+from rankmill.jobs.protocol.accounts import Accountant, RunUsage
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.worker_report import all_take_new_names
@@ -68,6 +71,7 @@ class RunStore:
     def __init__(self, client: redis.Redis) -> None:
         # redis-py types one client for sync and async use; every reply would need a cast.
         self.redis: Any = client
+        self.accountant = Accountant()
         self._functions: dict[str, tuple[float, str]] = {}
 
     @property
@@ -268,12 +272,13 @@ class RunStore:
         entries: Iterable[str],
         progress: Progress,
         row_errors: Sequence[RowError] = (),
+        usage: RunUsage | None = None,
     ) -> None:
         """Delete chunks whose result the producer has, and the stream entries of those results.
 
-        Also write the run's new progress, and the new rows without a score.
+        Also write the run's new progress, and the new rows without a score, and count what it has used.
         """
-        with self.redis.pipeline() as pipe:
+        with self._counting(usage) as pipe:
             if done := list(chunks):
                 pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in done))
                 pipe.hdel(keys.scored_rows(run.id), *map(str, done))
@@ -283,13 +288,34 @@ class RunStore:
                 pipe.rpush(keys.errors(run.id), *(error.model_dump_json() for error in row_errors))
             pipe.expire(keys.errors(run.id), run.ttl)
             self._touch(pipe, run)
+
+    def note(self, run: Run, progress: Progress, usage: RunUsage | None = None) -> None:
+        """Write the run's new progress, and count what it has used."""
+        with self._counting(usage) as pipe:
+            self._note(pipe, run, progress)
+
+    def count_request(self, run: Run, usage: Usage, marker: str) -> None:
+        """Count what a job that brings its pairs has used, once, while its key `marker` is there."""
+        with self.redis.pipeline(transaction=False) as pipe:
+            self.accountant.add(pipe, RunUsage(run, usage), at=marker)
             pipe.execute()
 
-    def note(self, run: Run, progress: Progress) -> None:
-        """Write the run's new progress."""
+    @contextmanager
+    def _counting(self, usage: RunUsage | None, delete: Iterable[str] = ()) -> Iterator[Pipeline]:
+        """A transaction, executed at the end; it begins by counting what a run has used, if that is new.
+
+        It deletes the keys too, once that is counted.
+        """
         with self.redis.pipeline() as pipe:
-            self._note(pipe, run, progress)
-            pipe.execute()
+            counts, total = usage is not None and usage.is_new, dict(usage.total) if usage else {}
+            if usage and counts:
+                self.accountant.add(pipe, usage, delete)
+            elif delete:
+                pipe.unlink(*delete)
+            yield pipe
+            replies = pipe.execute()
+        if usage and counts:
+            self.accountant.added(replies[0], usage, total)
 
     def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:
         # Only if the key exists (xx): the run may have been cancelled meanwhile.
@@ -374,24 +400,29 @@ class RunStore:
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
     def delete(
-        self, run: Run, chunks: Iterable[int], *, answered: Iterable[int] = (), tell: bool = False
+        self,
+        run: Run,
+        chunks: Iterable[int],
+        *,
+        answered: Iterable[int] = (),
+        tell: bool = False,
+        usage: RunUsage | None = None,
     ) -> int:
         """Delete the run, and the waiting jobs of `chunks`; returns how many jobs were waiting.
 
         It takes many short commands, so that other clients are served meanwhile; to be repeated if one fails.
 
         Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
-        have their result, so no job. `tell` leaves a note for the producer that the run was cancelled.
+        have their result, so no job. `tell` leaves a note for the producer that the run was cancelled. What
+        the run has used is counted in the transaction in which it ends.
         """
         known, done = list(chunks), list(answered)
-        with self.redis.pipeline() as pipe:  # first, so that nobody scores any of it
-            pipe.unlink(*keys.of_run(run.id))
+        with self._counting(usage, keys.of_run(run.id)) as pipe:  # first, so that nobody scores any of it
             pipe.zrem(keys.runs(), run.id)
             if tell:
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
             else:
                 pipe.unlink(keys.cancelled(run.id))
-            pipe.execute()
         paused, queued = 0, list[int]()
         for batch in _batches(known):
             states = self._states(run, batch)

@@ -15,6 +15,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
+from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.orders import Answer
 from rankmill.jobs.runtime.patience import cannot_serve
 
@@ -154,6 +155,18 @@ def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerRep
     client.set(keys.worker(name), report.model_dump_json(), ex=ttl)
 
 
+def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
+    """Let reports of the dead expire soon, though the server's clock has jumped back: see `leases.BOUND`."""
+    names, longest = listed_workers(client, queue), max(seconds, UNRENEWED_SECONDS)
+    with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.ttl(keys.worker(name))
+        for name, left in zip(names, pipe.execute(), strict=True):
+            if left > longest:
+                pipe.expire(keys.worker(name), longest)
+        pipe.execute()
+
+
 def withdraw_worker(client: redis.Redis, name: str) -> None:
     """Delete the worker's report."""
     client.delete(keys.worker(name))
@@ -191,13 +204,17 @@ def worker_doings(client: redis.Redis, names: Iterable[str]) -> frozenset[Doing]
 
 
 def _died(client: Any, name: str) -> bool:
-    """Whether a worker without a report is a ScoringWorker."""
+    """Whether a worker without a report is a ScoringWorker, or has ended since it was seen.
+
+    Where the server has lost a worker's key, RQ writes there what it does now, and not what it is.
+    """
     try:
-        return client.hget(_WORKER_PREFIX + name, SCORING_FIELD) is not None
+        born, mark = client.hmget(_WORKER_PREFIX + name, "birth", SCORING_FIELD)
     except redis.ResponseError as error:  # the key is damaged
         if cannot_serve(error):
             raise
         return False
+    return born is None or mark is not None
 
 
 def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:

@@ -28,7 +28,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.prompts import read_template
-from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Weight
+from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Inputs, Weight
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import (
     Activation,
@@ -38,6 +38,7 @@ from rankmill.jobs.contract.spec import (
     Side,
     all_labels_fit,
     complaint,
+    inputs_fit,
     nearest,
 )
 from rankmill.jobs.runtime.passwords import known_password, mask_passwords, read_secret
@@ -110,7 +111,7 @@ def _text(value: Any) -> Any:
 
 
 class WorkerSettings(BaseModel):
-    """Settings of a worker; ``model`` to ``deterministic`` are the spec to warm up with."""
+    """Settings of a worker; ``model`` to ``inputs`` are the spec to warm up with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # built when first used
 
@@ -128,6 +129,7 @@ class WorkerSettings(BaseModel):
     max_passage_tokens: int | None = Field(ge=1)
     all_labels: bool
     deterministic: bool
+    inputs: Inputs
     redis_wait_seconds: float = Field(gt=0)
     device: Device
     backend: BackendName
@@ -151,6 +153,7 @@ class WorkerSettings(BaseModel):
     metrics_address: str = Field(min_length=1)
 
     _labels = field_validator("all_labels")(all_labels_fit)
+    _inputs = field_validator("inputs")(inputs_fit)
 
     @field_validator("lease_seconds")
     @classmethod

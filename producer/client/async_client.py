@@ -22,7 +22,6 @@ from rankmill.producer.client.aio import bridge
 from rankmill.producer.client.aio.connection import LoopRedis
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
-from rankmill.producer.collect.pairs import COLUMNS
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.priority import Priority
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from rankmill.jobs.runtime.settings import Settings
     from rankmill.producer.client.runs import RunStats, Scores
     from rankmill.producer.client.submitted import SubmittedFile
-    from rankmill.producer.collect.pairs import Pairs
+    from rankmill.producer.collect.pairs import Conversations, Pairs, Texts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -264,9 +263,11 @@ class AsyncClient:
     @overload
     async def submit(
         self,
-        pairs: Pairs,
+        pairs: Pairs | None = None,
         *,
-        columns: tuple[str, str] = COLUMNS,
+        texts: Texts | None = None,
+        messages: Conversations | None = None,
+        columns: tuple[str, ...] | None = None,
         priority: Priority | None = None,
         detached: Literal[True],
         **spec: Unpack[SpecOptions],
@@ -275,15 +276,17 @@ class AsyncClient:
     @overload
     async def submit(
         self,
-        pairs: Pairs,
+        pairs: Pairs | None = None,
         *,
-        columns: tuple[str, str] = COLUMNS,
+        texts: Texts | None = None,
+        messages: Conversations | None = None,
+        columns: tuple[str, ...] | None = None,
         priority: Priority | None = None,
         **spec: Unpack[SpecOptions],
     ) -> AsyncScoringRun: ...
 
     async def submit(
-        self, pairs: Pairs, *, detached: bool = False, **options: Any
+        self, pairs: Pairs | None = None, *, detached: bool = False, **options: Any
     ) -> AsyncScoringRun | AsyncDetachedRun:
         """Start a run as `Client.submit` does, with its parameters."""
         await self._open()

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.run import Progress
 from rankmill.producer.client.runs import JoinedRuns, ScoringRun, as_array
+from rankmill.producer.collect.earlier import no_earlier
 from rankmill.producer.collect.pairs import RowsAt
 from rankmill.producer.collect.scored import ScoredTable
 
@@ -52,10 +53,11 @@ def start_each(
     start: Callable[..., ScoringRun],
     models: Sequence[str],
     cut: Callable[[RowsAt], Iterator[pa.Table]],
-    columns: tuple[str, str],
+    columns: tuple[str, ...],
     *,
     journals: Sequence[Journal | None] | None = None,
     revisions: Sequence[str | None] | None = None,
+    apart: bool = False,
     **options: Any,
 ) -> list[ScoringRun]:
     """Start a run of each model over the same tables; they share one window.
@@ -66,6 +68,8 @@ def start_each(
         `Client.start`.
     models, journals, revisions
         The models, and for each its journal and its commit.
+    apart
+        Whether each run scores one of the columns, as of a pair of conversations.
     cut, columns, options
         As of `Client.start`.
     """
@@ -74,9 +78,12 @@ def start_each(
     tables = SharedTables(cut, journals)
     runs: list[ScoringRun] = []
     try:
-        for model, journal, revision in zip(models, journals, revisions, strict=True):
+        for place, (model, journal, revision) in enumerate(zip(models, journals, revisions, strict=True)):
             own: dict[str, Any] = {"model": model, "revision": revision, "journal": journal}
-            runs.append(start(tables.reader, columns, sharers=len(models), **options, **own))
+            mine = columns[place : place + 1] if apart else columns
+            if apart:
+                own["reuse"] = no_earlier(mine)
+            runs.append(start(tables.reader, mine, sharers=len(models), **{**options, **own}))
     except BaseException:
         for run in runs:
             run.cancel()
@@ -85,14 +92,19 @@ def start_each(
 
 
 def start_several(
-    start: Callable[..., ScoringRun], models: Sequence[str], *where: Any, **options: Any
+    start: Callable[..., ScoringRun],
+    models: Sequence[str],
+    cut: Callable[[RowsAt], Iterator[pa.Table]],
+    columns: tuple[str, ...],
+    **options: Any,
 ) -> ScoringRun:
-    """As `start_each`, read as one run: each row has a list with a score of each model."""
-    runs = start_each(start, models, *where, **options)
+    """As `start_each`, read as one run: each row has a list with a score of each model, or column."""
+    runs = start_each(start, models, cut, columns, **options)
+    names = [column.lstrip("\0") for column in columns] if options.get("apart") else models
 
     def tables() -> Iterator[ScoredTable]:
         for parts in zip(*(run.tables() for run in runs), strict=True):
-            yield _together(models, parts)
+            yield _together(names, parts)
 
     return JoinedRuns(runs, tables, _mean_progress)
 

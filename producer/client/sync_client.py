@@ -2,7 +2,7 @@
 
 >>> client = Client("redis://localhost:6379/0")                       # doctest: +SKIP
 >>> client.score([("how far is the moon", "About 384,000 km.")])      # doctest: +SKIP
-array([8.1], dtype=float32)
+array([-1.8], dtype=float32)
 >>> client.rank("how far is the moon", ["Cheese.", "About 384,000 km."])[0].index   # doctest: +SKIP
 1
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -22,7 +22,7 @@ import redis
 from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
 from rankmill.jobs.contract.run import Run, new_run
-from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS
+from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Inputs
 from rankmill.jobs.contract.spec import ScoreSpec, SpecOptions
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.registry.resolver import Resolver
@@ -42,7 +42,7 @@ from rankmill.producer.collect.detached import collect_detached, submit_detached
 from rankmill.producer.collect.driver import RunDriver, expired
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.pairs import COLUMNS, RowsAt, cut_pairs
+from rankmill.producer.collect.pairs import COLUMNS, USUAL_COLUMNS, RowsAt, cut_pairs, rows_given
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.sizing import MIN_ROWS, REQUEST_ROWS, ChunkSize, Sizes, WindowSize
 from rankmill.producer.local.embedded import EmbeddedCluster
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from rankmill.jobs.protocol.submitted.request import FileRequest
     from rankmill.jobs.protocol.submitted.store import FileRunStore
     from rankmill.jobs.registry.registry import Resolved
-    from rankmill.producer.collect.pairs import Pairs
+    from rankmill.producer.collect.pairs import Conversations, Pairs, Rows, Texts
 
 _DETACHED_ROWS = 256
 """Rows in a chunk of a detached run with ``chunk_size: auto``: nobody sees the workers' speed."""
@@ -170,7 +170,7 @@ class Client:
     def start(
         self,
         cut: Callable[[RowsAt], Iterator[pa.Table]],
-        columns: tuple[str, str],
+        columns: tuple[str, ...],
         *,
         chunk_size: int | None = None,
         rows: int | None = None,
@@ -188,7 +188,8 @@ class Client:
         Parameters
         ----------
         cut, columns
-            Returns tables to score, one chunk each; the names of their query and passage columns.
+            Returns tables to score, one chunk each; the names of their query and passage columns, or of the
+            one that is scored alone.
         chunk_size
             Most rows in a chunk; default: the setting.
         rows
@@ -205,7 +206,7 @@ class Client:
             For whom the run is; default: the settings.
         """
         settings = self.settings
-        run = self._new_run(rows, priority, tenant, **spec)
+        run = self._new_run(columns, rows, priority, tenant, **spec)
         with about(run=run.id):
             total = "rows as they come" if rows is None else f"{rows} rows"
             logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
@@ -234,25 +235,37 @@ class Client:
         return ScoringRun(driver)
 
     def _new_run(
-        self, rows: int | None, priority: Priority | None, tenant: Tenant | None = None, **spec: Any
+        self,
+        columns: tuple[str, ...],
+        rows: int | None,
+        priority: Priority | None,
+        tenant: Tenant | None = None,
+        **spec: Any,
     ) -> Run:
         settings = self.settings
+        asked = run_spec(settings, spec)
+        if len(columns) != len(USUAL_COLUMNS[asked.inputs]):
+            raise ConfigError(f"inputs: rows are {asked.inputs}, and columns are {', '.join(columns)}")
+        tenant = tenant or Tenant(settings.tenant, settings.weight)
+        self.store.accountant.know(tenant.name)
         return new_run(
-            self._resolver.pinned(run_spec(settings, spec)),
+            self._resolver.pinned(asked),
             queue=settings.queue,
             ttl=settings.run_ttl,
             max_retries=settings.max_retries,
             rows=rows,
             priority=priority,
-            tenant=tenant or Tenant(settings.tenant, settings.weight),
+            tenant=tenant,
         )
 
     def score(
         self,
-        pairs: Pairs,
+        pairs: Pairs | None = None,
         *,
+        texts: Texts | None = None,
+        messages: Conversations | None = None,
         timeout: float | None = None,
-        columns: tuple[str, str] = COLUMNS,
+        columns: tuple[str, ...] | None = None,
         priority: Priority | None = None,
         show_progress: bool | None = None,
         **spec: Unpack[SpecOptions],
@@ -270,8 +283,9 @@ class Client:
             Not all scores came in time, or nobody listens on the queue.
         """
         deadline = math.inf if timeout is None else system.monotonic() + timeout
+        rows, spec = rows_given(pairs, texts, messages, spec)
         try:
-            run = self.begin(pairs, columns=columns, priority=priority, deadline=deadline, **spec)
+            run = self.begin(rows, columns=columns, priority=priority, deadline=deadline, **spec)
             try:
                 left = None if timeout is None else deadline - system.monotonic()
                 return run.scores(left, show_progress=show_progress)
@@ -287,7 +301,7 @@ class Client:
         models: Sequence[str],
         *,
         timeout: float | None = None,
-        columns: tuple[str, str] = COLUMNS,
+        columns: tuple[str, ...] = COLUMNS,
         priority: Priority | None = None,
         **spec: Unpack[SpecOptions],
     ) -> dict[str, Scores]:
@@ -335,9 +349,11 @@ class Client:
 
     def submit(
         self,
-        pairs: Pairs,
+        pairs: Pairs | None = None,
         *,
-        columns: tuple[str, str] = COLUMNS,
+        texts: Texts | None = None,
+        messages: Conversations | None = None,
+        columns: tuple[str, ...] | None = None,
         priority: Priority | None = None,
         detached: bool = False,
         **spec: Unpack[SpecOptions],
@@ -350,8 +366,12 @@ class Client:
             An iterable of ``(query, passage)`` or of dicts, an array of shape ``[n, 2]``, or a table: of
             Arrow, pandas, Hugging Face's datasets, or whatever gives Arrow's stream (Polars, DuckDB, a
             reader). A stream is read while the run goes on, so it may be endless.
+        texts, messages
+            In place of pairs, for models that score one text (strings) or a conversation (lists of ``{role,
+            content}``); likewise as a table.
         columns
-            Names of the query and passage columns of a table, or of the keys of dicts.
+            Names of the query and passage columns of a table, or of the keys of dicts; of texts and messages
+            the name of one. Default: ``query`` and ``passage``, ``text``, ``messages``.
         priority
             ``request``: the run's chunks come before those of bulk runs, in queues and in workers. ``bulk``:
             they come after. Default: ``request`` for up to 256 pairs, ``bulk`` for more or an unknown number.
@@ -369,13 +389,15 @@ class Client:
         ConfigError
             The priority or a part of the spec is unknown or invalid.
         """
+        rows, spec = rows_given(pairs, texts, messages, spec)
         if not detached:
-            return self._start(pairs, columns, priority=priority, **spec)
+            return self._start(rows, columns, priority=priority, **spec)
         self._warn_of_losses()
         settings = self.settings
-        run = self._new_run(_rows(pairs), priority, **spec)
+        inputs, columns = self._kind(columns, spec)
+        run = self._new_run(columns, _rows(rows), priority, **spec)
         size = _DETACHED_ROWS if settings.chunk_size == "auto" else settings.chunk_size
-        tables = cut_pairs(pairs, columns, lambda start: size)
+        tables = cut_pairs(rows, columns, lambda start: size, inputs)
         return self._attached(
             run, submit_detached(self.store, run, tables, columns, settings.window_mib << 20)
         )
@@ -438,11 +460,18 @@ class Client:
             self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook
         )
 
+    def _kind(
+        self, columns: tuple[str, ...] | None, spec: Mapping[str, Any]
+    ) -> tuple[Inputs, tuple[str, ...]]:
+        """What rows are, and the columns that hold them."""
+        inputs: Inputs = spec.get("inputs", self.settings.inputs)
+        return inputs, columns or USUAL_COLUMNS.get(inputs, COLUMNS)
+
     def begin(
         self,
-        pairs: Pairs,
+        pairs: Rows,
         *,
-        columns: tuple[str, str] = COLUMNS,
+        columns: tuple[str, ...] | None = None,
         priority: Priority | None = None,
         deadline: float = math.inf,
         tenant: Tenant | None = None,
@@ -455,15 +484,17 @@ class Client:
             return self._start(pairs, columns, **options)
         return self._start_split(choice, pairs, columns, **options)
 
-    def _start(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
+    def _start(self, pairs: Rows, columns: tuple[str, ...] | None, **options: Any) -> ScoringRun:
         """Start a run of `pairs`; `options` as of `start`."""
-        return self.start(partial(cut_pairs, pairs, columns), columns, rows=_rows(pairs), **options)
+        inputs, columns = self._kind(columns, options)
+        cut = partial(cut_pairs, pairs, columns, inputs=inputs)
+        return self.start(cut, columns, rows=_rows(pairs), **options)
 
     def _start_split(
         self,
         choice: Resolved,
-        pairs: Pairs,
-        columns: tuple[str, str],
+        pairs: Rows,
+        columns: tuple[str, ...] | None,
         *,
         priority: Priority | None,
         deadline: float,
@@ -471,7 +502,8 @@ class Client:
         **spec: Any,
     ) -> ScoringRun:
         """Start a run for each version of an alias, and one of its shadow."""
-        tables = [*cut_pairs(pairs, columns, lambda _: MAX_CHUNK_ROWS)]
+        inputs, columns = self._kind(columns, spec)
+        tables = [*cut_pairs(pairs, columns, lambda _: MAX_CHUNK_ROWS, inputs)]
         table = pa.concat_tables(tables).select(list(columns)) if tables else pa.table({})
         queries = table[columns[0]].to_pylist() if tables else []
         rows = rows_by_version(choice.name, choice.versions, queries)
@@ -491,7 +523,7 @@ class Client:
             self._start_shadow(table, columns, **{**spec, "model": f"{choice.name}@{choice.shadow}"})
         return split_run(table, [*rows.values()], runs)
 
-    def _start_shadow(self, table: pa.Table, columns: tuple[str, str], *, model: str, **spec: Any) -> None:
+    def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:
         """Score pairs in the background, unless that is done for many others; nobody reads the scores."""
         if not self._shadows.acquire(blocking=False):
             logger.debug("%s has enough to do: a run is not scored in the shadow", model)
@@ -511,6 +543,6 @@ class Client:
         self.store.later(score)
 
 
-def _rows(pairs: Pairs) -> int | None:
+def _rows(pairs: Rows) -> int | None:
     """The number of pairs, if it is known; a relation of DuckDB's would run its query to count."""
     return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None

@@ -17,6 +17,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.results import BadResult, ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.usage import NO_DEVICE, Amounts, Usage, joined, used_by
 from rankmill.jobs.runtime.logs import about
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.progress import RowCounter
@@ -173,6 +174,8 @@ class Collector:
     reuse
         The scores that are known, perhaps none; rows with these pairs are not sent, nor pairs that another
         row or a chunk without a result asks for. ``None``: all rows are sent.
+    used
+        What the earlier runs have used.
     """
 
     def __init__(
@@ -184,8 +187,11 @@ class Collector:
         first: ChunkStats | None = None,
         start: int = 0,
         reuse: EarlierScores | None = None,
+        used: Usage | None = None,
     ) -> None:
         self.rows = rows
+        self.used: Usage = used or {}
+        """What the finished chunks have used; of an output that is resumed, all of its runs."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
         """Rows that are cut into chunks, and rows that the caller has; each is a chunk's number."""
@@ -392,6 +398,7 @@ class Collector:
         answers = self._repeats.answer(number, whole) if self._repeats else {}
         if chunk.pairs is None:
             del self._unfinished[number]
+            self._count(chunk)
             columns = scores_and_errors(whole, len(chunk.table))
             self._finish(number, scored_table(chunk.table, whole, columns), whole)
         else:
@@ -406,9 +413,11 @@ class Collector:
     def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
         """Finish a chunk of which others ask for some pairs, if it has all answers."""
         if pairs.is_complete:
-            chunk = self._unfinished.pop(number)
+            chunk, whole = self._unfinished.pop(number), pairs.whole(number)
             self._idle -= not chunk.rows
-            self._finish(number, pairs.table(chunk.table), pairs.whole(number))
+            if whole:  # else it is tried again if the run is resumed
+                self._count(chunk)
+            self._finish(number, pairs.table(chunk.table), whole)
 
     def _finish(
         self, number: int, part: ScoredTable, result: ChunkResult | None, *, fresh: bool = True
@@ -416,6 +425,19 @@ class Collector:
         self.rows.add(number, part, fresh=fresh)
         self._waiting[number] = len(part.table)
         self._finished.append(FinishedChunk(number, part, result))
+
+    def _count(self, chunk: UnfinishedChunk) -> None:
+        """Count what a chunk that is finished has used."""
+        for _, result in chunk.results:
+            if isinstance(result, ChunkScores):
+                self.used = joined(self.used, used_by(result))
+
+    def used_in_all(self) -> Usage:
+        """What the run has used now that it is complete: also the rows that no device has scored."""
+        failed = self.rows.progress.row_errors
+        scored = sum(amounts.pairs for name, amounts in self.used.items() if name != NO_DEVICE)
+        cached = max(self.cut - scored - failed, 0)
+        return {**self.used, NO_DEVICE: Amounts(cached=cached, failed=failed)}
 
     def _enter(self, piece: Piece, payload: int) -> None:
         """Count a piece into the load."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.run import Run
-from rankmill.jobs.contract.wire import encode_pairs
+from rankmill.jobs.contract.wire import encode_rows
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.producer.collect.cleanup import RunCleaner
@@ -20,7 +20,7 @@ from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 
 
 def submit_detached(
-    store: RunStore, run: Run, tables: Iterator[pa.Table], columns: tuple[str, str], most_bytes: int
+    store: RunStore, run: Run, tables: Iterator[pa.Table], columns: tuple[str, ...], most_bytes: int
 ) -> DetachedChunks:
     """Put all pairs of a run into Redis, `most_bytes` of payload at most.
 
@@ -36,7 +36,7 @@ def submit_detached(
             while batch := list(islice(tables, AT_ONCE)):
                 is_new, payloads = not chunks, dict[int, Payload]()
                 for table in batch:
-                    payload = encode_pairs(*(table[name] for name in columns))
+                    payload = encode_rows([table[name] for name in columns], run.inputs)
                     size += len(payload)
                     if size > most_bytes:
                         raise InputError(

@@ -23,7 +23,9 @@ from rankmill.jobs.contract.errors import (
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Progress, RowError, Run
-from rankmill.jobs.contract.wire import decode_pairs, encode_pairs
+from rankmill.jobs.contract.usage import beyond
+from rankmill.jobs.contract.wire import decode_rows, encode_rows
+from rankmill.jobs.protocol.accounts import RunUsage
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.limits import cores
@@ -83,7 +85,7 @@ class RunDriver:
         run: Run,
         cleaner: RunCleaner,
         source: Iterator[pa.Table],
-        columns: tuple[str, str],
+        columns: tuple[str, ...],
         sizes: Sizes,
         journal: Journal | None = None,
         reuse: EarlierScores | None = None,
@@ -114,7 +116,10 @@ class RunDriver:
             first=journal.first if journal else None,
             start=finished.rows if finished else 0,
             reuse=reuse,
+            used=journal.used if journal else None,
         )
+        self._used_before = self.collector.used
+        self._usage = RunUsage(run)
         self._spool = Spool(journal.folder if journal else None)
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
         self._spans: dict[int, Span] = {}
@@ -175,7 +180,8 @@ class RunDriver:
             raise
         self._spool.close()
         if not self.is_detached:
-            self._cleaner.remove(self.run, [], answered=collector.answered)
+            self._count(complete=True)
+            self._cleaner.remove(self.run, [], answered=collector.answered, usage=self._usage)
         self._span.end()
         with about(run=self.run.id):
             done = self.progress
@@ -215,7 +221,8 @@ class RunDriver:
             with redis_errors():
                 self._store.delete(self.run, chunks, tell=True)
         else:
-            self._cleaner.remove(self.run, chunks, hurry=self._late)
+            self._count()
+            self._cleaner.remove(self.run, chunks, hurry=self._late, usage=self._usage)
 
     def _wants_chunks(self) -> bool:
         has_room = not self.collector.ready or self._spool.has_room(self.collector.most_bytes)
@@ -300,7 +307,8 @@ class RunDriver:
         accepted = self._accept(found)
         if self.is_detached:
             self._after = entries[-1][0]
-            self._store.note(self.run, self.progress)
+            self._count(complete=self.collector.complete and not self.collector.fatal)
+            self._store.note(self.run, self.progress, self._usage)
             if accepted.halves or accepted.unusable:
                 self._waits_since = -math.inf  # who waits for the run looks which of them nobody has sent
             return
@@ -349,7 +357,7 @@ class RunDriver:
         finished = self.collector.pop_finished()
         results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
         if self._journal and results:
-            self._journal.add(results)
+            self._journal.add(results, self.collector.used)
         for chunk in finished:
             self._spool.put(chunk.number, chunk.part)
             if span := self._spans.pop(chunk.number, None):
@@ -358,13 +366,25 @@ class RunDriver:
     def _forget(self) -> None:
         """Delete the collected results from Redis, and write the run's progress there."""
         collector, rows = self.collector, self.collector.rows
-        self._store.forget(self.run, collector.answered, self._entries, self.progress, rows.errors)
+        self._count()
+        self._store.forget(
+            self.run, collector.answered, self._entries, self.progress, rows.errors, self._usage
+        )
         collector.answered, self._entries, rows.errors = [], [], []
         if self._cancelled:  # meanwhile, by another thread
             self.cancel()
 
+    def _count(self, *, complete: bool = False) -> None:
+        """Sum up what this run has used of what is in the journal, so that the server can count it."""
+        used = self.collector.used_in_all() if complete else self.collector.used
+        if complete and self._journal:
+            self._journal.keep_used(used)
+        self._usage.total = beyond(used, self._used_before)
+
     def _sweep(self) -> None:
-        """Submit chunks again whose jobs are missing in Redis; give up those without an attempt left."""
+        """Store again what Redis has lost of the run; give up chunks without a job and an attempt left."""
+        if not self.is_detached or self._store.exists(self.run.id):
+            self._restore()  # without its stream, all results are lost, also that a chunk kills its workers
         pieces = list(self.collector.pieces)
         lost = self._store.missing(self.run, pieces)
         if found := self._store.put_back(self.run, [number for number in pieces if number not in {*lost}]):
@@ -423,7 +443,8 @@ class RunDriver:
         """The payloads of pieces, by number; several are encoded at once, in threads."""
 
         def encoded(piece: Piece) -> Payload:
-            return self._payload(piece, encode_pairs(*(piece.table[name] for name in self._columns)))
+            columns = [piece.table[name] for name in self._columns]
+            return self._payload(piece, encode_rows(columns, self.run.inputs))
 
         if len(pieces) == 1:
             return {pieces[0].number: encoded(pieces[0])}
@@ -451,8 +472,8 @@ class RunDriver:
         rows = len(piece.table)
         if rows == self._chunks[piece.chunk]:
             return payload
-        sides = (side[piece.start : piece.start + rows] for side in decode_pairs(payload))
-        return encode_pairs(*(pa.array(side, pa.string()) for side in sides))
+        sides = (side[piece.start : piece.start + rows] for side in decode_rows(payload, self.run.inputs))
+        return encode_rows([pa.array(side, pa.string()) for side in sides], self.run.inputs)
 
     def _check_cancelled(self) -> None:
         if self._cancelled:

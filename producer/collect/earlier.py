@@ -34,7 +34,7 @@ class EarlierScores:
         Of a deterministic output, what decides the bits of its scores (`ChunkStats.kind`).
     """
 
-    def __init__(self, columns: tuple[str, str], keys: Keys, scores: Scores, kind: str | None = None) -> None:
+    def __init__(self, columns: tuple[str, ...], keys: Keys, scores: Scores, kind: str | None = None) -> None:
         order = np.argsort(keys[:, 0], kind="stable")
         self.columns, self.kind = columns, kind
         self._keys, self._scores = keys[order], scores[order]
@@ -55,13 +55,13 @@ class EarlierScores:
         return pa.array(self._scores[places], mask=missing)
 
 
-def no_earlier(columns: tuple[str, str]) -> EarlierScores:
+def no_earlier(columns: tuple[str, ...]) -> EarlierScores:
     """No scores at all, of pairs in these columns."""
     return EarlierScores(columns, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
 
 
 def open_earlier(
-    file: pa.NativeFile | Path, name: str, columns: tuple[str, str], score: str, kind: str | None = None
+    file: pa.NativeFile | Path, name: str, columns: tuple[str, ...], score: str, kind: str | None = None
 ) -> EarlierScores:
     """Read the pairs and scores of an output; rows without a score are left out.
 
@@ -141,12 +141,12 @@ OF_SCORES = {
     for name in (
         "model", "revision", "precision", "max_length", "activation", "instruction",
         "prompt_template", "label", "long", "long_stride", "all_labels", "deterministic", "truncation_side",
-        "max_passage_tokens",
+        "max_passage_tokens", "inputs",
     )
 }  # fmt: skip
 """Metadata on which scores depend."""
 
-COLUMNS = {"rankmill.query_column", "rankmill.passage_column", "rankmill.score_column"}
+COLUMNS = {f"rankmill.{name}_column" for name in ("query", "passage", "text", "score")}
 """Metadata that says which texts were scored, and where the scores are; earlier releases do not write it."""
 
 OPEN = {"rankmill.revision", "rankmill.precision"}
@@ -157,10 +157,13 @@ def _digests(columns: list[pa.ChunkedArray]) -> Keys:
     """A digest of each pair, ``[n, 2]``."""
     texts = [as_bytes(column).to_pylist() for column in columns]
     queries = {text: blake2b(_bytes(text), digest_size=16).digest() for text in set(texts[0])}
-    joined = b"".join(
-        blake2b(_bytes(passage), digest_size=16, key=queries[query]).digest()
-        for query, passage in zip(*texts, strict=True)
-    )
+    if len(texts) == 1:
+        joined = b"".join(map(queries.__getitem__, texts[0]))
+    else:
+        joined = b"".join(
+            blake2b(_bytes(passage), digest_size=16, key=queries[query]).digest()
+            for query, passage in zip(*texts, strict=True)
+        )
     return np.frombuffer(joined, np.uint64).reshape(-1, 2)
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from rankmill.jobs.contract.errors import InputError, OutputError, WireError
@@ -28,6 +29,7 @@ from rankmill.jobs.contract.results import (
     to_entry,
 )
 from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Count, WireModel
+from rankmill.jobs.contract.usage import Amounts, Usage, beyond
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,9 @@ _RENUMBER = "UPDATE chunks SET chunk = ?, about = json_set(about, '$.chunk', ?) 
 
 OLD_CHUNK_SIZE = "--chunk-size"
 """In the manifest of an earlier release: the size of all chunks. Their numbers counted the chunks."""
+
+
+_USAGE = TypeAdapter(dict[str, Amounts])
 
 
 class Finished(WireModel):
@@ -142,14 +147,36 @@ class Journal:
         """Delete all results and store a new `manifest`; the last run's id is kept."""
         self.finished = _NONE
         with self._at_work():
-            self._db.execute("DELETE FROM state WHERE name = 'finished'")
+            self._db.execute("DELETE FROM state WHERE name IN ('finished', 'used', 'used before')")
             self._db.execute("DELETE FROM chunks")
             self._db.execute("DELETE FROM manifest")
             self._db.executemany("INSERT INTO manifest VALUES (?, ?)", manifest.items())
 
     def begin(self, run: str) -> None:
-        """Store a run's id, before any of its chunks is in the queue."""
-        self._set_state("run", run)
+        """Store a run's id, before any of its chunks is in the queue; what is used from now on is its."""
+        with self._at_work():
+            self._write_state("run", run)
+            self._write_state("used before", self._state("used") or "{}")
+
+    @property
+    def used(self) -> Usage:
+        """What all runs have used for the results here, and for those of finished parts."""
+        return self._usage("used")
+
+    @property
+    def used_by_run(self) -> Usage:
+        """What the last run has used of it."""
+        return beyond(self.used, self._usage("used before"))
+
+    def keep_used(self, used: Usage) -> None:
+        """Store what all runs have used, which is known when the last one is complete."""
+        self._set_state("used", _USAGE.dump_json(dict(used)).decode())
+
+    def _usage(self, name: str) -> Usage:
+        try:
+            return _USAGE.validate_json(self._state(name) or "{}")
+        except ValidationError:
+            raise InputError(f"{self._path} is damaged ({name}); start over with --restart") from None
 
     @property
     def model(self) -> str | None:
@@ -201,14 +228,15 @@ class Journal:
             self._db.execute("UPDATE chunks SET chunk = -chunk - 1")
             self._db.execute("DELETE FROM manifest WHERE name = ?", (OLD_CHUNK_SIZE,))
 
-    def add(self, results: Mapping[int, tuple[int, ChunkResult]]) -> None:
-        """Store ``{chunk: (rows, result)}``, synced when this returns.
+    def add(self, results: Mapping[int, tuple[int, ChunkResult]], used: Usage) -> None:
+        """Store ``{chunk: (rows, result)}`` and what all runs have `used`, synced when this returns.
 
         Fatal failures are not stored, nor are results of rows in finished parts.
         """
         results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
         with self._at_work():
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
+            self._write_state("used", _USAGE.dump_json(dict(used)).decode())
         self._check()
 
     def finish(self, finished: Finished) -> None:
@@ -236,12 +264,17 @@ class Journal:
         return self._state("output")
 
     def _state(self, name: str) -> str | None:
-        found = self._one("SELECT value FROM state WHERE name = ?", name)
+        with self._told():
+            row = self._db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
+        found = row and row[0]
         return None if found is None else str(found)
 
     def _set_state(self, name: str, value: str) -> None:
         with self._at_work():
-            self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
+            self._write_state(name, value)
+
+    def _write_state(self, name: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
     def _one(self, query: str, *parameters: str | int) -> Any:
         with self._at_work():

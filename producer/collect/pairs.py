@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
@@ -10,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.schema import Inputs
+from rankmill.jobs.contract.spec import SpecOptions
 from rankmill.jobs.contract.wire import is_text, text_bytes
 
 if TYPE_CHECKING:
@@ -20,36 +23,71 @@ if TYPE_CHECKING:
 
         def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
+    Table: TypeAlias = pd.DataFrame | pa.Table | pa.RecordBatch | ArrowStream
+    Array: TypeAlias = np.ndarray[Any, Any]
+    Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table
+    Conversations: TypeAlias = Iterable[Sequence[Mapping[str, Any]] | None] | Table
     Pairs: TypeAlias = (
-        Iterable[tuple[str | None, str | None]]
-        | Iterable[Mapping[str, str | None]]
-        | np.ndarray[Any, Any]
-        | pd.DataFrame
-        | pa.Table
-        | pa.RecordBatch
-        | ArrowStream
+        Iterable[tuple[str | None, str | None]] | Iterable[Mapping[str, str | None]] | Array | Table
     )
+    Rows: TypeAlias = Pairs | Texts | Conversations
 
 RowsAt: TypeAlias = Callable[[int], int]
 """How many rows the chunk gets that begins at a row of the input; it gets fewer where texts are long."""
 
+_ITEMS: Mapping[Inputs, str] = {
+    "pairs": "(query, passage) tuples",
+    "texts": "strings",
+    "conversations": "lists of {role, content}",
+}
 _TAKEN = (
-    "(query, passage) tuples, dicts, or a table: of Arrow, pandas, Hugging Face's datasets, or another "
+    "dicts, or a table: of Arrow, pandas, Hugging Face's datasets, or another "
     "library that gives Arrow's stream (__arrow_c_stream__), such as Polars or DuckDB"
 )
 
 COLUMNS = ("query", "passage")
 """Names of the two columns, where the caller has no others."""
 
+USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
+    "pairs": COLUMNS,
+    "texts": ("text",),
+    "conversations": ("messages",),
+}
+"""The same for all kinds of rows."""
+
 _DATASET_ROWS = 4096
-"""Rows of a dataset or an array that are converted at a time."""
+"""Rows of a dataset, a frame or an array that are converted at a time."""
 
 CHUNK_TEXT_BYTES = 16 << 20
 """Most bytes of text in a chunk, counting a repeated query in every row; long texts make smaller chunks."""
 
 
-def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows_at: RowsAt) -> Iterator[pa.Table]:
-    """Cut pairs into tables, one for each chunk.
+def rows_given(
+    pairs: Pairs | None, texts: Texts | None, messages: Conversations | None, spec: SpecOptions
+) -> tuple[Rows, SpecOptions]:
+    """The rows that a call is given by one of its parameters, and `spec`, which then says what they are.
+
+    Raises
+    ------
+    InputError
+        None is given, or several are.
+    """
+    given: list[tuple[Rows, SpecOptions]] = []
+    if pairs is not None:
+        given.append((pairs, spec))
+    if texts is not None:
+        given.append((texts, {**spec, "inputs": "texts"}))
+    if messages is not None:
+        given.append((messages, {**spec, "inputs": "conversations"}))
+    if len(given) != 1:
+        raise InputError(f"give either pairs, texts or messages, not {len(given) or 'none'} of them")
+    return given[0]
+
+
+def cut_pairs(
+    pairs: Rows, columns: tuple[str, ...], rows_at: RowsAt, inputs: Inputs = "pairs"
+) -> Iterator[pa.Table]:
+    """Cut pairs, or what is scored alone, into tables, one for each chunk.
 
     Raises
     ------
@@ -57,19 +95,18 @@ def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows_at: RowsAt) -> Iterat
         The pairs are of no kind that is taken, a column does not exist or holds no text, or an item is not a
         pair of texts.
     """
-    found = tables_of(pairs, columns)
+    found = tables_of(pairs, columns, inputs)
     if found is not None:
         return cut_tables(found, columns, rows_at)
     if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
         kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
-        raise InputError(f"pairs are {kind}, which is not taken; give {_TAKEN}")
-    items = rows_of(pairs) if isinstance(pairs, np.ndarray) else iter(pairs)
-    return chain.from_iterable(
-        cut_long(table, columns) for table in _tables_from_pairs(items, columns, rows_at)
-    )
+        raise InputError(f"{inputs} are {kind}, which is not taken; give {_ITEMS[inputs]}, {_TAKEN}")
+    items = rows_of(pairs, inputs) if isinstance(pairs, np.ndarray) else iter(pairs)
+    rows = (row_of(item, row, columns, inputs) for row, item in enumerate(items))
+    return chain.from_iterable(cut_long(table, columns) for table in _tables_from(rows, columns, rows_at))
 
 
-def tables_of(pairs: object, columns: tuple[str, str]) -> Iterator[pa.Table] | None:
+def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs") -> Iterator[pa.Table] | None:
     """Pairs as tables of one schema, which are read as a stream if they are one; ``None`` if they are none.
 
     Raises
@@ -80,18 +117,28 @@ def tables_of(pairs: object, columns: tuple[str, str]) -> Iterator[pa.Table] | N
     found = _table_of(pairs, columns)
     if found is None:
         return None
-    _check_columns(found.schema, columns)
+    _check_columns(found.schema, columns, inputs)
+    if inputs == "conversations":
+        return (_with_json(table, columns) for table in found.tables)
     return _alike(found.tables, columns) if found.is_loose else found.tables
 
 
-def _check_columns(schema: pa.Schema, columns: tuple[str, str]) -> None:
+def _with_json(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+    """The columns of a table that hold conversations, as workers get them."""
+    _check_columns(table.schema, columns, "conversations")
+    return pa.table({name: as_json(table[name]).cast(pa.large_string()) for name in columns})
+
+
+def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs = "pairs") -> None:
     names = schema.names
     for name in columns:
         if names.count(name) != 1:
             what = "two columns are named" if name in names else "no column"
             raise InputError(f"{what} {name!r}; there are {', '.join(map(repr, names))}")
-        if not is_text(schema.field(name).type):
-            raise InputError(f"column {name!r} holds {schema.field(name).type}, not text")
+        kind = schema.field(name).type
+        if not (holds_messages(kind) if inputs == "conversations" else is_text(kind)):
+            wanted = _ITEMS[inputs] if inputs == "conversations" else "text"
+            raise InputError(f"column {name!r} holds {kind}, not {wanted}")
 
 
 class _Tables(NamedTuple):
@@ -102,7 +149,7 @@ class _Tables(NamedTuple):
     is_loose: bool = False
 
 
-def _table_of(pairs: Any, columns: tuple[str, str]) -> _Tables | None:
+def _table_of(pairs: Any, columns: tuple[str, ...]) -> _Tables | None:
     """Pairs as tables; ``None`` if they are no table of any kind. No library is imported for it.
 
     Of data frames and datasets only the `columns` are converted, if they have them.
@@ -113,6 +160,8 @@ def _table_of(pairs: Any, columns: tuple[str, str]) -> _Tables | None:
             pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
         elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):
             return _of_dataset(pairs, columns)
+        elif hasattr(pairs, "iter_slices") and hasattr(pairs, "select"):
+            return _of_polars(pairs, columns)
         elif hasattr(pairs, "__arrow_c_array__"):
             pairs = pa.table(pairs)
         if isinstance(pairs, pa.Table):
@@ -128,7 +177,7 @@ def _table_of(pairs: Any, columns: tuple[str, str]) -> _Tables | None:
     return None
 
 
-def _of_dataset(dataset: Any, columns: tuple[str, str]) -> _Tables:
+def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
     """A dataset of Hugging Face's, or one that is iterated, whose columns may not be known before."""
     if set(columns) <= set(dataset.column_names or ()):
         dataset = dataset.select_columns(list(columns))
@@ -139,7 +188,15 @@ def _of_dataset(dataset: Any, columns: tuple[str, str]) -> _Tables:
     return _Tables(first.schema, chain([first], tables), is_loose=True)
 
 
-def _alike(tables: Iterator[pa.Table], columns: tuple[str, str]) -> Iterator[pa.Table]:
+def _of_polars(frame: Any, columns: tuple[str, ...]) -> _Tables:
+    """A frame of Polars, in slices: its own stream begins with a copy of the whole frame."""
+    if set(columns) <= set(frame.columns):
+        frame = frame.select(columns)
+    slices = frame.iter_slices(_DATASET_ROWS)
+    return _Tables(pa.table(frame[:0]).schema, (pa.table(part) for part in slices))
+
+
+def _alike(tables: Iterator[pa.Table], columns: tuple[str, ...]) -> Iterator[pa.Table]:
     schema = pa.schema([(name, pa.large_string()) for name in columns])
     for table in tables:
         _check_columns(table.schema, columns)
@@ -156,7 +213,7 @@ def _read(reader: pa.RecordBatchReader, kind: str) -> Iterator[pa.Table]:
 
 
 def cut_tables(
-    tables: Iterator[pa.Table], columns: tuple[str, str], rows_at: RowsAt, start: int = 0
+    tables: Iterator[pa.Table], columns: tuple[str, ...], rows_at: RowsAt, start: int = 0
 ) -> Iterator[pa.Table]:
     """Cut tables anew, into one for each chunk; `start` is the number of the first row in the input."""
     waiting = size = 0
@@ -176,7 +233,7 @@ def cut_tables(
         yield from cut_long(pa.concat_tables(pending), columns)
 
 
-def cut_long(table: pa.Table, columns: tuple[str, str]) -> Iterator[pa.Table]:
+def cut_long(table: pa.Table, columns: tuple[str, ...]) -> Iterator[pa.Table]:
     """Halve a table repeatedly until each part has at most `CHUNK_TEXT_BYTES` of text, or one row."""
     size = sum(text_bytes(table[name]) for name in columns)
     if size <= CHUNK_TEXT_BYTES or len(table) == 1:
@@ -187,19 +244,21 @@ def cut_long(table: pa.Table, columns: tuple[str, str]) -> Iterator[pa.Table]:
     yield from cut_long(table.slice(middle), columns)
 
 
-def rows_of(array: np.ndarray[Any, Any]) -> Iterator[object]:
-    """The rows of an array of shape ``[n, 2]``, or of a structured one, as lists or dicts of Python's.
+def rows_of(array: np.ndarray[Any, Any], inputs: Inputs = "pairs") -> Iterator[object]:
+    """The rows of an array of shape ``[n, 2]``, of texts ``[n]``, or of a structured one, as Python has them.
 
     Raises `InputError` for another shape.
     """
-    if array.ndim != (1 if array.dtype.names else 2) or (not array.dtype.names and array.shape[1] != 2):
+    if inputs != "pairs" and array.ndim != 1:
+        raise InputError(f"{inputs} are an array of shape {array.shape}, not [n]")
+    if inputs == "pairs" and array.shape[1:] != (() if array.dtype.names else (2,)):
         raise InputError(f"pairs are an array of shape {array.shape}; a query and a passage make [n, 2]")
     for start in range(0, len(array), _DATASET_ROWS):
         for row in array[start : start + _DATASET_ROWS].tolist():
             yield dict(zip(array.dtype.names, row, strict=True)) if array.dtype.names else row
 
 
-def pair_of(item: object, row: int, columns: tuple[str, str]) -> tuple[str | None, str | None]:
+def pair_of(item: object, row: int, columns: tuple[str, ...]) -> tuple[str | None, str | None]:
     """The query and the passage of an item; raises `InputError` if it is no pair."""
     if isinstance(item, Mapping):
         missing = [name for name in columns if name not in item]
@@ -211,19 +270,39 @@ def pair_of(item: object, row: int, columns: tuple[str, str]) -> tuple[str | Non
     return cast("tuple[str | None, str | None]", item)
 
 
-def _tables_from_pairs(
-    pairs: Iterator[object], columns: tuple[str, str], rows_at: RowsAt
+def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> tuple[str | None, ...]:
+    """The texts of an item; raises `InputError` if it is no such row."""
+    if inputs == "pairs":
+        return pair_of(item, row, columns)
+    what, name = inputs.removesuffix("s"), columns[0]
+    if isinstance(item, Mapping):
+        if name not in item:
+            raise InputError(f"{what} {row} has no {name!r}; it has {', '.join(map(repr, item))}"[:300])
+        item = item[name]
+    try:
+        if inputs == "conversations" and isinstance(item, list | tuple):
+            item = json.dumps(item, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} {row} cannot be written as JSON: {error}") from None
+    if item is not None and not isinstance(item, str):
+        wanted = "a string" if inputs == "texts" else "a list of {role, content}"
+        raise InputError(f"{what} {row} is {item!r:.80}, not {wanted}")
+    return (item,)
+
+
+def _tables_from(
+    pairs: Iterable[tuple[str | None, ...]], columns: tuple[str, ...], rows_at: RowsAt
 ) -> Iterator[pa.Table]:
-    part: list[tuple[str | None, str | None]] = []
+    part: list[tuple[str | None, ...]] = []
     size = 0  # in characters; counts repeated texts, because Arrow stores a copy in each row
 
     def table() -> pa.Table:
-        return pa.table([_texts([pair[side] for pair in part]) for side in (0, 1)], names=list(columns))
+        texts = [_texts([pair[side] for pair in part]) for side in range(len(columns))]
+        return pa.table(texts, names=list(columns))
 
     rows = rows_at(0)
-    for row, item in enumerate(pairs):
-        pair = pair_of(item, row, columns)
-        length = len(pair[0] or "") + len(pair[1] or "")
+    for row, pair in enumerate(pairs):
+        length = sum(len(text or "") for text in pair)
         if part and size + length > CHUNK_TEXT_BYTES:
             yield table()
             part, size, rows = [], 0, rows_at(row)
@@ -240,6 +319,24 @@ def _is_pair(pair: object) -> bool:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         return False
     return all(text is None or isinstance(text, str) for text in pair)
+
+
+def holds_messages(kind: pa.DataType) -> bool:
+    """Whether a column of this type can hold conversations: lists of messages, or these in JSON."""
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return is_text(kind) or (any(test(kind) for test in tests) and pa.types.is_struct(kind.value_type))
+
+
+def as_json(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Conversations as workers get them; a key that Arrow has filled with null is left out."""
+    if is_text(column.type):
+        return column
+    return _texts([None if messages is None else _json_of(messages) for messages in column.to_pylist()])
+
+
+def _json_of(messages: Iterable[Mapping[str, object] | None]) -> str:
+    known = [each and {name: value for name, value in each.items() if value is not None} for each in messages]
+    return json.dumps(known, ensure_ascii=False, default=str)
 
 
 def _texts(texts: list[str | None]) -> pa.Array:

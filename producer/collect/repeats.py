@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import count
 from typing import NamedTuple
 
@@ -33,11 +34,19 @@ _FACTORS = np.random.default_rng(0).integers(1 << 63, size=4, dtype=np.uint64) |
 _OF_QUERY, _OF_LENGTH, _OF_FIRST, _OF_LAST = _FACTORS
 """Odd numbers of 64 bits, by which the parts of a key are multiplied."""
 
-_NO_WORK = {"attempt": 1, "tokens": 0, "padded_tokens": 0, "batches": 0, "seconds": 0.0, "windows": 0}
+_NO_WORK = {
+    "attempt": 1,
+    "tokens": 0,
+    "padded_tokens": 0,
+    "batches": 0,
+    "seconds": 0.0,
+    "windows": 0,
+    "device_seconds": None,
+}
 """Statistics of a chunk for which no worker did anything."""
 
 
-def pair_keys(table: pa.Table, columns: tuple[str, str]) -> Keys:
+def pair_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
     """A multiple of four for each row's pair: equal pairs have equal numbers.
 
     It is made of the lengths of the texts and of their first and last eight bytes, which is several times as
@@ -46,7 +55,7 @@ def pair_keys(table: pa.Table, columns: tuple[str, str]) -> Keys:
     return _joined(*(_of_places(as_bytes(table[name])) for name in columns))
 
 
-def whole_keys(table: pa.Table, columns: tuple[str, str]) -> Keys:
+def whole_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
     """As `pair_keys`, but of the whole texts, and other numbers; they hold in this process only."""
     return _joined(*(_hashes(as_bytes(table[name])) for name in columns)) + np.uint64(1)
 
@@ -57,8 +66,8 @@ def as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return (column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column).cast(pa.binary())
 
 
-def _joined(query: Keys, passage: Keys) -> Keys:
-    keys: Keys = (query * _OF_QUERY ^ passage) & ~np.uint64(3)
+def _joined(query: Keys, *passage: Keys) -> Keys:
+    keys: Keys = reduce(np.bitwise_xor, passage, query * _OF_QUERY) & ~np.uint64(3)
     return keys
 
 
@@ -240,7 +249,7 @@ class ChunkPairs:
         return pa.array(scores, kind), pa.array(errors, pa.string())
 
 
-def distinct_pairs(table: pa.Table, columns: tuple[str, str], known: pa.Array, keys: Keys) -> ChunkPairs:
+def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array, keys: Keys) -> ChunkPairs:
     """The distinct pairs of a chunk, for all of which it asks itself.
 
     Parameters
@@ -250,8 +259,9 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, str], known: pa.Array, k
     known, keys
         The known score of each row, or null; the key of each row's pair.
     """
-    codes = [_codes(table[name]) for name in columns]
-    pairs = codes[0] * (int(codes[1].max(initial=0)) + 1) + codes[1]
+    pairs, *others = [_codes(table[name]) for name in columns]
+    for codes in others:
+        pairs = pairs * (int(codes.max(initial=0)) + 1) + codes
     left = np.flatnonzero(np.asarray(pc.is_null(known)))
     _, first, source = np.unique(pairs[left], return_index=True, return_inverse=True)
     order = np.argsort(first)  # as they are in the chunk
@@ -290,7 +300,7 @@ class RepeatedPairs:
         Those of the query and the passage.
     """
 
-    def __init__(self, columns: tuple[str, str]) -> None:
+    def __init__(self, columns: tuple[str, ...]) -> None:
         self._columns = columns
         self._asking: dict[int, _Asking] = {}
         """What chunks ask for, by chunk, in order. The number of a row is the chunk's and its place in it."""

@@ -70,6 +70,7 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
         "seconds": sum(part.stats.seconds for part in scored),
         "tokenize_seconds": None,
         "forward_seconds": None,
+        "device_seconds": sum(part.stats.device_seconds or 0.0 for part in scored) or None,
         "bound": worst([part.stats.bound for part in scored]),
     }
     stats = scored[-1].stats.model_copy(update=totals)

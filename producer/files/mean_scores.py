@@ -62,7 +62,7 @@ class MeanScores:
         self._rows: list[pa.Table] = []
         self._numbers: list[Numbers] = []
         self._scores: list[Floats] = []
-        self._writer: pa.RecordBatchFileWriter | None = None
+        self._writer: pa.RecordBatchStreamWriter | None = None
 
     def add(self, table: pa.Table) -> Iterator[pa.Table]:
         """Take in rows; yield rows of complete queries."""
@@ -85,9 +85,9 @@ class MeanScores:
         self._writer.close()
         means = self._mean(np.concatenate(self._numbers), np.concatenate(self._scores))
         start = 0
-        with pa.ipc.open_file(pa.memory_map(str(self._path))) as spilled:
-            for at in range(spilled.num_record_batches):
-                table = pa.Table.from_batches([spilled.get_batch(at)])
+        with pa.ipc.open_stream(pa.memory_map(str(self._path))) as spilled:
+            for batch in spilled:
+                table = pa.Table.from_batches([batch])
                 yield self._with_means(table, means[start : start + len(table)])
                 start += len(table)
 
@@ -99,8 +99,10 @@ class MeanScores:
 
     def _spill(self, table: pa.Table) -> None:
         if self._writer is None:
-            options = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)
-            self._writer = pa.ipc.new_file(self._path, table.schema, options=options)
+            options = pa.ipc.IpcWriteOptions(
+                compression="lz4"
+            )  # a stream: tables have dictionaries of their own
+            self._writer = pa.ipc.new_stream(self._path, table.schema, options=options)
         self._writer.write_table(table.combine_chunks())
 
     def _complete(self, open_query: int | None) -> pa.Table:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.jobs.contract.wire import is_text
 from rankmill.jobs.system import system
-from rankmill.producer.collect.pairs import RowsAt, cut_tables
+from rankmill.producer.collect.pairs import RowsAt, as_json, cut_tables, holds_messages
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.base import Reader, ReadOptions, Survey, TextColumns, text_of
 from rankmill.producer.files.formats.table import open_reader
@@ -90,8 +90,15 @@ class PairSource(ABC):
             A file is damaged in a way that could not be found before.
         """
         batches = _read_ahead(self._batches(start))
-        tables = (pa.Table.from_batches([batch], self.schema) for batch in batches)
-        return cut_tables(tables, self.columns.names, rows_at, start)
+        tables = (self._with_json(pa.Table.from_batches([batch], self.schema)) for batch in batches)
+        return cut_tables(tables, self.columns.sent, rows_at, start)
+
+    def _with_json(self, table: pa.Table) -> pa.Table:
+        """The table, with the conversations as workers get them."""
+        if self.columns.inputs == "conversations":
+            for name, sent in zip(self.columns.names, self.columns.sent, strict=True):
+                table = table.append_column(sent, as_json(table[name]))
+        return table
 
     @abstractmethod
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -249,9 +256,9 @@ def open_source(
         A file cannot be scored; the message names the file, column and row, and how to fix it.
     """
     opened: list[_OpenFile] = []
-    rows = 0
+    rows, what = 0, "query or passage" if columns.inputs == "pairs" else "text"
     for file, before in zip(files, fingerprints or [fingerprint(file.path) for file in files], strict=True):
-        reader = open_reader(file.path, columns.names, options)
+        reader = open_reader(file.path, columns.texts, options)
         found = reader.survey(find_nulls=not allow_nulls)
         survey = with_partition(file, found)
         if found.schema.names or found.rows:
@@ -259,7 +266,7 @@ def open_source(
         null = survey.first_null
         if null is not None and not allow_nulls and (limit is None or rows + null < limit):
             raise InputError(
-                f"{file.path}: row {null} (counted from 0) has a null query or passage; "
+                f"{file.path}: row {null} (counted from 0) has a null {what}; "
                 "remove it, or leave out --on-null fail to have it reported as a row error"
             )
         rows += survey.rows
@@ -289,15 +296,22 @@ def _check_columns(path: Path, schema: pa.Schema, columns: TextColumns) -> None:
     twice = {name for name, number in Counter(schema.names).items() if number > 1}
     if twice:
         raise InputError(f"{path}: two columns are named {min(twice)!r}; rename one")
-    for option, name in zip(("--query-column", "--passage-column"), columns.names, strict=True):
+    for option, name in zip(columns.options, columns.names, strict=True):
         if name not in schema.names:
             raise InputError(
                 f"{path}: no column {name!r}; it has {', '.join(map(repr, schema.names)) or 'none'} "
                 f"(choose with {option})"
             )
         kind = schema.field(name).type
-        if not is_text(kind):
+        if columns.inputs == "conversations":
+            if not holds_messages(kind):
+                raise InputError(
+                    f"{path}: column {name!r} holds {kind}, not conversations: lists of {{role, content}} or "
+                    f"their JSON (choose another with {option})"
+                )
+        elif not is_text(kind):
             way_out = f"choose another with {option}"
             if pa.types.is_list(kind) or pa.types.is_large_list(kind):
                 way_out = f"--list-columns {name} makes a row of each item"
+                way_out = "--messages-column is for conversations" if holds_messages(kind) else way_out
             raise InputError(f"{path}: column {name!r} holds {kind}, not text ({way_out})")

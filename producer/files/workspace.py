@@ -7,18 +7,18 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
 
-from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, OutputError
+from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, OutputError, RankmillError
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.files.manifest import differences
 from rankmill.producer.files.outputs import check_replaceable, errors_name, is_of_parts, part_of
 from rankmill.producer.files.stores.lock import ObjectLock
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
-from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, workspace_of
+from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, is_in_repository, workspace_of
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity, sync
 
@@ -122,7 +122,7 @@ class Workspace:
         On entering: the output exists, the folder or something in it is not a run's and this user's, or the
         journal of an earlier run is damaged; the message names which.
     OutputError
-        On entering: the journal cannot be written.
+        On entering: the folder or the journal cannot be written.
     OutputBusy
         On entering: another process, or another host, is making the output.
     StoreError
@@ -148,15 +148,17 @@ class Workspace:
             self._place = self._lock(stack)
             self._is_new = self._place.is_new
             try:
-                if isinstance(self._target, ObjectPath) and isinstance(self._output.lock, ObjectPath):
-                    lock = ObjectLock(self._output.lock, self._target, self.folder)
-                    self._remote = stack.enter_context(lock)
+                lock = self._output.lock
+                if isinstance(lock, ObjectPath) and not is_in_repository(lock):
+                    self._remote = stack.enter_context(ObjectLock(lock, self._target, self.folder))
                 self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
                 self.journal = self.journals[0]
+                # One whose journal is empty is what a process that died has left while it removed the folder.
+                self._is_new = self._is_new or not any(journal.manifest for journal in self.journals)
                 self._check_output()
             except BaseException:
                 if self._is_new:
-                    self._remove()
+                    self.remove()
                 raise
             self._held = stack.pop_all()
         return self
@@ -172,7 +174,7 @@ class Workspace:
             # If the input changed, scored rows may be from before or after the change.
             kept = self._rows if error and not isinstance(error, InputChanged) else 0
             if not kept:
-                self._remove()  # while the lock is held
+                self.remove()  # while the lock is held
             elif error:
                 error.add_note(f"{kept:,} scored rows are kept in {self.folder}: the same command continues")
 
@@ -197,9 +199,14 @@ class Workspace:
             return True
         return False
 
-    def _remove(self) -> None:
-        """Remove the folder; if that fails, the output is what it is nevertheless."""
+    def remove(self) -> None:
+        """Remove the folder; if that fails, the output is what it is nevertheless.
+
+        The journals go first: what is left without them holds nothing, and the next process removes it.
+        """
         try:
+            for at in range(self._models):
+                self._journal_path(at).unlink(missing_ok=True)
             shutil.rmtree(self.folder)
         except OSError as error:
             logger.warning("%s is not needed any more, and cannot be removed: %s", self.folder, error)
@@ -219,7 +226,7 @@ class Workspace:
                 f"another score-file is making {self._target}; let it finish, or name another output with -o"
             ) from None
         except OSError as error:
-            raise InputError(f"cannot write {self._target}: {error}") from None
+            raise self._unwritable(error) from None
         if not os.fstat(lock).st_nlink:  # its holder has just removed the folder
             raise OutputBusy(f"another score-file has just made {self._target}")
         return place
@@ -229,9 +236,12 @@ class Workspace:
         """Rows that at least one model has scored."""
         return max(journal.rows for journal in self.journals)
 
+    def _journal_path(self, at: int) -> Path:
+        return self.folder / (f"journal-{at + 1}.db" if at else "journal.db")
+
     def _open_journal(self, at: int) -> closing[Journal]:
         """The journal of a model, the first of which is 0."""
-        path = self.folder / (f"journal-{at + 1}.db" if at else "journal.db")
+        path = self._journal_path(at)
         try:
             journal = Journal(path, self.check)
         except InputError:  # damaged
@@ -241,9 +251,16 @@ class Workspace:
                 file.unlink()
             journal = Journal(path, self.check)
         self._place.watch(path)
-        sync(self.folder)
-        sync(self.folder.parent)
+        try:
+            sync(self.folder)
+            sync(self.folder.parent)
+        except OSError as error:
+            journal.close()
+            raise self._unwritable(error) from None
         return closing(journal)
+
+    def _unwritable(self, error: OSError) -> OutputError:
+        return OutputError(f"cannot write {self._target}: {error.strerror or error}")
 
     def _check_output(self) -> None:
         for path in self._output.there():
@@ -283,3 +300,13 @@ class Workspace:
             self._output.check(self.journal)
             self.resumes = True
         self._begun = True
+
+
+def clear_workspace(output: OutputFile) -> None:
+    """Delete the folder of an output that is in its place: its process died before it did so.
+
+    A folder in which another process works stays.
+    """
+    if workspace_of(output.path).exists():
+        with suppress(RankmillError), Workspace(output, restart=False, force=True) as work:
+            work.remove()

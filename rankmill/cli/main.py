@@ -29,6 +29,7 @@ _COMMANDS = {
     "quantize": "quality.quantize.quantize",
     "models": "models.models",
     "keys": "gateway.keys.keys",
+    "usage": "usage.usage",
     "exporter": "exporter.exporter",
     "config": "config.config",
 }

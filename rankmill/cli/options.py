@@ -53,7 +53,7 @@ HELP = {
     "label": "Name or number of the output that is the score.",
     "all_labels": "Each output of a model with several is a score, in a column of its own.",
     "deterministic": "Equal bits for equal pairs, whatever the order, chunks and workers.",
-    "long": "Passages over the limit: cut them, score overlapping windows and take the best, or refuse.",
+    "long": "Passages over the limit: cut, score overlapping windows (the best or their mean), or refuse.",
     "truncation_side": "Where texts over the limit are cut: right (their end) or left.",
     "max_passage_tokens": "Most tokens of a passage.",
     "long_stride": "Tokens from the start of a window to the start of the next.",

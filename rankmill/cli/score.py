@@ -180,7 +180,7 @@ def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
             raise click.UsageError(
                 f"--{name} is for embedded workers; with --redis (REDIS_URL) workers have their own settings"
             )
-    if given["long_stride"] is not None and settings.long != "split":
+    if given["long_stride"] is not None and not settings.long.startswith("split"):
         raise click.UsageError("--long-stride has no effect without --long split")
 
 

@@ -21,6 +21,8 @@ from prometheus_client.registry import Collector
 from rankmill.cluster.backlog import RUNS, Backlog, Backlogs
 from rankmill.cluster.dashboard import page_apps
 from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
+from rankmill.cluster.usage import UsageMetrics
+from rankmill.jobs.protocol.accounts import Accounts, read_accounts
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
 from rankmill.jobs.runtime.passwords import mask_passwords
@@ -104,6 +106,13 @@ class ClusterView:
                 self._until = system.monotonic() + _CACHE_SECONDS
             return self._seen
 
+    def usage(self) -> Accounts | None:
+        """What was used today and yesterday; ``None`` while Redis does not answer."""
+        try:
+            return read_accounts(self._client, 2)
+        except (redis.RedisError, OSError):
+            return None
+
     def _read(self) -> Snapshot | None:
         try:
             found = read_cluster(self._client, page_size=RUNS)
@@ -125,10 +134,11 @@ class ClusterMetrics(Collector):
         self._reports: dict[str, WorkerReport] = {}
         self._total: Counter[str] = Counter()
         self._backlogs = Backlogs()
+        self._usage = UsageMetrics()
 
     def describe(self) -> Iterable[Metric]:
         """All metrics without values; does not read Redis."""
-        return self._families(None)
+        return [*self._families(None), *self._usage.families(None)]
 
     def collect(self) -> Iterable[Metric]:
         """All metrics with their values."""
@@ -137,7 +147,7 @@ class ClusterMetrics(Collector):
             self._count(cluster)
         up, *others = self._families(cluster)
         up.add_metric([], cluster is not None)
-        return [up, *others]
+        return [up, *others, *self._usage.families(self._view.usage() if cluster else None)]
 
     def _families(self, cluster: Snapshot | None) -> list[GaugeMetricFamily | CounterMetricFamily]:
         backlogs = self._backlogs.of(cluster) if cluster else {}

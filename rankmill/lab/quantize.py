@@ -57,7 +57,7 @@ def require_packages() -> None:
         raise ConfigError("quantize needs OpenVINO and NNCF: pip install 'rankmill[openvino-int8]'")
 
 
-def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, str], folder: Path) -> Calibrated:
+def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], folder: Path) -> Calibrated:
     """Write the model's files and its smoothing factors into a folder.
 
     Parameters

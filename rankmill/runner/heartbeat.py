@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rankmill.jobs.contract.errors import RankmillError
-from rankmill.jobs.protocol.leases import Renewals
+from rankmill.jobs.protocol.leases import Renewals, server_time
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.submitted.store import FileRunStore, LeaseState, RunLease
 from rankmill.jobs.runtime.patience import waiting
@@ -101,5 +101,5 @@ class RunnerHeartbeat:
             claim = self._claim
         if claim and self.write() != "held" and self._claim:
             self._interrupt()
-        self._renewals.renewed()
-        self._store.recover(expired=self._renewals.others_have_lapsed)
+        self._renewals.renewed(server_time(self._store.redis))
+        self._store.recover(self._lease, expired=self._renewals.others_have_lapsed)

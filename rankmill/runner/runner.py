@@ -30,7 +30,7 @@ from rankmill.jobs.system import system
 from rankmill.jobs.system.backoff import Backoff
 from rankmill.runner.heartbeat import RunnerHeartbeat
 from rankmill.runner.webhooks import WebhookSender
-from rankmill.runner.work import made, work_on
+from rankmill.runner.work import clear, made, work_on
 
 _LOOK_SECONDS = 0.5
 
@@ -97,7 +97,7 @@ class Runner:
             self._heartbeat.hold(replace(claim, run=self._begun(claim.run)))
             run = self._heartbeat.claim.run
             if done := made(run):
-                self._answer(done.end("done"))
+                self._finish(done)
             elif self._store.was_cancelled(run.id):
                 self._answer(run.end("cancelled"))
             elif run.deaths > self._settings.max_retries:
@@ -150,6 +150,11 @@ class Runner:
         else:
             self._answer(self._heartbeat.claim.run.end("done"))
 
+    def _finish(self, run: FileRun) -> None:
+        """End a run whose output is in its place, and that was interrupted before it could say so."""
+        clear(run)
+        self._answer(run.end("done"))
+
     def _note(self, *, now: bool = False, **changes: object) -> None:
         self._heartbeat.note(**changes)
         if now and self._heartbeat.write() != "held":
@@ -169,7 +174,7 @@ class Runner:
         """Leave a run that was interrupted: it is cancelled, another runner has it, or this one must stop."""
         run = self._heartbeat.claim.run
         if done := made(run):
-            self._answer(done.end("done"))
+            self._finish(done)
         elif self._heartbeat.held == "cancelled":
             self._answer(run.end("cancelled"))
         elif self._heartbeat.held == "lost":

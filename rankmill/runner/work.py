@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,7 +30,9 @@ from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity
+from rankmill.producer.files.workspace import clear_workspace
 from rankmill.score.input import find_input
+from rankmill.score.output import find_target
 from rankmill.score.progress import Show
 from rankmill.score.score_file import Confirm, score_file
 
@@ -110,6 +112,17 @@ def made(run: FileRun) -> FileRun | None:
         return run if output.exists() and _identity(output, output) == run.seal.identity else None
     except (RankmillError, OSError, ValueError):
         return None
+
+
+def clear(run: FileRun) -> None:
+    """Delete what a runner that died has left beside an output that is in its place."""
+    request, output = run.order.request, as_path(run.order.request.output or "")
+    with suppress(RankmillError, OSError):
+        clear_workspace(find_target(request, ()).place())
+        if run.order.batch:
+            from rankmill.gateway.batches.work import clear_batch
+
+            clear_batch(output)
 
 
 def _check_order(run: FileRun) -> None:

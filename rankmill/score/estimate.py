@@ -18,6 +18,7 @@ from rankmill.producer.files.source import PairSource
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.score.input import find_input
 from rankmill.score.output import find_target
+from rankmill.score.score_file import with_inputs
 from rankmill.score.session import Session
 
 _LOOK_ROWS, _AT_ONCE = 100_000, 1000
@@ -63,8 +64,11 @@ def estimate(
     RunFailed
         The workers cannot score with the model.
     """
-    if request.reads_stdin or request.models:
-        raise InputError("--estimate is for files and one model: save standard input, or name one model")
+    if request.reads_stdin or request.models or len(request.messages_column) > 1:
+        raise InputError(
+            "--estimate is for files, one model and one score of a row: save standard input, or name one"
+        )
+    settings = with_inputs(request, settings)
     found = find_input(request)
     find_target(request, found.files).check(found.files, settings)
     with ExitStack() as stack:
@@ -73,8 +77,8 @@ def estimate(
         table = _sampled(source, sample)
         session = stack.enter_context(Session(settings, cluster))
         truncates = settings.long == "truncate"
-        first = session.score(table, source.columns.names, long="refuse" if truncates else settings.long)
-        timed = session.score(table, source.columns.names)
+        first = session.score(table, source.columns.sent, long="refuse" if truncates else settings.long)
+        timed = session.score(table, source.columns.sent)
         reports = {}
         with suppress(WireError):  # of another release
             reports = worker_reports(session.client.store.redis, timed.workers)
@@ -101,7 +105,7 @@ def estimate(
 
 def _sampled(source: PairSource, sample: int) -> pa.Table:
     """Up to `sample` pairs of the first rows, chosen by chance with a fixed seed."""
-    names = list(source.columns.names)
+    names = list(source.columns.sent)
     parts = [
         table.select(names) for table in islice(source.tables(lambda _: _AT_ONCE), _LOOK_ROWS // _AT_ONCE)
     ]

@@ -26,8 +26,15 @@ RUN_TEXTS = TextColumns("query", "passage")
 
 
 def text_columns(request: FileRequest) -> TextColumns:
-    """The columns with the texts, of a run or of files of pairs."""
-    return RUN_TEXTS if request.run else TextColumns(request.query_column, request.passage_column)
+    """The columns with what is scored, of a run or of files."""
+    if request.run:
+        return RUN_TEXTS
+    if request.text_column:
+        return TextColumns(request.text_column, inputs="texts")
+    if request.messages_column:
+        first, *second = request.messages_column
+        return TextColumns(first, second[0] if second else None, "conversations")
+    return TextColumns(request.query_column, request.passage_column)
 
 
 @dataclass

@@ -85,16 +85,35 @@ class OutputTarget:
                 f"{self.path}: --qrels adds passages that are not in the run, so its output is not ranked; "
                 "leave out --qrels, or the ranking"
             )
-        if settings.all_labels or request.models:
+        if request.kind_of_rows != "pairs":
+            self._check_rows_alone()
+        if settings.all_labels or request.models or len(request.messages_column) > 1:
             self._check_several_scores(all_labels=settings.all_labels)
         if resolved(self.path) in {resolved(file.path) for file in files}:
             raise InputError(f"{self.path} is the input itself; name another output with -o")
+
+    def _check_rows_alone(self) -> None:
+        """Check that what is scored alone has what the output is made by."""
+        request = self.request
+        if (self.is_ranked or request.mean) and not request.query_id_column:
+            option = "--text-column" if request.text_column else "--messages-column"
+            raise InputError(
+                f"--top-k, --mean and TREC runs are over the rows of a query, which {option} has not: "
+                "name --query-id-column, or leave them out"
+            )
+        if request.messages_column and request.reuse:
+            raise InputError("--reuse compares texts, not conversations: leave it out")
 
     def _check_several_scores(self, *, all_labels: bool) -> None:
         """Check that rows have one score where one is needed."""
         request = self.request
         if request.models and all_labels:
             raise InputError("--all-labels is for one model; of several, each has one score")
+        if len(request.messages_column) > 1 and (all_labels or self.is_ranked or request.rows_per_part):
+            raise InputError(
+                "--messages-column CHOSEN,REJECTED makes two scores: leave out --all-labels, a ranking and "
+                "--rows-per-part, or name one column"
+            )
         if all_labels and self.is_ranked:
             raise InputError("--all-labels makes several scores, and rows are ranked by one: use --label")
         if request.models and self.is_ranked and request.mean != "scores":
@@ -148,6 +167,8 @@ class OutputTarget:
         """
         if self.request.models:
             return _columns_of_models(self.request.score_column, self.request.models)
+        if len(self.request.messages_column) > 1:
+            return _columns_of_models(self.request.score_column, self.request.messages_column)
         column, labels = self.request.score_column, ask() if settings.all_labels else ()
         return [f"{column}_{label}" for label in labels] or [column]
 
@@ -196,7 +217,8 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
 def named_columns(request: FileRequest) -> dict[str, str]:
     """Metadata of the output that says which texts were scored, and where the scores are."""
     texts = text_columns(request)
-    names = {"query": texts.query, "passage": texts.passage, "score": request.score_column}
+    sides = {"texts": ["text"], "conversations": ["messages"]}.get(texts.inputs, ["query", "passage"])
+    names = {"score": request.score_column, **dict(zip(sides, texts.names, strict=False))}
     return {f"rankmill.{what}_column": name for what, name in names.items()}
 
 
@@ -229,6 +251,7 @@ def _columns_of_models(asked: str, models: Sequence[str]) -> list[str]:
 _WRITTEN: dict[str, Callable[[Any], str]] = {
     "text_columns": lambda names: ", ".join(sorted(names)),
     "list_columns": ",".join,
+    "messages_column": ",".join,
     "shard": lambda shard: "{}/{}".format(*shard),
     "reuse": _file_state,
 }

@@ -49,7 +49,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     return settings, open_earlier(
         open_random(path),
         str(path),
-        text_columns(request).names,
+        text_columns(request).sent,
         request.score_column,
         found.get("rankmill.kind"),
     )

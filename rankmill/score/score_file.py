@@ -7,17 +7,20 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
+from pydantic import ValidationError
 
 from rankmill.jobs.cache.folder import cache_folder
 from rankmill.jobs.contract.errors import InputChanged, InputError, RunFailed, WireError
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
-from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.contract.usage import joined, used_by
+from rankmill.jobs.contract.wire import decode_rows
+from rankmill.jobs.protocol.accounts import RunUsage
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.registry.resolver import Resolver
@@ -80,6 +83,7 @@ def score_file(
         output was written, and the scores are dropped.
     """
     started = system.monotonic()
+    settings = with_inputs(request, settings)
     _use_system_memory()
     # What is asked for: files that are there, and an output that can be made of them.
     found = find_input(request)
@@ -87,7 +91,7 @@ def score_file(
     target.check(found.files, settings)
     settings, earlier = earlier_scores(request, settings)
     with ExitStack() as stack:
-        asked = request.models or [settings.model]
+        asked = request.models or [settings.model] * max(len(request.messages_column), 1)
         work = stack.enter_context(
             Workspace(target.place(), restart=request.restart, force=request.force, models=len(asked))
         )
@@ -106,8 +110,8 @@ def score_file(
         columns = target.score_columns(settings, partial(session.labels, revision=revision))
         plan = target.plan(source, columns)
         tally = Tally.read(work.journal.finished.tally)
-        tally.each = [Tally() for _ in request.models]
-        several = models if request.models else ()
+        several = models if len(models) > 1 else ()
+        tally.each = [Tally() for _ in several]
 
         def about() -> dict[str, str]:
             part_of = request.shard or ((1, 1) if request.rows_per_part else None)
@@ -133,11 +137,30 @@ def score_file(
         output.finish(about())
         source.check_unchanged()
         _check_models(tally, made_from, now)
-        summary = summarize(output, models, (startup, load), tally, system.monotonic() - started)
+        used = list(dict.fromkeys(models))
+        summary = summarize(output, used, (startup, load), tally, system.monotonic() - started)
         confirm(output.last, summary)
         work.check()
         output.publish(work.journal)
     return summary
+
+
+def with_inputs(request: FileRequest, settings: Settings) -> Settings:
+    """The settings for what the rows of the request are.
+
+    Raises
+    ------
+    InputError
+        The settings say otherwise, or an option is for pairs.
+    """
+    kind = request.kind_of_rows
+    if kind == "pairs" and settings.inputs != kind:
+        option = "--text-column" if settings.inputs == "texts" else "--messages-column"
+        raise InputError(f"the settings say that rows are {settings.inputs}: name their column with {option}")
+    try:
+        return Settings.model_validate({**settings.model_dump(), "inputs": kind})
+    except ValidationError as error:
+        raise InputError(f"inputs: {error.errors()[0]['msg']}") from None
 
 
 def _use_system_memory() -> None:
@@ -195,12 +218,13 @@ def _score(
     options: dict[str, Any] = {
         "rows": source.rows,
         "priority": "bulk",
-        "reuse": earlier or no_earlier(source.columns.names),
+        "reuse": earlier or no_earlier(source.columns.sent),
     }
     revision = _revision(journal, client.settings)
     if models:
         others = [each.first and each.first.revision for each in work.journals[1:]]
         options |= {"models": models, "journals": work.journals, "revisions": [revision, *others]}
+        options["apart"] = not request.models
     else:
         options |= {"journal": journal, "revision": revision}
 
@@ -210,7 +234,7 @@ def _score(
         return source.tables(within, journal.finished.rows)
 
     try:
-        with session.run(cut, source.columns.names, on_wait=look, **options) as run:
+        with session.run(cut, source.columns.sent, on_wait=look, **options) as run:
             begun.append(run)
             for part in run.tables():
                 tally.add(part)
@@ -260,15 +284,18 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
             how.settled = how.news(result.stats for result in scored) or how.settled
             ours = [result for result in scored if not how.objection(result.stats)]
             whole = [result for result in ours if len(result.scores) == _rows_of(store, left, result.chunk)]
-            journal.add({result.chunk: (len(result.scores), result) for result in whole})
+            known = [result for result in whole if journal.get(result.chunk) is None]
+            first = {result.chunk: result for result in reversed(known)}
+            used = reduce(joined, map(used_by, first.values()), journal.used)
+            journal.add({chunk: (len(result.scores), result) for chunk, result in first.items()}, used)
     except WireError as error:
         logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return
     if left:
-        store.delete(left, store.chunks(left))
+        store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
 
 
 def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:
     """Number of rows of a chunk whose pairs are still in Redis; ``None`` if they are not, or for a piece."""
     payload = store.payload(run, chunk)
-    return len(decode_pairs(payload)[0]) if payload and chunk < FIRST_PIECE else None
+    return len(decode_rows(payload, run.inputs)[0]) if payload and chunk < FIRST_PIECE else None

@@ -21,7 +21,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.runs import Scores, ScoringRun, as_array
 from rankmill.producer.client.several import start_several
 from rankmill.producer.client.sync_client import Client
-from rankmill.producer.collect.pairs import RowsAt, cut_pairs
+from rankmill.producer.collect.pairs import USUAL_COLUMNS, RowsAt, cut_pairs
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.producer.local.worker_watch import WorkerWatch
 
@@ -105,7 +105,7 @@ class Session:
     def run(
         self,
         cut: Callable[[RowsAt], Iterator[pa.Table]],
-        columns: tuple[str, str],
+        columns: tuple[str, ...],
         *,
         on_wait: Callable[[], None] = lambda: None,
         models: Sequence[str] = (),
@@ -144,14 +144,17 @@ class Session:
         InputError
             No worker can say.
         """
-        pair = pa.table({"query": ["a"], "passage": ["b"]})
-        found = self.score(pair, ("query", "passage"), all_labels=True, **options)
+        inputs = self._settings.inputs
+        columns = USUAL_COLUMNS[inputs]
+        text = '[{"role": "user", "content": "a"}]' if inputs == "conversations" else "a"
+        row = pa.table({name: [text] for name in columns})
+        found = self.score(row, columns, all_labels=True, **options)
         if not found.stats:
             raise InputError("no worker could score a pair to say which labels the model has")
         return found.stats[0].labels
 
     def score(
-        self, table: pa.Table, columns: tuple[str, str], *, chunk_size: int | None = None, **options: Any
+        self, table: pa.Table, columns: tuple[str, ...], *, chunk_size: int | None = None, **options: Any
     ) -> RunScores:
         """Score a table as one run, and wait for its scores.
 
@@ -170,7 +173,8 @@ class Session:
             The workers refuse the model, the precision or the backend.
         """
         started = time.perf_counter()
-        cut = partial(cut_pairs, table, columns)
+        inputs = options.get("inputs", self._settings.inputs)
+        cut = partial(cut_pairs, table, columns, inputs=inputs)
         options.setdefault("all_labels", False)  # rankings are of one score
         with self.run(cut, columns, rows=len(table), chunk_size=chunk_size, **options) as run:
             parts = list(run.tables())

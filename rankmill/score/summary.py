@@ -156,7 +156,8 @@ def metadata(
         "rankmill.activation": settings.activation,
         **{f"rankmill.{name}": str(value) for name, value in spec.items() if name in ADDED},
         **{f"rankmill.{name}": value for name, value in tally.proven().items()},
-        **({"rankmill.windows": str(tally.windows)} if settings.long == "split" else {}),
+        **({"rankmill.inputs": settings.inputs} if settings.inputs != "pairs" else {}),
+        **({"rankmill.windows": str(tally.windows)} if settings.long.startswith("split") else {}),
     }
 
 

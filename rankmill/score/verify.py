@@ -20,6 +20,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import as_array
+from rankmill.producer.collect.pairs import USUAL_COLUMNS
 from rankmill.producer.files.formats.parquet import metadata_of
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.paths import as_path
@@ -70,12 +71,10 @@ class ScoredBefore:
     settings: Settings
 
     @property
-    def columns(self) -> tuple[str, str, str]:
-        """The columns of query, passage and score."""
-        query, passage, score = (
-            self.about.get(f"rankmill.{name}_column", name) for name in ("query", "passage", "score")
-        )
-        return query, passage, score
+    def columns(self) -> tuple[str, ...]:
+        """The columns of query and passage, or of what was scored alone, and that of the score."""
+        names = (*USUAL_COLUMNS[self.settings.inputs], "score")
+        return tuple(self.about.get(f"rankmill.{name}_column", name) for name in names)
 
     @property
     def kind(self) -> str | None:
@@ -153,11 +152,11 @@ def verify(found: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = N
     RunFailed
         The workers cannot score with its model.
     """
-    query, passage, score = found.columns
+    *texts, score = found.columns
     places, table, rows = _sampled(found, sample)
     before = as_array(table[score].combine_chunks().cast(pa.float32()))
     with Session(found.settings, cluster) as session:
-        again = session.score(table.select([query, passage]), (query, passage))
+        again = session.score(table.select(texts), tuple(texts))
     kinds = {each.kind for each in again.stats}
     if found.kind and kinds - {found.kind}:
         raise InputError(
@@ -203,7 +202,7 @@ def _sampled(found: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], p
         parts, places, first = [file.schema_arrow.empty_table().select(names)], [chosen[:0]], 0
         for batch in file.iter_batches(_ROWS, columns=names):
             mine = chosen[(chosen >= first) & (chosen < first + len(batch))]
-            scored = batch[names[2]].is_valid().to_numpy(zero_copy_only=False)[mine - first]
+            scored = batch[names[-1]].is_valid().to_numpy(zero_copy_only=False)[mine - first]
             places.append(mine[scored])
             parts.append(pa.Table.from_batches([batch]).take(pa.array(mine[scored] - first)).select(names))
             first += len(batch)

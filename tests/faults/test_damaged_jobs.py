@@ -24,6 +24,7 @@ from rankmill import Client
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunFailed
 from rankmill.jobs.contract.schema import FORMAT
+from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import jobs_set_aside
@@ -120,7 +121,7 @@ def test_every_field_of_a_job_may_be_damaged(field: bytes, server: Server, tiny_
     server.client.hset(Job.key_for(good), "status", "started")
     server.client.zadd(queue.started_job_registry.key, {f"{good}:x": 1})
     server.client.delete(queue.key)
-    clean_queue(queue, failure_handler(store), 15)
+    clean_queue(queue, failure_handler(store), 15, server_time(server.client))
     assert good.encode() in server.client.lrange(queue.key, 0, -1)
     assert not server.client.zcard(queue.started_job_registry.key)
 

@@ -117,6 +117,59 @@ def test_upgraded_workers_serve_a_producer_of_the_release_before(
     np.testing.assert_allclose(eval(done.stdout), expected, atol=1e-5)
 
 
+ENDLESS = """
+import os, sys, numpy
+begun, over, found = sys.argv[1:]
+def pairs():
+    row = 0
+    while row % len(PAIRS) or not os.path.exists(over):
+        yield PAIRS[row % len(PAIRS)]
+        row += 1
+scores = []
+for score in client.submit(pairs()):
+    scores.append(score)
+    if len(scores) == 100:
+        open(begun, "w").close()
+numpy.save(found, scores)
+"""
+"""A run that goes on until a file is there."""
+
+
+@pytest.mark.parametrize(
+    "producer", ["upgraded", pytest.param("of the release before", marks=pytest.mark.slow)]
+)
+def test_workers_are_upgraded_in_the_middle_of_a_run_and_beside_requests(
+    server: Server, old_worker: subprocess.Popen[bytes], workers: StartWorker, before: Path, producer: str,
+    tmp_path: Path, tiny_model: Path, expected: np.ndarray,
+) -> None:  # fmt: skip
+    package, where, environ = ("rankmill", ROOT, ENVIRON)
+    if producer != "upgraded":
+        package, where, environ = ("producer", before, of_before(before))
+    client = f"Client({server.url!r}, model={str(tiny_model)!r}, precision='fp32', chunk_size=4)"
+    code = f"from {package} import Client\nPAIRS = {PAIRS!r}\nclient = {client}\n{ENDLESS}"
+    begun, over, found = (tmp_path / name for name in ("begun", "over", "found.npy"))
+    command = [sys.executable, "-c", code, *map(str, (begun, over, found))]
+    run = subprocess.Popen(command, cwd=where, env=environ)
+    try:
+        wait_for(begun.exists, run)
+        workers(name="new")
+        wait_for(lambda: {"old", "new"} <= queue_workers(server.client, "rankmill").scoring, run)
+        caller = Client(server.url, model=str(tiny_model), precision="fp32")
+        np.testing.assert_allclose(caller.score(PAIRS, timeout=60), expected, atol=1e-5)
+        old_worker.terminate()  # full of claimed chunks
+        np.testing.assert_allclose(caller.score(PAIRS, timeout=60), expected, atol=1e-5)
+        assert old_worker.wait(timeout=60) == 0
+        np.testing.assert_allclose(caller.score(PAIRS, timeout=60), expected, atol=1e-5)
+        assert run.poll() is None
+        over.touch()
+        assert run.wait(timeout=120) == 0
+    finally:
+        run.kill()
+        run.wait()
+    scores = np.load(found)
+    np.testing.assert_allclose(scores, np.tile(expected, len(scores) // len(PAIRS)), atol=1e-5)
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "a.parquet"

@@ -167,7 +167,8 @@ def test_what_formats_2_and_3_cannot_say_is_optional(server: Server) -> None:
     store, job_id = RunStore(server.client), keys.job_id(RUN_ID, 0)
     plain = read_run(RUN_ID, RUN)
     assert (plain.weight, plain.inputs) == (1.0, "pairs")
-    extended = plain.model_copy(update={"weight": 3.0, "inputs": "texts"})
+    spec = plain.spec.model_copy(update={"inputs": "texts"})  # its text does not say it
+    extended = plain.model_copy(update={"weight": 3.0, "inputs": "texts", "spec": spec})
     store.enqueue(extended, {0: Payload(encode_texts(pa.array(["a", None]), "texts"), 2)}, new=True)
     assert store.load(RUN_ID) == extended
     assert server.client.hget(keys.run(RUN_ID), "format") == b"5"  # so a release before names its own version

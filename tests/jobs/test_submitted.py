@@ -1,4 +1,4 @@
-"""Submitted runs in Redis: what hosts whose clocks differ make of them."""
+"""Submitted runs in Redis."""
 
 from __future__ import annotations
 
@@ -42,3 +42,16 @@ def test_leases_and_pauses_follow_the_server_s_clock(
     server.set(keys.file_run(other.id), json.dumps({**json.loads(other.written()), "format": 99}))
     assert store.claim("a", 15) is None
     assert -5 < seconds_until(store.queue.scheduled_job_registry.key, other.id) <= 5
+
+
+def test_a_run_that_was_submitted_twice_is_held_by_one_runner(shared_server: Server) -> None:
+    store = FileRunStore(shared_server.client, "files submitted twice", 600)
+    run = store.submit(ORDER)
+    store.submit(ORDER, run.id)  # as a client does whose reply was lost
+    first = store.claim("a", 15)
+    assert first
+    assert first.run.id == run.id
+    assert store.claim("b", 15) is None
+    assert store.end(first)
+    assert store.claim("b", 15) is None
+    assert store.load(run.id).id == run.id

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract import wire
 from rankmill.jobs.contract.errors import FormatError, WireError
-from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS
+from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs
 from rankmill.jobs.contract.wire import (
-    Inputs,
     decode_pairs,
     decode_scores,
     decode_texts,

@@ -79,7 +79,7 @@ def test_jupyter_shows_a_bar(
     cells = [
         f"from rankmill import Client\nfrom rankmill.producer.client import show\n"
         f"client = Client({shared_queue.url!r}, model={str(tiny_model)!r}, precision='fp32', chunk_size=16)\n"
-        "pairs = [('moon', f'passage {n}') for n in range(90)]",
+        "pairs = [('moon', f'passage {n}') for n in range(90)]\nshow._FIRST_SECONDS = 60",
         "scores = client.score(pairs, show_progress=True)",
         "scores = client.score(pairs, show_progress=False)",
         "rank = client.rank('moon', ['a', 'b'])",

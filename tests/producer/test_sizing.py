@@ -62,7 +62,7 @@ def test_results_that_come_together_are_no_speed(monkeypatch: pytest.MonkeyPatch
 def test_a_chunk_ends_where_the_journal_has_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     failures = {start: ChunkFailure(chunk=start, message="no", fatal=False) for start in (10, 100)}
-    journal.add({start: (20, failure) for start, failure in failures.items()})
+    journal.add({start: (20, failure) for start, failure in failures.items()}, {})
     size = ChunkSize(64, "m", journal, {})
     assert [size.at(start) for start in (0, 5, 10, 30, 94, 100, 120)] == [10, 5, 20, 64, 6, 20, 64]
     journal.close()

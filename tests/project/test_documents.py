@@ -11,7 +11,9 @@ import pytest
 
 from docs.figures import FOLDER as FIGURES
 from docs.figures import PICTURES
+from docs.figures.architecture import ROOMS
 from tests.harness import reference
+from tests.project.test_imports import DIRECTION
 from tests.project.test_rooms import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -65,6 +67,10 @@ def test_the_reference_has_all_commands_metrics_and_settings() -> None:
 @pytest.mark.parametrize("name", sorted(PICTURES))
 def test_pictures_are_drawn_from_what_is_recorded(name: str) -> None:
     assert PICTURES[name]() == (FIGURES / name).read_text(), "python -m docs.figures draws it anew"
+
+
+def test_the_picture_of_the_rooms_has_their_parts_in_order() -> None:
+    assert {room: list(parts) for room, (_, _, parts) in ROOMS.items()} == DIRECTION
 
 
 def test_the_readme_is_short() -> None:

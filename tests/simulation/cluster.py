@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from rq.timeouts import BaseDeathPenalty
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.priority import Priority
+from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.orders import give_order
 from rankmill.jobs.protocol.runs import RunStore
@@ -24,6 +26,10 @@ from rankmill.workers.batches.tokens import Batch, Tokens
 from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.worker import ScoringWorker
 from tests.simulation.world import Process, World, world
+
+if TYPE_CHECKING:
+    from tests.simulation.disk import Disk
+    from tests.simulation.producers import Command
 
 MODEL = "simulated/model"
 NO_MODEL = "nobody/has-it"
@@ -197,7 +203,15 @@ class Cluster:
         mine.patch_environ("RANKMILL_TOKEN_BUDGET", "2048")  # the search for one computes batches again
         self.workers: list[Process] = []
         self._running: dict[Process, Worker] = {}
+        self.runners: list[Process] = []
+        self.producers: list[Command] = []
+        self.disk: Disk | None = None
+        self.begun: dict[Process, set[str]] = defaultdict(set)
+        """Runs that each process has begun."""
+        self.abandoned = mine.history.abandoned
+        """Runs whose process has died, or that are kept for others: their keys stay until they expire."""
         self._number = 0
+        mine.patch(Client, "_new_run", self._noting(Client._new_run))
 
     def worker(self, *, row_seconds: float = 0.01, clock: float = 0.0, lame: float = 0.0) -> Process:
         """Start a worker, which is `lame` for the first seconds of the world: it can load no model."""
@@ -236,7 +250,7 @@ class Cluster:
         history.drained.pop(process, None)
         give_order(client, worker.name, "resume", started=worker._started)
 
-    def later(self, seconds: float, do: Callable[[], None]) -> None:
+    def later(self, seconds: float, do: Callable[[], object]) -> None:
         """Do something after some seconds, outside of all processes."""
         mine = self.world
 
@@ -245,6 +259,23 @@ class Cluster:
             do()
 
         mine.process("world", main)
+
+    def _noting(self, new_run: Callable[..., Run]) -> Callable[..., Run]:
+        def noting(*args: Any, **options: Any) -> Run:
+            run = new_run(*args, **options)
+            assert self.world.current
+            self.begun[self.world.current.process].add(run.id)
+            return run
+
+        return noting
+
+    @property
+    def file_settings(self) -> Settings:
+        """Settings of processes with files."""
+        assert self.disk
+        cache = str(self.disk.root / "cache")
+        own = {"redis_url": "redis://simulated", "metrics_address": "none", "cache_dir": cache}
+        return self.settings.model_copy(update=own)
 
     def client(self) -> Client:
         """A client, for the code of a producer's process."""

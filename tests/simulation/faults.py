@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.simulation.server import Refusal
+from tests.simulation.world import Process
+
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
@@ -27,6 +30,15 @@ def kill(cluster: Cluster, fault: Fault) -> None:
     """A worker's process ends at once; another starts after `amount` seconds."""
     if living := [each for each in cluster.workers if each.alive]:
         cluster.world.end(living[fault.which % len(living)], 137)
+
+
+def lose(cluster: Cluster, fault: Fault) -> None:
+    """A worker's host is gone at once, so nobody tells the server that its connections are."""
+    if living := [each for each in cluster.workers if each.alive]:
+        process = living[fault.which % len(living)]
+        for sock in cluster.world.redis.host.sockets:
+            sock.silent |= sock.process is process
+        cluster.world.end(process, 137)
 
 
 def stop(cluster: Cluster, fault: Fault) -> None:
@@ -62,10 +74,91 @@ def flush(cluster: Cluster, fault: Fault) -> None:
 
 
 def roll_back(cluster: Cluster, fault: Fault) -> None:
-    """The server comes back after `amount` seconds without the writes of its last second."""
+    """The server goes away a second later and comes back after `amount` seconds, without that last second."""
+    _later_without_writes(cluster, 1.0, fault.amount)
+
+
+def fail_over(cluster: Cluster, fault: Fault) -> None:
+    """A replica stops to hear of writes; up to 2 s later it is the master, first read-only for some time.
+
+    The clock of its host differs, for odd `which`, by up to an hour.
+    """
+    server, lag = cluster.world.redis, (0.1, 0.5, 1.0, 2.0)[fault.which % 4]
+
+    def promoted() -> None:
+        if fault.which % 2:
+            server.jump((fault.amount - 10.0) * 100)
+        _refuses(
+            cluster, Refusal("write", "READONLY You can't write against a read only replica."), fault.amount
+        )
+
+    _later_without_writes(cluster, lag, 1.0, promoted)
+
+
+def two_masters(cluster: Cluster, fault: Fault) -> None:
+    """For ten seconds, some processes talk to a master that is none any more; its writes are thrown away."""
     server = cluster.world.redis
-    server.restore(server.earlier)
-    server.pause(fault.amount)
+    if server.other is None:
+        here = _processes(cluster)
+        server.divide(here[number] for number in range(len(here)) if (number + fault.which) % 2)
+        cluster.later(10.0, server.unite)
+
+
+def load(cluster: Cluster, fault: Fault) -> None:
+    """The server is started again, and reads its data for `amount` seconds."""
+    cluster.world.redis.host.drop()
+    _refuses(cluster, Refusal("loading", "LOADING Redis is loading the dataset in memory"), fault.amount)
+
+
+def full(cluster: Cluster, fault: Fault) -> None:
+    """For `amount` seconds the server has no memory, or hardly any."""
+    why = "OOM command not allowed when used memory > 'maxmemory'."
+    _refuses(cluster, Refusal("denyoom", why, (1.0, 0.5)[fault.which % 2]), fault.amount)
+
+
+def no_replicas(cluster: Cluster, fault: Fault) -> None:
+    """For `amount` seconds the server takes no writes, as no replica would get them."""
+    _refuses(cluster, Refusal("write", "NOREPLICAS Not enough good replicas to write."), fault.amount)
+
+
+def evict(cluster: Cluster, fault: Fault) -> None:
+    """For ten seconds, the server evicts keys that have an expiry."""
+    _evicts(cluster, volatile=True)
+
+
+def evict_any(cluster: Cluster, fault: Fault) -> None:
+    """For ten seconds, the server evicts any keys."""
+    _evicts(cluster, volatile=False)
+
+
+def freeze(cluster: Cluster, fault: Fault) -> None:
+    """The server does not answer for `amount` seconds; then it carries out all that was sent to it."""
+    server = cluster.world.redis
+    server.frozen = max(server.frozen, cluster.world.now + fault.amount)
+    cluster.later(fault.amount, server.deliver_late)
+
+
+def cut_off(cluster: Cluster, fault: Fault) -> None:
+    """Nothing goes from and to a process for `amount` seconds."""
+    if here := _processes(cluster):
+        server, process = cluster.world.redis, here[fault.which % len(here)]
+        server.cut_off[process] = cluster.world.now + fault.amount
+        cluster.later(fault.amount, server.deliver_late)
+
+
+def half_open(cluster: Cluster, fault: Fault) -> None:
+    """The connections of a process, or for odd `which` of all, are dead, and neither side is told."""
+    here = _processes(cluster)
+    for sock in cluster.world.redis.host.sockets:
+        if fault.which % 2 or (here and sock.process is here[fault.which % len(here)]):
+            sock.silent = True
+
+
+def server_clock(cluster: Cluster, fault: Fault) -> None:
+    """The server is started again on a host whose clock differs by up to an hour."""
+    server = cluster.world.redis
+    server.jump((fault.amount - 10.0) * 100)
+    server.pause(1.0)
 
 
 def breaks(cluster: Cluster, fault: Fault) -> None:
@@ -80,6 +173,44 @@ def jump(cluster: Cluster, fault: Fault) -> None:
         cluster.workers[fault.which % len(cluster.workers)].clock += (fault.amount - 10.0) * 360
 
 
+def _processes(cluster: Cluster) -> list[Process]:
+    return [each for each in cluster.world.processes if each.alive and each.name not in {"world", "checker"}]
+
+
+def _later_without_writes(
+    cluster: Cluster, lag: float, seconds: float, then: Callable[[], None] = lambda: None
+) -> None:
+    """After `lag` seconds, go back to the data of now, and be away for some seconds."""
+    server = cluster.world.redis
+    data = server.snapshot()
+
+    def lost() -> None:
+        server.restore(data)
+        server.pause(seconds)
+        then()
+
+    cluster.later(lag, lost)
+
+
+def _refuses(cluster: Cluster, refusal: Refusal, seconds: float) -> None:
+    refusals = cluster.world.redis.refusals
+    refusals.append(refusal)
+    cluster.later(seconds, lambda: refusals.remove(refusal))
+
+
+def _evicts(cluster: Cluster, *, volatile: bool) -> None:
+    cluster.world.redis.evicting = 0.02, volatile
+    cluster.later(10.0, lambda: setattr(cluster.world.redis, "evicting", None))
+
+
+LOSSES = frozenset({"flush", "roll_back", "fail_over", "two_masters", "evict", "evict_any"})
+"""Kinds after which the server may lack what it had acknowledged."""
+
 KINDS: dict[str, Callable[[Cluster, Fault], None]] = {
-    each.__name__: each for each in (kill, stop, term, drain, restart, flush, roll_back, breaks, jump)
+    each.__name__: each
+    for each in (
+        *(kill, lose, stop, term, drain, breaks, jump),
+        *(restart, flush, roll_back, fail_over, two_masters, load, full, no_replicas, evict, evict_any),
+        *(freeze, cut_off, half_open, server_clock),
+    )
 }

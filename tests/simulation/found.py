@@ -52,4 +52,99 @@ FOUND = (
         faults=(),
         chunk_size=4,
     ),
+    # The server comes back on a host whose clock is behind: the leases of the dead lasted for as long as the
+    # clocks differ, and so did the lock of whoever cleaned the queue before.
+    Scenario(
+        seed=18,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (("query", POISON),), 4.17, "live"),),
+        faults=(Fault(6.28, "server_clock", 2.0, 6), Fault(17.03, "server_clock", 2.0, 1)),
+        chunk_size=4,
+    ),
+    # The server evicts the stream of results while a chunk kills its workers: that it does was lost with each
+    # attempt, so it was never split, and its good rows failed.
+    Scenario(
+        seed=2,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (*_pairs(6), ("query", POISON)), 1.0, "live"),),
+        faults=(Fault(3.0, "evict_any", 0.0, 0),),
+        chunk_size=16,
+    ),
+    # A disk that is full when a runner begins: it was told as a fault of the input, and the run failed for
+    # all runners.
+    Scenario(
+        seed=3,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 1.0, "submitted parquet"),),
+        faults=(Fault(0.5, "fill_disk", 2.0, 0),),
+        chunk_size=16,
+        runners=(0.0,),
+    ),
+    # The first sync of score-file's folder fails: that was a traceback.
+    Scenario(
+        seed=7,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 1.0, "file parquet"),),
+        faults=(Fault(0.5, "fail_sync", 0.0, 0),),
+        chunk_size=16,
+    ),
+    # The server loses its data, and the runner that puts its run back dies. Its clock is ahead, and said
+    # how long the lease lasts: the run stood still for as long as the clocks differ.
+    Scenario(
+        seed=8,
+        workers=(0.1,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(200), 1.1, "submitted parquet"),),
+        faults=(Fault(11.495, "flush", 0.0, 0), Fault(12.5, "kill_producer", 0.0, 1)),
+        chunk_size=16,
+        runners=(3600.0,),
+    ),
+    # A runner dies while it removes the folder of a run that is done: that stayed beside the output.
+    Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, "submitted parquet"),),
+        faults=(Fault(0.5, "kill_at_write", 0.0, 45),),
+        chunk_size=2,
+        runners=(0.0,),
+    ),
+    # The same in a batch, between its scores and its answers.
+    Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, "batch"),),
+        faults=(Fault(0.5, "kill_at_write", 0.0, 66),),
+        chunk_size=2,
+        runners=(0.0,),
+    ),
+    # The host's clock is 100 s ahead of the server's: the pause after a failed attempt lasted as much longer.
+    Scenario(
+        seed=141,
+        workers=(0.05,),
+        clocks=(100.0,),
+        runs=(Submitted("run-0", _pairs(1), 1.0, "live"),),
+        faults=(),
+        chunk_size=4,
+        stumbles=1,
+    ),
+    # The server has lost the key of a worker, which RQ writes again in part at its next state: until the
+    # heartbeat it was told as a plain RQ worker, and whoever submitted just then was refused.
+    Scenario(
+        seed=141,
+        workers=(0.05,),
+        clocks=(3600.0,),
+        runs=(
+            Submitted("run-0", (("query", POISON),), 8.738700557273672, "batch"),
+            Submitted("run-1", _pairs(1), 8.158108579347696, "detached", "bulk"),
+        ),
+        faults=(Fault(6.4020130819028385, "server_clock", 45.0, 28),),
+        chunk_size=4,
+        runners=(0.0,),
+    ),
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ CANCELLED = BEAT + 2
 SPLIT = 5
 """A chunk that kills its workers is sent again in two halves so soon."""
 
-HEARD = 0.5
-"""A worker that has room for requests takes one so soon, whatever else it does."""
+HEARD = 0.6
+"""A worker that has room for requests takes one so soon, whatever else it does, its first load as well."""
 
 ENDED = 15
 """A worker that got SIGTERM ends so soon after its forward."""
@@ -116,6 +117,8 @@ class History:
         """Workers that got SIGTERM, and when."""
         self.drained: dict[Process, float] = {}
         """Workers that are to take no job, and since when."""
+        self.abandoned: set[str] = set()
+        """Runs whose producer has died; the cluster adds to it."""
         self.results = 0
         self._held: set[str] = set()
         self._kinds: defaultdict[Process, Share] = defaultdict(Share)
@@ -142,6 +145,12 @@ class History:
         for job in self.jobs.values():
             job.state, job.holder, job.late = "new", None, 0.0
             job.holders.clear()
+
+    def set_back(self) -> None:
+        """The server's clock has jumped back: what a dead worker holds stays with it for longer."""
+        self._advanced = self.world.now + UNRENEWED_SECONDS
+        for name in self._held:
+            self.jobs[name].late = -UNRENEWED_SECONDS
 
     def forward(self, firsts: Iterable[int]) -> None:
         """A worker begins a forward of pairs with these first tokens."""
@@ -173,6 +182,7 @@ class History:
         if status == b"started":
             self._begin(name)
         elif status in {b"scheduled", b"failed"}:
+            self.jobs[name].holders.discard(self._here)
             self._move(name, status.decode())
 
     def _push(self, args: list[bytes], reply: Any) -> None:
@@ -275,8 +285,10 @@ class History:
         self._held.add(name)
         if not self.fair or self.lost or int(name.rpartition("-")[2]) >= FIRST_PIECE:
             return
+        if not self._has_run(name):
+            return  # it is dropped, and costs nothing
         others = [each.decode() for each in self._list(f"rq:queue:{self.queue}")]
-        bulk = {each.partition("-")[0] for each in others if is_bulk_job(each)}
+        bulk = {each.partition("-")[0] for each in others if is_bulk_job(each) and self._has_run(each)}
         kinds = {"bulk" if is_bulk_job(each) else "request" for each in others}
         kind = "bulk" if is_bulk_job(name) else "request"
         ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
@@ -307,27 +319,29 @@ class History:
         passed, self._looked = now - self._looked, now
         workers = [each for each in self.world.processes if each.name.startswith("worker-") and each.alive]
         able = [each for each in workers if not each.stopped and each not in self.drained]
+        able = [each for each in able if self.world.redis.reaches(each)]
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         serves = self._is_up and bool(able)
         if not serves:
             self.disturb(0.0)
-            self._advanced = now
+            self._advanced = max(self._advanced, now)
             for name in self._held:  # after an outage, leases are renewed before others' have lapsed
-                self.jobs[name].late = -LEASE
+                self.jobs[name].late = min(self.jobs[name].late, -LEASE)
             self._busy = dict.fromkeys(able, now)
         else:
             self._look_at_jobs(passed)
             if self.fair:
                 self._look_at_workers(able)
-            for run in [each for each in self._splits if not self._exists(f"rankmill:run:{each}:meta")]:
-                del self._splits[run]
+            for run in list(self._splits):  # nobody sends halves of a run that is gone, or whose producer is
+                if run in self.abandoned or not self._exists(f"rankmill:run:{run}:meta"):
+                    del self._splits[run]
             for run, died in self._splits.items():
                 since = max(died, self._disturbed_until)
                 self._took(
                     "split", self.world.now - since, SPLIT, f"the halves of a chunk of {run} are not sent"
                 )
             if not self.open or any(each in self.computing for each in able):
-                self._advanced = now
+                self._advanced = max(self._advanced, now)
             self._took("without progress", now - self._advanced, PROGRESS, "nothing goes on")
         for worker, since in list(self.ending.items()):
             if not worker.alive or worker.stopped or worker in self.computing or not self._is_up:
@@ -344,7 +358,7 @@ class History:
                 self._took("rescued", job.late, RESCUED, f"{name} left the queue and is nowhere")
             elif job.holder and not job.holder.alive:
                 job.late += passed
-                if not self._exists(f"rankmill:run:{name.rpartition('-')[0]}:meta"):
+                if not self._has_run(name):
                     self._held.discard(name)
                 else:
                     self._took("taken over", job.late, TAKEN_OVER, f"{name} stays with a dead worker")
@@ -384,11 +398,14 @@ class History:
 
     @property
     def _is_up(self) -> bool:
-        return self.world.redis.refuses() is None and not self.world.redis.broken
+        return self.world.redis.serves
 
     def _rows(self, run: str) -> int:
         item = self._data.get(f"rankmill:run:{run}:meta".encode())
         return int(item.value.get(b"rows") or 0) if item else 0
+
+    def _has_run(self, job: str) -> bool:
+        return self._exists(f"rankmill:run:{job.rpartition('-')[0]}:meta")
 
     def _exists(self, key: str) -> bool:
         return key.encode() in self._data

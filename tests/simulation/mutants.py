@@ -70,8 +70,8 @@ MUTANTS = (
     ),
     Mutant(
         "the lock of a cleaner lasts too long", _HEARTBEAT,
-        "nx=True, px=self._lock_ms",
-        "nx=True, px=20 * self._lock_ms",
+        "int(seconds * 1000)",
+        "20 * int(seconds * 1000)",
         ("kills",),
     ),
     Mutant(

@@ -4,30 +4,48 @@ from __future__ import annotations
 
 import logging
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import rankmill.workers.worker as worker_module
-from rankmill.jobs.contract.errors import RankmillError
-from rankmill.jobs.system import system
-from rankmill.producer.client.runs import ScoringRun
-from rankmill.producer.client.sync_client import Client
-from tests.simulation import checker
+from tests.simulation import checker, files, host_faults, producers, runners, tasks
 from tests.simulation.cluster import MODEL, NO_MODEL, POISON, Cluster, Pair, Submitted, first_token
-from tests.simulation.faults import KINDS, Fault
+from tests.simulation.disk import Disk
+from tests.simulation.faults import KINDS as SERVER_KINDS
+from tests.simulation.faults import LOSSES, Fault
 from tests.simulation.history import LEASE, History
-from tests.simulation.server import Server, words
+from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
-from tests.simulation.world import world as current_world
+
+KINDS = {**SERVER_KINDS, **host_faults.KINDS}
+
+RUNS: dict[str, type[producers.Command]] = {
+    **producers.KINDS,
+    "file": files.FileCommand,
+    "submitted": runners.SubmittedCommand,
+    "batch": runners.BatchCommand,
+}
+"""How runs are submitted, by the first word of their kind."""
+
+FILES = ("file", "submitted", "batch")
+"""How the kinds of runs begin that need a disk."""
+
+RUN_KINDS = (
+    "live", "live", "live", "detached", "detached", "asyncio", "asyncio", "requests", "cancelled",
+    "detached cancelled", "file parquet",
+    "file jsonl", "file parts", "submitted parquet", "submitted parts", "submitted cancelled", "batch",
+)  # fmt: skip
 
 SETTLING_SECONDS = 60.0
-"""How long the workers go on after the last run has ended, until nothing of it may be left."""
+"""How long the workers go on after the last run has ended, at most, until nothing of it may be left."""
 
-
-LOSSES = frozenset({"flush", "roll_back"})
-"""Faults after which the server has lost data."""
+_QUIET_SECONDS = 5.0
+"""How long they go on at least, and after the last fault: what is gone stays gone."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,8 @@ class Scenario:
     """For how many seconds each worker can load no model; those that are not named can."""
     settings: tuple[tuple[str, Any], ...] = ()
     stumbles: int = 0
+    runners: tuple[float, ...] = ()
+    """Clocks of the runners' hosts."""
 
     @classmethod
     def drawn(cls, seed: int, number: int | None = None) -> Scenario:
@@ -52,14 +72,17 @@ class Scenario:
         workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(number or dice.randint(1, 4)))
         clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
         runs = tuple(_run(dice, number) for number in range(dice.randint(1, 3)))
-        kinds = dice.sample(sorted(KINDS), k=dice.randint(0, 4))
+        has_files = any(run.kind.startswith(FILES) for run in runs)
+        possible = KINDS if has_files else {*SERVER_KINDS, "kill_producer", "stop_producer"}
+        kinds = dice.sample(sorted(possible), k=max(dice.randint(-1, 6), 0))
         faults = tuple(
-            Fault(dice.uniform(0.0, 25.0), kind, dice.choice([0.1, 2.0, 20.0, 45.0]), dice.randrange(8))
+            Fault(dice.uniform(0.0, 25.0), kind, dice.choice([0.1, 2.0, 20.0, 45.0]), dice.randrange(64))
             for kind in kinds
             for _ in range(dice.randint(1, 2))
         )
         settings = {"window": dice.choice(["auto", "auto", 8]), "claim_ahead": dice.choice(["auto", 64])}
         lame = dice.choice([0.0, 0.0, 0.0, 8.0]) if len(workers) > 1 and not faults else 0.0
+        hosts = dice.randint(1, 2) if any(run.kind.startswith(FILES[1:]) for run in runs) else 0
         return cls(
             seed,
             workers,
@@ -70,6 +93,7 @@ class Scenario:
             lame=(lame,) if lame else (),
             settings=tuple(settings.items()),
             stumbles=dice.choice([0, 0, 0, 1]),
+            runners=tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in range(hosts)),
         )
 
     def __str__(self) -> str:
@@ -128,17 +152,19 @@ def _run(dice: random.Random, number: int) -> Submitted:
         (f"query {dice.randrange(5)}", "passage " + " ".join("w" * dice.randint(1, 9)) + f" {number} {row}")
         for row in range(dice.choice([1, 3, 40, 200]))
     ]
-    for _ in range(dice.choice([0, 0, 1])):
+    for _ in range(dice.choice([0, 0, 1]) if len(pairs) > 1 else 0):
         pairs[dice.randrange(len(pairs))] = (None, "a passage without a query")
-    for _ in range(dice.choice([0, 0, 0, 1])):
+    for _ in range(dice.choice([0] * 7 + [1])):
         pairs[dice.randrange(len(pairs))] = (f"query {number}", POISON)
+    kind = dice.choice(RUN_KINDS)
+    has_files = kind.startswith(FILES)
     return Submitted(
         f"run-{number}",
         tuple(pairs),
         dice.uniform(0.0, 10.0),
-        dice.choice(["live", "live", "live", "detached", "detached", "detached", "cancelled"]),
-        dice.choice([None, None, "bulk"]),
-        dice.choice([MODEL] * 19 + [NO_MODEL]),
+        kind,
+        None if has_files or kind == "requests" else dice.choice([None, None, "bulk"]),
+        MODEL if has_files else dice.choice([MODEL] * 19 + [NO_MODEL]),
     )
 
 
@@ -152,41 +178,55 @@ class Outcome:
     events: int = 0
     commands: int = 0
     worst: dict[str, float] = field(default_factory=dict)
+    writes: int = 0
+    """Changes of files, and their syncs."""
 
 
 def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) -> Outcome:
     """Let a scenario happen, and check it."""
     world = World(scenario.seed, traced=traced)
     outcome = Outcome()
-    results: dict[str, Any] = {}
     logging.disable(logging.CRITICAL)
     try:
-        with living_in(world):
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="simulation-"))
+            stack.enter_context(living_in(world))
             world.redis = Server(world)
-            world.redis.remembers = any(fault.kind == "roll_back" for fault in scenario.faults)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
             world.patch(worker_module, "require_worker_packages", lambda: None)
             cluster = Cluster(world, chunk_size=scenario.chunk_size, **dict(scenario.settings))
             _promise(world.history, scenario)
             world.stumbles = scenario.stumbles
+            tasks.prepare(world)
+            if any(run.kind.startswith(FILES) for run in scenario.runs):
+                cluster.disk = Disk(world, Path(folder))
+                files.prepare(cluster)
+                runners.prepare(cluster)
             lame = (*scenario.lame, *(0.0 for _ in scenario.workers[len(scenario.lame) :]))
             for speed, clock, seconds_lame in zip(scenario.workers, scenario.clocks, lame, strict=True):
                 cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame)
             world.process("checker", lambda: _look(world))
             lost = any(fault.kind in LOSSES for fault in scenario.faults)
-            detached: list[str] = []
-            producers = [cluster.producer(run.name, _submit(run, results, detached)) for run in scenario.runs]
+            commands = [RUNS[run.kind.partition(" ")[0]](cluster, run) for run in scenario.runs]
+            if cluster.disk:
+                cluster.disk.settle()
+            for clock in scenario.runners if cluster.disk else ():
+                runners.keep(cluster, clock=clock)
             for fault in scenario.faults:
                 cluster.later(fault.at, _happens(cluster, fault))
             try:
                 found = world.history.found
-                world.run(lambda: bool(found) or not any(each.alive for each in producers), seconds=seconds)
-                ended = world.now + SETTLING_SECONDS
-                world.run(lambda: bool(found) or world.now >= ended, seconds=2 * SETTLING_SECONDS)
+                world.run(lambda: bool(found) or not any(each.alive for each in commands), seconds=seconds)
+                lasts = max((fault.at + fault.amount for fault in scenario.faults), default=0.0)
+                quiet, most = max(world.now, lasts) + _QUIET_SECONDS, world.now + SETTLING_SECONDS
+                while not found and world.now < most:
+                    if world.now >= quiet and not checker.left(world, cluster.abandoned, lost_data=lost):
+                        break
+                    until = world.now + 1.0
+                    world.run(lambda until=until: bool(found) or world.now >= until, seconds=2.0)  # type: ignore[misc]
                 if not scenario.faults and not scenario.stumbles:
-                    outcome.problems += checker.computed_again(world, scenario.runs)
-                if not lost:  # a server that goes back in time has keys of runs that have ended
-                    outcome.problems += checker.left(world, set(detached))
+                    outcome.problems += checker.computed_again(world, [each.run for each in commands])
+                outcome.problems += checker.left(world, cluster.abandoned, lost_data=lost)
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
             outcome.worst = dict(world.history.worst)
@@ -194,22 +234,14 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 outcome.problems = world.history.found
             else:
                 outcome.problems += checker.crashes(world)
-                outcome.problems += [
-                    why
-                    for run in scenario.runs
-                    for why in checker.wrong(run, results.get(run.name), lost_data=lost)
-                ]
+                outcome.problems += [why for each in commands for why in each.wrong(lost_data=lost)]
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
-            outcome.trace = [told(*event) for event in world.trace]
+            outcome.writes = cluster.disk.steps if cluster.disk else 0
+            outcome.trace = world.trace
     finally:
         logging.disable(logging.NOTSET)
     return outcome
-
-
-def told(when: float, who: str, what: Any) -> str:
-    """An event of the trace as a line."""
-    return f"{when:10.4f} {who:24} {what if isinstance(what, str) else words(what)}"
 
 
 def _happens(cluster: Cluster, fault: Fault) -> Any:
@@ -232,7 +264,7 @@ def _promise(history: History, scenario: Scenario) -> None:
     poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)
     history.calm = history.fair and not (scenario.faults or scenario.stumbles or poisoned)
     for run in scenario.runs:
-        if run.kind == "cancelled":
+        if run.kind in producers.CANCELLED:
             history.owners |= {
                 first_token(query or "", passage or ""): run.name for query, passage in run.pairs
             }
@@ -242,45 +274,6 @@ def _look(world: World) -> None:
     while True:
         world.sleep(1.0)
         world.history.look()
-
-
-def _submit(run: Submitted, results: dict[str, Any], detached: list[str]) -> Any:
-    options: dict[str, Any] = {"priority": run.priority, "model": run.model}
-
-    def main(client: Client) -> None:
-        world = current_world()
-        world.sleep(run.at)
-        world.history.open.add(run.name)
-        try:
-            if run.kind == "live":
-                results[run.name] = client.score(list(run.pairs), **options)
-            elif run.kind == "cancelled":
-                handle = client.submit(list(run.pairs), **options)
-                cancels = system.Thread(target=_cancel, args=(client, handle.id, run.name), name="cancels")
-                cancels.start()
-                results[run.name] = handle.scores()
-                cancels.join()
-            else:
-                handle = client.submit(list(run.pairs), detached=True, **options)
-                detached.append(handle.id)
-                world.sleep(1.0)
-                attached = client.attach(handle.id)
-                assert isinstance(attached, ScoringRun)
-                results[run.name] = attached.scores()
-        except RankmillError as error:
-            results[run.name] = error
-        world.history.open.discard(run.name)
-
-    return main
-
-
-def _cancel(client: Client, run_id: str, name: str) -> None:
-    """Cancel a run from outside, as ``rankmill cancel`` does."""
-    world = current_world()
-    world.sleep(2.0)
-    if run := client.store.load(run_id):
-        client.store.cancel(run)
-        world.history.cancelled[name] = world.now
 
 
 def shrink(scenario: Scenario, seconds: float = 120.0) -> Scenario:
@@ -318,6 +311,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         "stumbles": 0,
         "lame": (),
         "settings": (),
+        "runners": scenario.runners[:1],
         "clocks": (0.0,) * len(scenario.workers),
     }
     for name, value in simple.items():

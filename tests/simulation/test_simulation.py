@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.mutants import MUTANTS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,20 +23,25 @@ def simulate(*options: str, module: str = "tests.simulation") -> tuple[int, str]
 
 
 def test_seeds() -> None:
-    code, said = simulate("--seeds", "60", "--seconds", "20")
+    code, said = simulate("--seeds", "60", "--processes", "2")
     assert code == 0, said
 
 
 def test_failures_that_were_found_are_mended() -> None:
     code, said = simulate("--found")
     assert code == 0, said
-    assert said.startswith("4 seeds, 0 failed")
+    assert said.startswith("13 seeds, 0 failed")
 
 
 def test_a_seed_is_the_same_each_time() -> None:
     first, second = (simulate("--first", "7", "--seeds", "1")[1].rpartition("; ")[2] for _ in "ab")
     assert first == second
     assert "commands" in first
+
+
+def test_each_break_has_its_place() -> None:
+    places = {each.name: (ROOT / each.file).read_text().count(each.right) for each in MUTANTS}
+    assert not {name: count for name, count in places.items() if count != 1}
 
 
 @pytest.mark.slow

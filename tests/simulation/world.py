@@ -6,6 +6,7 @@ Nothing waits for real: when nobody can go on, the clock jumps to whoever wakes 
 
 from __future__ import annotations
 
+import asyncio.events
 import heapq
 import itertools
 import os
@@ -27,10 +28,15 @@ from rankmill.jobs.system import System, system
 from tests.simulation.history import History
 
 if TYPE_CHECKING:
+    from tests.simulation.disk import Disk
     from tests.simulation.server import Server
 
 EPOCH = 1_800_000_000.0
 """When a world begins, in seconds since 1970."""
+
+
+_TICK = 1e-9
+"""Seconds that an event takes: else who waits for a time that is over but for a rounding waits for ever."""
 
 
 class Deadlock(Exception):
@@ -45,7 +51,8 @@ class TooLong(Exception):
 class Process:
     """A process of the simulated cluster.
 
-    ``clock`` is how far its clock is ahead, in seconds; ``stopped`` is whether it has got SIGSTOP.
+    ``clock`` is how far its clock is ahead, in seconds; ``stopped`` is whether it has got SIGSTOP. ``disk``
+    has its files, if it has any; ``handlers`` are those of its signals.
     """
 
     name: str
@@ -55,6 +62,8 @@ class Process:
     tasks: list[Task] = field(default_factory=list)
     held: list[Task] = field(default_factory=list)
     on_exit: list[Callable[[], None]] = field(default_factory=list)
+    disk: Disk | None = None
+    handlers: dict[int, Callable[[int, Any], object]] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -70,7 +79,8 @@ class Task:
         self.world, self.process, self.name = world, process, name
         self.number = next(self.numbers)
         self.generation = 0
-        self.woken = False
+        self.waits = self.woken = False
+        self.signals: list[int] = []
         self.done = False
         self.joining: list[Task] = []
         self.is_main = not process.tasks and process.alive
@@ -87,6 +97,8 @@ class Task:
         except greenlet.GreenletExit:
             return
         except BaseException as error:
+            if not self.process.alive:
+                return
             self.world.crashes.append((self.process.name, self.name, error))
             self.world.tell(f"raised {type(error).__name__}: {error}")
             status = 1
@@ -121,8 +133,7 @@ class World:
         self.ready: list[Task] = []
         self.timers: list[tuple[float, int, int, Task]] = []
         self.crashes: list[tuple[str, str, BaseException]] = []
-        self.trace: deque[tuple[float, str, Any]] = deque(maxlen=None if traced else 400)
-        """When, who, and what: a sentence, or commands to the server."""
+        self._told: deque[tuple[float, str, object, str]] = deque(maxlen=None if traced else 400)
         self.history = History(self)
         self.graveyard: list[Task] = []
         self.processes: list[Process] = []
@@ -131,8 +142,10 @@ class World:
         self.stumbles = 0
         """How many of the next attempts to load a model fail for no known reason."""
         self.over = False
-        self.at_server = False
-        """Whether the server computes now, and not a process."""
+        self.killed: list[Task] = []
+        """Threads of killed processes with files, which must still let go of these."""
+        self.server_clock: float | None = None
+        """How far the server's clock is ahead, while the server computes and not a process."""
         self._patched: list[tuple[object, str, object]] = []
         self._environ: dict[str, str | None] = {}
         self._sequence = itertools.count()
@@ -159,6 +172,8 @@ class World:
 
     def step(self, until: float) -> None:
         """Let one task run until it gives way."""
+        if self.killed:
+            self._let_go()
         while not self.ready:
             self._wake_next(until)
         place = self.random.randrange(len(self.ready)) if len(self.ready) > 1 else 0
@@ -170,6 +185,7 @@ class World:
             task.process.held.append(task)
             return
         self.events += 1
+        self.now += _TICK
         if self.events > self.most_events:
             raise TooLong(f"more than {self.most_events:,} events")
         self.current = task
@@ -186,11 +202,28 @@ class World:
                 self.now = until
                 raise TooLong(f"not done after {until:,.0f} s")
             self.now = max(self.now, when)
-            task.generation += 1
             task.woken = False
-            self.ready.append(task)
+            self._go_on(task)
             return
         raise Deadlock
+
+    def _go_on(self, task: Task) -> None:
+        """A task waits no more."""
+        task.generation += 1
+        task.waits = False
+        self.ready.append(task)
+
+    def _let_go(self) -> None:
+        """Let killed processes close their files; the disk is as if they had not."""
+        killed, self.killed = self.killed, []
+        self.current = None
+        for task in killed:
+            for _ in range(100):  # code that goes on after an exception meets the next one
+                if task.resume.dead:
+                    break
+                task.resume.throw(greenlet.GreenletExit)
+        for disk in {task.process.disk for task in killed if task.process.disk}:
+            disk.thaw()
 
     # What tasks do
 
@@ -198,38 +231,84 @@ class World:
         """Let others go first, perhaps."""
         task = self.current
         if task is None or self.over:
+            if greenlet.getcurrent() is not self.hub:
+                raise greenlet.GreenletExit  # of a process that was killed
             return
         task.resume = greenlet.getcurrent()
         self.ready.append(task)
-        self.hub.switch()
+        self._leave()
+        self._handle_signals(task)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Pause until `wake`, or for some seconds; return whether it was woken."""
         task = self.current
         if self.over or task is None:
             raise greenlet.GreenletExit
-        task.resume = greenlet.getcurrent()
-        task.generation += 1
-        if seconds is not None:
-            when = self.now + max(seconds, 0.0)
-            heapq.heappush(self.timers, (when, next(self._sequence), task.generation, task))
-        self.hub.switch()
-        return task.woken
+        when = None if seconds is None else self.now + max(seconds, 0.0)
+        task.woken = False
+        while True:
+            task.resume = greenlet.getcurrent()
+            task.generation += 1
+            task.waits = True
+            if when is not None:
+                heapq.heappush(self.timers, (when, next(self._sequence), task.generation, task))
+            self._leave()
+            if not self._handle_signals(task) or task.woken or (when is not None and self.now >= when):
+                return task.woken
 
     def wake(self, task: Task) -> None:
         """Let a task that waits go on."""
         if task.done or not task.process.alive:
             return
-        task.generation += 1
         task.woken = True
-        self.ready.append(task)
+        if task.waits:
+            self._go_on(task)
+
+    def signal(self, process: Process, number: int) -> None:
+        """Send a signal; the main thread calls the process's handler as soon as it runs."""
+        main = next((task for task in process.tasks if task.is_main), None)
+        if main and process.alive:
+            self.tell(f"signal {number} for {process.name}")
+            main.signals.append(number)
+            if main.waits:
+                self._go_on(main)
+
+    def _handle_signals(self, task: Task) -> bool:
+        handled = False
+        while task.signals:
+            handled = True
+            number = task.signals.pop(0)
+            if handler := task.process.handlers.get(number):
+                handler(number, None)
+        return handled
+
+    def _leave(self) -> None:
+        """Let others run; each thread has an event loop of its own."""
+        loop = asyncio.events._get_running_loop()
+        if loop is None:
+            self.hub.switch()
+            return
+        asyncio.events._set_running_loop(None)
+        try:
+            self.hub.switch()
+        finally:
+            asyncio.events._set_running_loop(loop)
 
     def sleep(self, seconds: float) -> None:
         self.wait(seconds)
 
-    def tell(self, event: Any) -> None:
-        """Keep an event for the trace: a sentence, or commands to the server."""
-        self.trace.append((self.now, self.current.name if self.current else "world", event))
+    def tell(self, event: object, how: str = "") -> None:
+        """Keep an event for the trace: a text, or commands to the server and `how` they came."""
+        who = self.current.name if self.current else "world"
+        self._told.append((self.now, who, event, how))
+
+    @property
+    def trace(self) -> list[str]:
+        """The events, as text."""
+        return [
+            f"{at:10.4f} {who:24} {f'{how} {words_of(event)}'.lstrip() if isinstance(event, list) else event}"
+            for at, who, event, how in self._told
+        ]
 
     # What happens to processes
 
@@ -240,6 +319,9 @@ class World:
         process.status = status
         self.tell(f"{process.name} ends with status {status}")
         self.history.ended(process)
+        if process.disk:
+            process.disk.freeze()
+            self.killed += process.tasks
         self.graveyard += process.tasks
         process.tasks, process.held = [], []
         for each in process.on_exit:
@@ -247,12 +329,23 @@ class World:
 
     def exit(self, status: int) -> NoReturn:
         """The current process ends itself."""
+        assert self.current
+        self.end(self.current.process, status)
+        self.vanish()
+        raise AssertionError("it is dead")
+
+    def kill(self, process: Process, status: int) -> None:
+        """End a process, perhaps the current one."""
+        self.end(process, status)
+        self.vanish()
+
+    def vanish(self) -> None:
+        """Do not return if the current process has ended."""
         task = self.current
-        assert task
-        self.end(task.process, status)
-        task.resume = greenlet.getcurrent()
-        self.hub.switch()
-        raise AssertionError("a dead process goes on")
+        if task and not task.process.alive:
+            task.resume = greenlet.getcurrent()
+            self.hub.switch()
+            raise AssertionError("a dead process goes on")
 
     def stop(self, process: Process) -> None:
         """SIGSTOP."""
@@ -268,7 +361,9 @@ class World:
 
     def host_time(self) -> float:
         """Seconds since 1970, by the clock of the host that runs now."""
-        ahead = self.current.process.clock if self.current and not self.at_server else 0.0
+        ahead = self.server_clock
+        if ahead is None:
+            ahead = self.current.process.clock if self.current else 0.0
         return EPOCH + self.now + ahead
 
     def date(self) -> datetime:
@@ -339,8 +434,8 @@ class Thread:
         return self._task is not None and not self._task.done
 
     def join(self, timeout: float | None = None) -> None:
-        here, task = world().current, self._task
-        if task is None or task.done or here is None:
+        task = self._task
+        if task is None or task.done or (here := task.world.current) is None:
             return
         task.joining.append(here)
         world().wait(timeout)
@@ -462,7 +557,7 @@ class Event:
         self._set = True
         waiting, self._waiting = self._waiting, []
         for task in waiting:
-            world().wake(task)
+            task.world.wake(task)
 
     def clear(self) -> None:
         self._set = False
@@ -627,7 +722,21 @@ def living_in(mine: World) -> Iterator[World]:
     try:
         yield mine
     finally:
+        mine.current = None
+        for process in mine.processes:
+            if process.disk:
+                mine.end(process, 0)
+        mine._let_go()
         mine.over = True
         mine.unpatch()
         vars(system).update(before)
         _current.remove(mine)
+
+
+def words_of(commands: Sequence[list[bytes]]) -> str:
+    """The beginning of some commands, for the trace."""
+    texts = (
+        " ".join(word[:40].decode(errors="replace").replace("\n", " ") for word in words[:6])
+        for words in commands[:8]
+    )
+    return "; ".join(texts)[:300]

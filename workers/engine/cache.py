@@ -18,6 +18,7 @@ from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import empty_cache
 from rankmill.workers.models.loading import Loaded, Model, one_line
+from rankmill.workers.models.probes import Probe, columns_of
 
 Stamp = Mapping[str, Facts]
 """What the file system says of the files of a model's directory, by name; empty if it has none."""
@@ -138,7 +139,7 @@ class EngineCache:
         return engine
 
     def warm(self, spec: ScoreSpec) -> None:
-        """Load a model and score one pair, so that the first request does not wait.
+        """Load a model and score one row, so that the first request does not wait.
 
         Raises
         ------
@@ -146,7 +147,7 @@ class EngineCache:
             As `get` does; a `WorkerError` if there is not enough memory.
         """
         try:
-            self.get(spec).score(["warm"], ["up"])
+            self.get(spec).score(*columns_of([Probe("warm", "up")], spec.inputs))
         except (MemoryError, OutOfMemory):
             raise WorkerError(f"there is not enough memory to load model {spec.model}") from None
 

@@ -61,7 +61,8 @@ class Work:
     """The pairs of a chunk in the engine: their tokens, and their scores so far.
 
     ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
-    ``left`` is how many rows are not scored yet. ``seconds`` are those of its stages, by name.
+    ``left`` is how many rows are not scored yet. ``seconds`` are those of its stages, by name. ``apart``:
+    the scores of the rows, where the mean of a pair's windows counts.
     """
 
     tokens: Tokens
@@ -69,6 +70,7 @@ class Work:
     scored: PairScores
     left: int
     seconds: dict[str, float] = field(default_factory=dict)
+    apart: Logits | None = None
 
     @property
     def done(self) -> int:
@@ -150,8 +152,11 @@ class Engine:
         self._max_batch = max_batch
         self._length_aware = length_aware
         self._sizes = BatchSizes(short_batches=short_batches)
+        self._row = model.inputs.removesuffix("s")
 
-    def score(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> PairScores:
+    def score(
+        self, queries: Sequence[str | None], passages: Sequence[str | None] | None = None
+    ) -> PairScores:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
         work = self.prepare(queries, passages)
         waiting = WaitingRows[Work]()
@@ -186,28 +191,31 @@ class Engine:
             return self.token_budget
         return self._sizes.budget(self.token_budget)
 
-    def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
-        """Tokenize pairs ``[n]``; pairs that cannot be tokenized get an error and are done."""
+    def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None] | None = None) -> Work:
+        """Tokenize pairs ``[n]``, or what is scored alone; rows that cannot be get an error and are done."""
         scored = PairScores(self.model.no_scores(len(queries)), counted=self._counted)
         complete = []
-        for row, (query, passage) in enumerate(zip(queries, passages, strict=True)):
-            if query is None or passage is None:
-                scored.fail(row, "null", "query is null" if query is None else "passage is null")
+        columns = (queries,) if passages is None else (queries, passages)
+        for row, texts in enumerate(zip(*columns, strict=True)):
+            if None in texts:
+                name = self._row if passages is None else ("query", "passage")[texts.index(None)]
+                scored.fail(row, "null", f"{name} is null")
             else:
                 complete.append(row)
         pieces: list[tuple[Rows, Tokens]] = []
 
         def tokenize(part: Rows) -> None:
-            asked, read = [queries[row] or "" for row in part], [passages[row] or "" for row in part]
+            asked = [queries[row] or "" for row in part]
+            read = None if passages is None else [passages[row] or "" for row in part]
             counts = np.ones(len(part), np.intp)
-            if self.model.short_passages:
+            if self.model.short_passages and read is not None:
                 read = self.model.short_passages.cut(read)
             if self.model.windows:
                 of, asked, read = self.model.windows.cut(asked, read)
                 counts, part = np.bincount(of), part[of]
             tokens = self.model.tokenizer(asked, read)
             if not tokens.lengths.all():
-                raise ValueError("the pair has no tokens")
+                raise ValueError(f"the {self._row} has no tokens")
             pieces.append(self._fitting(part, tokens, scored))
             scored.windows += int(counts[counts > 1].sum())
             scored.cut += int((counts > 1).sum())
@@ -217,7 +225,10 @@ class Engine:
 
         bisect(np.asarray(complete, dtype=np.intp), tokenize, broken)
         rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
-        return Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
+        work = Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
+        if self.model.averages and scored.windows:
+            work.apart = self.model.no_scores(len(rows))
+        return work
 
     def _fitting(self, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
         """The pairs of `part` that are not refused, and their tokens; the others get an error."""
@@ -225,7 +236,7 @@ class Engine:
         if most is None or (fits := tokens.lengths <= most).all():
             return part, tokens
         for row, length in zip(part[~fits].tolist(), tokens.lengths[~fits].tolist(), strict=True):
-            reason = f"the pair has {length:,} tokens, and {most:,} are taken: shorten it, or have it cut"
+            reason = f"the {self._row} has {length:,} tokens, and {most:,} are taken: shorten it"
             scored.fail(row, "too_long", reason)
         return part[fits], tokens.take(np.flatnonzero(fits))
 
@@ -262,6 +273,8 @@ class Engine:
             self._recover(flight.parts, error)
         for work, rows in flight.parts:
             work.left -= len(rows)
+            if work.apart is not None and not work.left:
+                work.scored.scores[:] = _means(work.apart, work.rows, len(work.scored.scores))
             work.scored.scores[list(work.scored.errors)] = np.nan  # also where another window has a score
         return [work for work, _ in flight.parts if not work.left]
 
@@ -372,7 +385,10 @@ class Engine:
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
             done += len(rows)
             finite = np.isfinite(mine).reshape(len(mine), -1).all(axis=1)
-            np.fmax.at(out.scores, places[finite], mine[finite])  # the best of a pair's windows
+            if work.apart is not None:
+                work.apart[rows[finite]] = mine[finite]
+            else:
+                np.fmax.at(out.scores, places[finite], mine[finite])  # the best of a pair's windows
             for place in places[~finite].tolist():
                 precision = self.model.backend.precision
                 out.fail(place, "not_a_number", f"the model's output is not a number in {precision}")
@@ -395,6 +411,15 @@ class _TooLarge(Exception):
 
 class _Unlike(Exception):
     """A batch has rows of several lengths, and the model's scores depend on padding."""
+
+
+def _means(scores: Logits, of: Rows, count: int) -> Logits:
+    """The mean score of each of `count` pairs, always in one order; `of` says of which pair a window is."""
+    sums = np.zeros((count, *scores.shape[1:]))
+    np.add.at(sums, of, scores)
+    with np.errstate(invalid="ignore"):
+        means = sums.T / np.bincount(of, minlength=count)
+    return means.T.astype(np.float32)
 
 
 def _by_length(parts: list[Part]) -> list[Rows]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.system import system
 from rankmill.workers.batches.planner import WaitingRows
-from rankmill.workers.engine.engine import Engine, Flight, Part, ScoresChanged, Work
+from rankmill.workers.engine.engine import Engine, Flight, Part, ScoresChanged, Work, tokens_in
 from rankmill.workers.host import metrics
 
 _WAIT_SECONDS = 5
@@ -359,8 +359,11 @@ class Pipeline:
         metrics.stage_seconds.labels("forward").observe(seconds)
         self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
         self._batch_since = now if self._flights else None
-        for work, _ in flight.parts:
+        tokens = max(tokens_in(flight.parts), 1)
+        for work, rows in flight.parts:
             work.seconds["forward"] = work.seconds.get("forward", 0.0) + seconds
+            share = seconds * tokens_in([(work, rows)]) / tokens
+            work.seconds["device"] = work.seconds.get("device", 0.0) + share
         with self._changed:
             self._pending[lane.priority] -= sum(len(rows) for _, rows in flight.parts)
             for work in complete:

@@ -13,7 +13,7 @@ from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.engine.engine import Engine, PairScores, Work
 from rankmill.workers.models.loading import Model
-from rankmill.workers.models.probes import SCORED, Probe
+from rankmill.workers.models.probes import SCORED, Probe, columns_of
 
 _BUDGET = 1024
 """Padded tokens in a batch of probes."""
@@ -52,7 +52,7 @@ class Probed:
     def __init__(self, model: Model, way: Way) -> None:
         model.backend.shares_prefixes, model.backend.packs = way == "shared", way == "packed"
         self._engine = Engine(model, _BUDGET, way=way, counted=False)
-        work = self._engine.prepare(*_columns(SCORED))
+        work = self._engine.prepare(*columns_of(SCORED, model.inputs))
         self._tokens, self._rows, self.errors = work.tokens, work.rows, dict(work.scored.errors)
         self.tokens = [digest([])] * len(SCORED)
         for row, ids in zip(work.rows.tolist(), _ids(work.tokens), strict=True):
@@ -83,7 +83,7 @@ class Probed:
 
 def tokens_of(model: Model, probes: Sequence[Probe]) -> list[str]:
     """Digests of the token ids of probes."""
-    return [digest(ids) for ids in _ids(model.tokenizer(*_columns(probes)))]
+    return [digest(ids) for ids in _ids(model.tokenizer(*columns_of(probes, model.inputs)))]
 
 
 def digest(value: object) -> str:
@@ -94,10 +94,6 @@ def digest(value: object) -> str:
 def _ids(tokens: Tokens) -> Iterator[list[int]]:
     for start, end in zip(tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist(), strict=True):
         yield tokens.ids[start:end].tolist()
-
-
-def _columns(probes: Sequence[Probe]) -> tuple[list[str], list[str]]:
-    return [each.query for each in probes], [each.passage for each in probes]
 
 
 def _unlike(tokens: Tokens) -> list[Rows]:

@@ -157,7 +157,11 @@ class Proving:
 
     def __init__(self, spec: ScoreSpec, loaded: Loaded, folder: Path) -> None:
         self._spec = ScoreSpec(
-            model=spec.model, prompt_template=spec.prompt_template, activation="identity", all_labels=True
+            model=spec.model,
+            prompt_template=spec.prompt_template,
+            activation="identity",
+            all_labels=True,
+            inputs=spec.inputs,
         )
         self._loaded, self._folder = loaded, folder / "proofs"
         self.ways: tuple[Way, ...] = ("padded", "equal")
@@ -172,6 +176,7 @@ class Proving:
         self._model = {
             "model": loaded.revision,
             "template": spec.prompt_template,
+            "inputs": spec.inputs,
             "length": self._length,
             "probes": digest((SCORED, over_the_limit(self._limit))),
         }

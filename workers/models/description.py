@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rankmill.workers.host.disk_cache import build_once, is_kept, version
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
-_VERSION = 2
+_VERSION = 3
 """Version of the cached files; to be changed with their content."""
 
 _FACTS, _TOKENIZER = "facts.json", "tokenizer.json"
@@ -102,6 +103,11 @@ class Description:
         """How pairs are joined from texts that were tokenized alone, if that gives the same tokens."""
         return Joiner.of(self.tokenizer, self.cache)
 
+    @cached_property
+    def joiner_alone(self) -> Joiner | None:
+        """The same for texts that are scored alone."""
+        return Joiner.of(self.tokenizer, self.cache, alone=True)
+
     @property
     def plain(self) -> bool:
         """Whether the model is a sequence classifier of transformers with one output."""
@@ -133,20 +139,20 @@ class PlainTokenizer:
     def __call__(
         self,
         queries: Sequence[str],
-        passages: Sequence[str],
+        passages: Sequence[str] | None = None,
         *,
         truncation: str | None = None,
         max_length: int = 0,
         **_: Any,
     ) -> Encoded:
-        """Tokenize pairs ``[n]``; without `truncation`, at full length."""
+        """Tokenize pairs ``[n]``, or texts alone; without `truncation`, at full length."""
         if truncation is None:
             self.backend_tokenizer.no_truncation()
         else:
             side = self.truncation_side
             self.backend_tokenizer.enable_truncation(max_length, strategy=truncation, direction=side)
-        pairs = list(zip(queries, passages, strict=True))
-        return Encoded(self.backend_tokenizer.encode_batch(pairs), self._has_types)
+        rows: Any = list(queries) if passages is None else list(zip(queries, passages, strict=True))
+        return Encoded(self.backend_tokenizer.encode_batch(rows), self._has_types)
 
 
 class Encoded(dict[str, list[list[int]]]):
@@ -270,9 +276,9 @@ def _state(backend: Tokenizer) -> dict[str, Any]:
 
 
 def _agree(plain: PlainTokenizer, tokenizer: Any) -> bool:
-    queries, passages = sample_pairs(tokenizer)
+    queries, both = sample_pairs(tokenizer)
     lengths: list[dict[str, Any]] = [{"truncation": "longest_first", "max_length": n} for n in (8, 12, 64)]
-    for options in ({}, *lengths):
+    for options, passages in product(({}, *lengths), (both, None)):
         ours, theirs = plain(queries, passages, **options), tokenizer(queries, passages, **options)
         if any(ours.get(name) != theirs.get(name) for name in ("input_ids", "token_type_ids")):
             return False

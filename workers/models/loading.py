@@ -15,6 +15,7 @@ from rankmill.jobs.cache.folder import cache_folder, strangers
 from rankmill.jobs.cache.models import model_folder
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
+from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.system import system
 from rankmill.workers.backends.alone import Alone
@@ -60,6 +61,10 @@ class Model:
     """Of a deterministic spec, what decides the bits of scores beside pairs and model (`Alone.kind`)."""
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes once more."""
+    inputs: Inputs = "pairs"
+    """What its rows are."""
+    averages: bool = False
+    """Whether the mean of a row's windows counts, not the best."""
 
     @property
     def texts(self) -> FastTexts | None:
@@ -122,6 +127,8 @@ class Loaded:
                 proof=self.proof,
                 kind=self.kind,
                 prove_again=self.prove_again,
+                inputs=spec.inputs,
+                averages=spec.long == "split-mean",
             )
 
 
@@ -200,7 +207,8 @@ def load(
 def _scores(spec: ScoreSpec, about: Description) -> Activation:
     """The function from logits to scores of shape ``[rows]``, or of all labels, ``[rows, labels]``."""
     chosen = None if spec.all_labels else choose_output(spec.label, about.labels, spec.model)
-    function = activation(spec.activation, about.layout.activation, spec.model, len(about.labels))
+    saved = about.layout.activation or (None if spec.inputs == "pairs" else "torch.nn.Identity")
+    function = activation(spec.activation, saved, spec.model, len(about.labels))
     return function if chosen is None else lambda logits: np.ascontiguousarray(function(logits)[:, chosen])
 
 
@@ -219,7 +227,7 @@ def _short_passages(spec: ScoreSpec, about: Description) -> ShortPassages | None
 
 
 def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Windows | None:
-    if spec.long != "split":
+    if not spec.long.startswith("split"):
         return None
     return Windows(about.tokenizer, tokenizer, spec.long_stride)
 

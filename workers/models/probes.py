@@ -1,8 +1,16 @@
-"""The probe pairs of a proof: short, long, empty, of other scripts, alike in part, and over every limit."""
+"""The probe pairs of a proof: short, long, empty, of other scripts, alike in part, and over every limit.
+
+Of a model of single texts the passages are the probes, and of a reward model question and answer.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from rankmill.jobs.contract.schema import Inputs
+from rankmill.workers.models.conversations import exchange
 
 LONGEST = 512
 """Tokens of the longest probe that is scored, at most: of longer pairs only the tokens are compared."""
@@ -74,6 +82,15 @@ AT_THE_LIMIT = (
 """Pairs whose tokens are compared at the model's own limit; ``{long}`` stands for more words than it has."""
 
 _MOST_WORDS = 20_000
+
+
+def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str]]:
+    """Probes as the columns of a chunk with such rows."""
+    if inputs == "texts":
+        return [[each.passage for each in probes]]
+    if inputs == "conversations":
+        return [[json.dumps(exchange(*each)) for each in probes]]
+    return [[each.query for each in probes], [each.passage for each in probes]]
 
 
 def scored_length(config: Any) -> int:

@@ -9,6 +9,7 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.prompts import TEXTS_ALONE, answers_of, shipped_templates
 from rankmill.jobs.contract.spec import ScoreSpec, Side
 from rankmill.workers.batches.tokens import Tokens, joined
+from rankmill.workers.models.conversations import ConversationTokenizer
 from rankmill.workers.models.description import Description
 from rankmill.workers.models.tokenizer import PairTokenizer, Tokenize
 
@@ -83,8 +84,9 @@ class PromptTokenizer:
             )
         self._ending = self._find_ending()
 
-    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
+    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize pairs ``[n]``."""
+        assert passages is not None
         rows = self._encoded(self.rendered(queries, passages))
         return joined([self._cut(row) for row in rows], queries)
 
@@ -158,7 +160,7 @@ class PrefixedTokenizer:
         self.max_length, self.pad_id = tokenizer.max_length, tokenizer.pad_id
         self.texts = tokenizer.texts
 
-    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
+    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize pairs ``[n]``."""
         return self._tokenizer([self._prompt + query for query in queries], passages)
 
@@ -169,8 +171,15 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
     Raises
     ------
     SpecError
-        The model needs a prompt that nothing names, or the template does not fit it.
+        The model needs a prompt that nothing names, or the template does not fit it; or it cannot score what
+        is no pair.
     """
+    if spec.inputs != "pairs" and about.layout.task != "classifier":
+        raise SpecError(f"model {spec.model} is no sequence classifier of transformers: it scores only pairs")
+    if spec.inputs == "texts":
+        return PairTokenizer(about.tokenizer, max_length, about.joiner_alone, spec.truncation_side)
+    if spec.inputs == "conversations":
+        return ConversationTokenizer(about.tokenizer, max_length, spec.model)
     instruction = about.layout.prompt if spec.instruction is None else spec.instruction
     template = prompt_template(spec, about)
     if template is None:

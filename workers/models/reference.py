@@ -23,6 +23,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.batches.layout import SavedModule
 from rankmill.workers.host.model_file import model_file
+from rankmill.workers.models.conversations import template_options
 from rankmill.workers.models.description import read
 from rankmill.workers.models.probes import Probe
 from rankmill.workers.models.prompts import answers, is_structured, prompt_template
@@ -52,7 +53,8 @@ class Reference:
     def __init__(self, spec: ScoreSpec, source: str | Path, revision: str | None) -> None:
         self._source, self._revision, self._device = source, revision, "cpu"
         self._about = about = read(source, revision)  # not what is kept of it
-        self._template = prompt_template(spec, about)
+        self._inputs = spec.inputs
+        self._template = prompt_template(spec, about) if spec.inputs == "pairs" else None
         self._own_template = spec.prompt_template is None
         self._answers = answers(spec, about) if about.layout.task == "causal" else None
         self._model = _KINDS[about.layout.task].from_pretrained(
@@ -63,6 +65,15 @@ class Reference:
     def tokens(self, probe: Probe, max_length: int) -> Row:
         """Token ids of a pair, and what else transformers' tokenizer says of them."""
         tokenizer, prompt = self._about.tokenizer, self._about.layout.prompt
+        if self._inputs == "texts":
+            return dict(tokenizer(probe.passage, truncation=True, max_length=max_length))
+        if self._inputs == "conversations":
+            messages = [
+                {"role": "user", "content": probe.query},
+                {"role": "assistant", "content": probe.passage},
+            ]
+            cut = {"truncation": True, "max_length": max_length, **template_options(tokenizer)}
+            return dict(tokenizer.apply_chat_template(messages, return_dict=True, **cut))
         if self._template is None:
             pair = [[prompt + probe.query, probe.passage]]
             found = tokenizer(pair, truncation="longest_first", max_length=max_length)
@@ -156,7 +167,8 @@ class Reference:
         """Scores of logits ``[rows, outputs]``; ``None`` if torch lacks the model's function."""
         path = self._about.layout.activation
         if path is None:
-            path = "torch.nn.Sigmoid" if logits.shape[1] == 1 else "torch.nn.Identity"
+            of_pair = logits.shape[1] == 1 and self._inputs == "pairs"
+            path = "torch.nn.Sigmoid" if of_pair else "torch.nn.Identity"
         try:
             function = getattr(nn, path.rpartition(".")[2])()
             scores: Logits = function(torch.from_numpy(logits)).numpy()

@@ -18,12 +18,15 @@ from rankmill.workers.models.fast_texts import FastTexts
 
 
 class Tokenize(Protocol):
-    """Tokenizes pairs of texts ``[n]``; ``pad_id`` is the token that fills a batch up."""
+    """Tokenizes pairs of texts ``[n]``; ``pad_id`` is the token that fills a batch up.
+
+    A text that is scored alone is a pair without a passage, and so is a conversation.
+    """
 
     max_length: int
     pad_id: int
 
-    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
+    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize pairs ``[n]`` in one call."""
         ...
 
@@ -53,9 +56,9 @@ class PairTokenizer:
         self._side: Side = side or tokenizer.truncation_side
         self.texts = self._joiner.texts if self._joiner else None
 
-    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
+    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize pairs ``[n]`` in one call."""
-        if self._joiner and set(map(type, chain(queries, passages))) <= {str}:
+        if self._joiner and set(map(type, chain(queries, passages or ()))) <= {str}:
             return self._joiner.tokenize(queries, passages, self.max_length, self._side)
         return tokenize_pairs(self._tokenizer, queries, passages, self.max_length, self._side)
 
@@ -100,7 +103,7 @@ class ShortPassages:
 def tokenize_pairs(
     tokenizer: Any,
     queries: Sequence[str],
-    passages: Sequence[str],
+    passages: Sequence[str] | None,
     max_length: int,
     side: Side | None = None,
 ) -> Tokens:
@@ -110,7 +113,7 @@ def tokenize_pairs(
     try:
         encoded = tokenizer(
             list(queries),
-            list(passages),
+            None if passages is None else list(passages),
             truncation="longest_first",
             max_length=max_length,
             padding=False,
@@ -136,10 +139,10 @@ class Joiner:
     texts
         Tokenizes single texts, without special tokens and truncation.
     pattern, types
-        Token ids and types of a pair, with one placeholder token for each text. ``types`` is ``None`` for
-        models without types.
+        Token ids and types of a pair, or of a text alone, with one placeholder token for each text. ``types``
+        is ``None`` for models without types.
     places
-        Positions of the two placeholders in the pattern.
+        Positions of the placeholders in the pattern.
     """
 
     def __init__(self, texts: FastTexts, pattern: Ids, types: Ids | None, places: list[int]) -> None:
@@ -147,23 +150,23 @@ class Joiner:
         self._pattern = pattern
         self._types = types
         self._places = places
-        self.specials = len(pattern) - 2
+        self.specials = len(pattern) - len(places)
 
     @classmethod
-    def of(cls, tokenizer: Any, cache: Path | None = None) -> Joiner | None:
-        """A joiner for a Hugging Face tokenizer; ``None`` if they differ on any sample.
+    def of(cls, tokenizer: Any, cache: Path | None = None, *, alone: bool = False) -> Joiner | None:
+        """A joiner for a Hugging Face tokenizer, of pairs or of texts `alone`.
 
-        `cache` as of `FastTexts`.
+        ``None`` if they differ on any sample. `cache` as of `FastTexts`.
         """
         try:
-            joiner = cls._guess(tokenizer, cache)
+            joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)
             return joiner if joiner._agrees_with(tokenizer) else None
         except Exception:  # not a Rust tokenizer, or one with unknown parts
             return None
 
     @classmethod
-    def _guess(cls, tokenizer: Any, cache: Path | None) -> Joiner:
-        sample = tokenizer(["a"], ["b"])
+    def _guess(cls, tokenizer: Any, cache: Path | None, passage: list[str] | None) -> Joiner:
+        sample = tokenizer(["a"], passage)
         texts = sample.encodings[0].sequence_ids  # 0, 1: a token of that text; None: a special token
         keep = [at for at, text in enumerate(texts) if text is None or text not in texts[:at]]
         order = [texts[at] for at in keep]
@@ -172,11 +175,12 @@ class Joiner:
             FastTexts(single_texts(tokenizer), cache),
             np.array(ids[0])[keep],
             None if types is None else np.array(types[0])[keep],
-            [order.index(0), order.index(1)],
+            [order.index(0)] if passage is None else [order.index(0), order.index(1)],
         )
 
     def _agrees_with(self, tokenizer: Any) -> bool:
-        queries, passages = sample_pairs(tokenizer)
+        queries, both = sample_pairs(tokenizer)
+        passages = both if len(self._places) == 2 else None
         for length, side in product([*range(self.specials + 1, self.specials + 6), 512], get_args(Side)):
             ours = self.tokenize(queries, passages, length, side)
             theirs = tokenize_pairs(tokenizer, queries, passages, length, side)
@@ -186,18 +190,19 @@ class Joiner:
         return True
 
     def tokenize(
-        self, queries: Sequence[str], passages: Sequence[str], max_length: int, side: Side = "right"
+        self, queries: Sequence[str], passages: Sequence[str] | None, max_length: int, side: Side = "right"
     ) -> Tokens:
         """Tokenize pairs ``[n]``, truncated to `max_length` tokens at one side of the texts."""
-        numbers = {text: number for number, text in enumerate(dict.fromkeys(chain(queries, passages)))}
+        columns = [queries] if passages is None else [queries, passages]
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(chain(*columns)))}
         texts = self.texts(list(numbers))
-        pairs = np.array([[numbers[text] for text in column] for column in (queries, passages)], np.int64)
+        pairs = np.array([[numbers[text] for text in column] for column in columns], np.int64)
         lengths = longest_first(texts.lengths[pairs], max_length - self.specials)
         return self._join(texts, pairs, lengths, side)
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
-        """Insert `truncated` tokens of the texts of `pairs` (both ``[2, n]``) into the pattern: the first,
-        or the last ones if the left side is cut.
+        """Insert `truncated` tokens of the texts of `pairs` (both ``[sides, n]``) into the pattern: the
+        first, or the last ones if the left side is cut.
         """
         width = len(self._pattern)
         starts = np.tile(np.arange(width), (pairs.shape[1], 1))  # in the array [pattern, all texts]
@@ -222,7 +227,9 @@ def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
 
 
 def longest_first(lengths: Ids, room: int) -> Ids:
-    """Lengths of texts ``[2, n]`` after truncation: the longer of two is cut until both fit into `room`."""
+    """Lengths of texts ``[sides, n]`` after truncation: the longer is cut until both fit into `room`."""
+    if len(lengths) == 1:
+        return np.minimum(lengths, room)
     first, second = lengths
     shorter = np.minimum(np.minimum(first, second), room // 2)
     longer = np.minimum(np.maximum(first, second), room - shorter)
@@ -286,26 +293,31 @@ class Windows:
         self._texts = texts_with_places(tokenizer, "long split")
         self._tokenize, self._stride = tokenize, stride
 
-    def cut(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Rows, list[str], list[str]]:
+    def cut(
+        self, queries: Sequence[str], passages: Sequence[str] | None
+    ) -> tuple[Rows, list[str], list[str] | None]:
         """Pairs ``[n]`` as pairs ``[windows]``, and the number of the pair that each of them is of.
 
         A passage that fits stays whole. So does one whose query leaves less than a quarter of the model's
-        length: it is truncated, as without windows.
+        length: it is truncated, as without windows. A text that is scored alone is cut as a passage is.
         """
-        distinct = list(dict.fromkeys(queries))
-        taken = self._tokenize(distinct, [""] * len(distinct)).lengths.tolist()
+        asked, read = ([""] * len(queries), queries) if passages is None else (queries, passages)
+        distinct = list(dict.fromkeys(asked))
+        nothing = None if passages is None else [""] * len(distinct)
+        taken = self._tokenize(distinct, nothing).lengths.tolist()
         limit = self._tokenize.max_length
         rooms = {query: limit - used for query, used in zip(distinct, taken, strict=True)}
         rows: list[int] = []
         texts: list[str] = []
-        found = self._texts.encode_batch(list(passages), add_special_tokens=False)
-        for row, (query, passage, encoding) in enumerate(zip(queries, passages, found, strict=True)):
+        found = self._texts.encode_batch(list(read), add_special_tokens=False)
+        for row, (query, passage, encoding) in enumerate(zip(asked, read, found, strict=True)):
             room, spans = rooms[query], encoding.offsets
             whole = len(spans) <= room or room < limit // 4
             parts = [passage] if whole else self._parts(passage, spans, room)
             rows += [row] * len(parts)
             texts += parts
-        return np.asarray(rows, np.intp), [queries[row] for row in rows], texts
+        of = np.asarray(rows, np.intp)
+        return (of, texts, None) if passages is None else (of, [queries[row] for row in rows], texts)
 
     def _parts(self, passage: str, spans: Sequence[tuple[int, int]], room: int) -> list[str]:
         step = min(self._stride or max(room // 2, 1), room)

@@ -16,6 +16,7 @@ from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.device import use_threads
+from rankmill.workers.models.probes import Probe, columns_of
 
 _PAIRS = shipped("examples", "pairs.jsonl")
 _SCORED = 48
@@ -39,7 +40,8 @@ def trial(request: Mapping[str, Any]) -> dict[str, Any]:
             loaded = load_proven(spec, "cpu", "torch", cache)
             rows = [json.loads(line) for line in _PAIRS.read_text(encoding="utf-8").splitlines()[:_SCORED]]
             engine = Engine(loaded.model(spec), _TOKEN_BUDGET)
-            scored = engine.score([row["query"] for row in rows], [row["passage"] for row in rows])
+            pairs = [Probe(row["query"], row["passage"]) for row in rows]
+            scored = engine.score(*columns_of(pairs, spec.inputs))
         except (MemoryError, OutOfMemory):
             raise SpecError("there is not enough memory to load it") from None
     if scored.errors:

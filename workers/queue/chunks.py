@@ -25,13 +25,14 @@ from rankmill.jobs.contract.errors import (
     WireError,
     WorkerError,
 )
-from rankmill.jobs.contract.job import asks_for_times, attempt, read_format
+from rankmill.jobs.contract.job import asks_for_device, asks_for_times, attempt, read_format
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import ScoreSpec, settled, weights_key
-from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.contract.usage import used_by
+from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob
@@ -41,6 +42,7 @@ from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine, Work
 from rankmill.workers.host import metrics
+from rankmill.workers.host.device import device_name
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.models.versions import Aliases
 from rankmill.workers.queue.job import ScoringJob
@@ -107,8 +109,8 @@ class ChunkClaim:
             self.run = self.store.load(self.run_id)
         return self.run
 
-    def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
-        """Queries and passages, ``[n]`` each; ``None`` if nobody waits for their scores any more.
+    def columns(self, run: Run) -> Sequence[Texts] | None:
+        """Queries and passages, ``[n]`` each, or what is scored alone; ``None`` if nobody waits any more.
 
         Raises
         ------
@@ -118,7 +120,7 @@ class ChunkClaim:
         payload, self._payload = self._payload, None
         if not self._is_request:
             payload = self.store.payload(run, self.chunk)
-        return None if payload is None else decode_pairs(payload)
+        return None if payload is None else decode_rows(payload, run.inputs)
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
         """What all chunks of the run are scored with, if this worker has `mine` and the chunk `rows`.
@@ -163,7 +165,7 @@ class PairsClaim(ChunkClaim):
         self.run = read_request(self.job)
         return self.run
 
-    def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
+    def columns(self, run: Run) -> Sequence[Texts] | None:
         return self._texts
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
@@ -178,6 +180,8 @@ class PairsClaim(ChunkClaim):
         """End the job; what follows it, such as jobs that depend on it, is RQ's."""
         try:
             if isinstance(result, ChunkScores):
+                assert self.run
+                self.store.count_request(self.run, used_by(result), self.job.key)
                 worker._finalize_success(self.job, self.queue, self.execution, return_value(result))
             elif result is not None:
                 self.fail(worker, RunFailed(result.message))
@@ -279,16 +283,16 @@ class ChunkScorer:
             return
         try:
             with metrics.stage("fetch"):
-                pairs = claim.pairs(run)
+                columns = claim.columns(run)
         except FormatError:
             raise
         except WireError as error:
             raise DamagedJob(str(error)) from None
-        if pairs is None:
+        if columns is None:
             return
         asked = system.monotonic()
         try:
-            engine = self._engine(claim, run, rows=len(pairs[0]))
+            engine = self._engine(claim, run, rows=len(columns[0]))
         except (MemoryError, OutOfMemory):
             raise WorkerError(f"there is not enough memory to load model {run.spec.model}") from None
         except DeviceLost as error:
@@ -301,7 +305,7 @@ class ChunkScorer:
         with metrics.stage("tokenize"):
             began = system.monotonic()
             claim.fast = engine.model.texts is not None and engine.model.texts.is_fast
-            claim.engine, claim.work = engine, engine.prepare(*pairs)
+            claim.engine, claim.work = engine, engine.prepare(*columns)
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
     def spec(self, run: Run) -> ScoreSpec:
@@ -345,6 +349,7 @@ class ChunkScorer:
         scored = claim.work.scored
         model = claim.engine.model
         times = claim.work.seconds if asks_for_times(claim.job) else {}
+        device = claim.job.has_pairs or asks_for_device(claim.job)
         proof = model.proof if read_format(claim.job) >= EXTENDED_FORMAT else None
         return ChunkScores(
             chunk=claim.chunk,
@@ -368,6 +373,8 @@ class ChunkScorer:
                 forward_seconds=times.get("forward"),
                 bound=proof.bound if proof else None,
                 kind=model.kind,
+                device_name=device_name(model.backend.device) if device else None,
+                device_seconds=claim.work.seconds.get("device", 0.0) if device else None,
             ),
         )
 

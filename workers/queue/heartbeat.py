@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import redis
 from rq import worker_registration
@@ -67,6 +67,7 @@ class WorkerHeartbeat:
         self._handle_failure = handle_failure
         self._orders = orders
         self._renewals = Renewals(seconds, lease_seconds)
+        self._server_now = 0.0  # at the last renewal
         self._periodic = Periodic("heartbeat", self._run, seconds, orders.news)
 
     def start(self) -> None:
@@ -140,7 +141,8 @@ class WorkerHeartbeat:
                 self._worker.maintain_heartbeats(execution.job, execution)
             except redis.ResponseError as error:
                 logger.warning("the lease of job %s cannot be renewed: %s", execution.job_id, error)
-        self._renewals.renewed()
+        self._server_now = server_time(self._worker.connection)
+        self._renewals.renewed(self._server_now)
 
     def _end_if_wedged(self) -> None:
         """End the process if a forward hangs; otherwise its leases would be renewed for ever."""
@@ -157,11 +159,22 @@ class WorkerHeartbeat:
         """Recover the jobs of dead workers; a lock lets one worker at a time do it."""
         worker = self._worker
         for queue in cast("list[OrderedQueue]", worker.queues):
-            # RQ's own lock lasts 15 minutes and would outlive a worker that is killed here.
-            if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=self._lock_ms):
+            if self._lock(queue):
                 if self._renewals.others_have_lapsed:
-                    clean_queue(queue, self._handle_failure, self.lease_seconds)
+                    clean_queue(queue, self._handle_failure, self.lease_seconds, self._server_now)
                 else:
                     # These were lost with a connection: no worker begins them.
-                    rescue_unbegun(queue, self.lease_seconds, server_time(worker.connection))
+                    rescue_unbegun(queue, self.lease_seconds, self._server_now)
                     worker.connection.delete(queue.registry_cleaning_key)  # others may trust the leases
+
+    def _lock(self, queue: OrderedQueue) -> bool:
+        """Whether this worker cleans the queue now.
+
+        RQ's own lock lasts 15 minutes, and one that was taken before the server's clock jumped back may last
+        for hours; so one that lasts longer than a heartbeat is nobody's.
+        """
+        connection: Any = self._worker.connection
+        lock, mine = queue.registry_cleaning_key, {"value": os.getpid(), "px": self._lock_ms}
+        if connection.set(lock, nx=True, **mine):
+            return True
+        return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))

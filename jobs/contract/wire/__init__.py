@@ -14,14 +14,14 @@ before it decompresses anything. Pairs: ``query`` (dictionary-encoded, as querie
 from __future__ import annotations
 
 import struct
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import FormatError, WireError
-from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT, Inputs
 from rankmill.jobs.contract.wire.messages import check_messages
 
 MAX_TEXT_CHARS = 1 << 20
@@ -31,9 +31,6 @@ with 8,192 tokens, this is 128 characters for each token."""
 MAX_CHUNK_BYTES = 64 << 20
 """Largest payload in bytes, compressed and decompressed. Also the most bytes of text in a chunk, counting
 a repeated query in every row; a worker has at most one token for each of these bytes."""
-
-Inputs = Literal["pairs", "texts", "conversations"]
-"""What the rows of a run are."""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
@@ -99,6 +96,16 @@ def decode_texts(payload: bytes, inputs: Inputs) -> list[str | None]:
     _check_text(*batch.columns)
     found: list[str | None] = batch[0].to_pylist()
     return found
+
+
+def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
+    """Encode the columns of rows: queries and passages, or what is scored alone."""
+    return encode_pairs(*columns) if inputs == "pairs" else encode_texts(columns[0], inputs)
+
+
+def decode_rows(payload: bytes, inputs: Inputs) -> tuple[list[str | None], ...]:
+    """Decode a payload of `encode_rows` into its columns, lists of ``[n]``; errors as of `decode_pairs`."""
+    return decode_pairs(payload) if inputs == "pairs" else (decode_texts(payload, inputs),)
 
 
 def encode_scores(scores: pa.Array, errors: pa.Array) -> bytes:

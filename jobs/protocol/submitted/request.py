@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT, MAX_CHUNK_ROWS, Weight, WireModel
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT, MAX_CHUNK_ROWS, Inputs, Weight, WireModel
 from rankmill.jobs.contract.spec import ScoreSpec
 
 STANDARD_INPUT = "-"
@@ -107,6 +107,10 @@ class FileRequest(WireModel):
     """Column with the query."""
     passage_column: Column = "passage"
     """Column with the passage."""
+    text_column: Column | None = None
+    """Column with texts that are scored alone, in place of queries and passages."""
+    messages_column: Columns = ()
+    """Column with conversations, lists of {role, content}; two (CHOSEN,REJECTED) get a score each."""
     score_column: Column = "score"
     """Column to add; of several models NAME_MODEL, or NAME,NAME,..."""
     rank_column: Column = "rank"
@@ -155,17 +159,39 @@ class FileRequest(WireModel):
         }
         if not all(run) and (option := next((option for option, value in of_run.items() if value), None)):
             raise ValueError(f"{option} is for a run: give --run, --queries and --corpus, or --dataset")
+        if self.kind_of_rows != "pairs":
+            self._check_rows()
         if len(self.models) == 1 or len(set(self.models)) < len(self.models):
             raise ValueError(f"--model names each of several models once, not {', '.join(self.models)}")
         if self.mean and not self.models:
             raise ValueError("--mean is that of several models: name each with --model")
         return self
 
+    def _check_rows(self) -> None:
+        """Check what goes with rows that are no pairs."""
+        option = "--text-column" if self.text_column else "--messages-column"
+        if self.text_column and self.messages_column:
+            raise ValueError("--text-column and --messages-column: rows are texts or conversations, not both")
+        pairs = ("run", "query_column", "passage_column")
+        if other := next((name for name in pairs if self.is_given(name)), None):
+            raise ValueError(f"--{other.replace('_', '-')} is for pairs: leave it out, or {option}")
+        if len(set(self.messages_column)) < len(self.messages_column) or len(self.messages_column) > 2:
+            raise ValueError("--messages-column names one column, or two: CHOSEN,REJECTED")
+        if len(self.messages_column) > 1 and self.models:
+            raise ValueError("--model: two columns of conversations are scored with one model")
+        if self.messages_column and self.on_null == "fail":
+            raise ValueError("--on-null fail looks at texts, not at --messages-column: leave it out")
+
+    @property
+    def kind_of_rows(self) -> Inputs:
+        """What a row is."""
+        return "texts" if self.text_column else "conversations" if self.messages_column else "pairs"
+
     @model_serializer(mode="wrap")
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without fields that runners of the release before do not know, where they are not set."""
         found: dict[str, Any] = write(self)
-        added = {"models", "mean", "max_field_mib", "on_duplicate"}
+        added = {"models", "mean", "max_field_mib", "on_duplicate", "text_column", "messages_column"}
         return {name: value for name, value in found.items() if name not in added or self.is_given(name)}
 
     def is_given(self, name: str) -> bool:
@@ -291,7 +317,7 @@ class FileOrder(WireModel):
     @property
     def format(self) -> int:
         """The version that its text and that of its run have."""
-        if self.tenant or self.spec.is_latest:
+        if self.tenant or self.spec.is_latest or self.request.kind_of_rows != "pairs":
             return EXTENDED_FORMAT
         return NEW_ORDER_FORMAT if self.batch or self.request.models else FORMAT
 

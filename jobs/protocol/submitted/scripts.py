@@ -4,18 +4,26 @@ A runner holds a run by an entry in RQ's registry of started jobs: ``<run>:<clai
 it expires by the server's clock. Whoever takes this entry away is the only one who may write the record.
 """
 
+from rankmill.jobs.protocol.leases import BOUND
+
 CLAIM = """
-local skip = {}
+local skip, held = {}, {}
 for place = 4, #ARGV do skip[ARGV[place]] = true end
+for _, entry in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  held[string.match(entry, '^(.*):') or entry] = true
+end
 for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[3]) - 1)) do
-  if not skip[id] then
+  if held[id] then
+    redis.call('LREM', KEYS[1], 1, id)
+  elseif not skip[id] then
     redis.call('LREM', KEYS[1], 1, id)
     redis.call('ZADD', KEYS[2], redis.call('TIME')[1] + ARGV[1], id .. ':' .. ARGV[2])
     return id
   end
 end
 """
-"""KEYS: queue, leases. ARGV: lease (s), claim, jobs to look at, ids that this runner leaves to others."""
+"""KEYS: queue, leases. ARGV: lease (s), claim, jobs to look at, ids that this runner leaves to others.
+A run that is held and waits as well was put there twice, as a reply was lost: one runner has it at a time."""
 
 RENEW = """
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
@@ -53,8 +61,12 @@ return 1
 """
 """KEYS: leases, record, queue, pauses. ARGV: entry, record, expiry (s), id, LPUSH or RPUSH, pause (s)."""
 
-RECOVER = """
+RECOVER = (
+    BOUND
+    + """
 local now = redis.call('TIME')[1]
+bound(KEYS[1], now, tonumber(ARGV[4]))
+bound(KEYS[3], now, 0)
 if ARGV[1] == '1' then
   for _, entry in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)) do
     redis.call('ZREM', KEYS[1], entry)
@@ -77,9 +89,10 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[4], -10000, -1)) do
   end
 end
 """
+)
 """KEYS: leases, queue, pauses, submitted runs. ARGV: whether to take runs from runners whose lease has
-expired, name of the queue, prefix of RQ's jobs. If nothing waits, it also looks for runs that are in no list,
-as one was lost; an ended run has no job."""
+expired, name of the queue, prefix of RQ's jobs, length of the caller's lease (s). If nothing waits, it also
+looks for runs that are in no list, as one was lost; an ended run has no job."""
 
 CANCEL = """
 redis.call('SET', KEYS[1], 1, 'EX', ARGV[2])

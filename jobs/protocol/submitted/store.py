@@ -206,10 +206,13 @@ class FileRunStore:
         values = [claim.entry, run.written(), self.ttl, run.id, "LPUSH" if first else "RPUSH", pause]
         return bool(self.redis.eval(scripts.HAND_BACK, 4, *places, *values))
 
-    def recover(self, *, expired: bool) -> None:
-        """Put runs back that are in no list or whose pause is over; with `expired`, whose runner has died."""
+    def recover(self, lease_seconds: float, *, expired: bool) -> None:
+        """Put runs back that are in no list or whose pause is over; with `expired`, whose runner has died.
+
+        The caller's own leases last for `lease_seconds`.
+        """
         places = [self._leases, self.queue.key, self._pauses, keys.file_runs()]
-        values = [int(expired), self.queue.name, Job.redis_job_namespace_prefix]
+        values = [int(expired), self.queue.name, Job.redis_job_namespace_prefix, lease_seconds]
         self.redis.eval(scripts.RECOVER, 4, *places, *values)
 
     def was_cancelled(self, run_id: str) -> bool:

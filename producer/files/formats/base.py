@@ -14,6 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.schema import Inputs
 from rankmill.producer.files.formats.notations import Notations
 
 MAX_LINE_BYTES = 16 << 20
@@ -26,15 +27,32 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Names of the columns that hold the pairs."""
+    """Names of the columns that hold the pairs, or what is scored alone: texts, or conversations."""
 
     query: str
-    passage: str
+    passage: str | None = None
+    inputs: Inputs = "pairs"
 
     @property
-    def names(self) -> tuple[str, str]:
-        """Both names: query, passage."""
-        return (self.query, self.passage)
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return (self.query,) if self.passage is None else (self.query, self.passage)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Those that are read as text."""
+        return () if self.inputs == "conversations" else self.names
+
+    @property
+    def sent(self) -> tuple[str, ...]:
+        """What is sent to workers: these columns, or beside those of conversations their JSON."""
+        return tuple(f"\0{name}" for name in self.names) if self.inputs == "conversations" else self.names
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that name them."""
+        known = {"texts": ("--text-column",), "conversations": ("--messages-column",) * len(self.names)}
+        return known.get(self.inputs, ("--query-column", "--passage-column"))
 
 
 @dataclass(frozen=True)

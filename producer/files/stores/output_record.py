@@ -32,6 +32,7 @@ class OutputRecord:
 
     def __init__(self, output: Path) -> None:
         self._record = record_of(output)
+        self._folder = workspace_of(output)
 
     def check(self, files: Iterable[Path]) -> None:
         """Raise `RunnerError` if one of `files` is there and is not as a runner has made it."""
@@ -45,7 +46,10 @@ class OutputRecord:
                 )
 
     def note(self, files: Mapping[Path, Path]) -> None:
-        """Note what `files` become, before they are moved: ``{place: complete file}``."""
+        """Note what `files` become, before they are moved: ``{place: complete file}``.
+
+        It is written in the folder of the run, if there is one: with that it is removed if this process dies.
+        """
         known = self._read()
         for path, partial in files.items():
             known[path.name] = [*known.get(path.name, [])[-1:], _state(partial, path)]
@@ -61,7 +65,8 @@ class OutputRecord:
         return found[1:] if found[:1] == [run_id] else []
 
     def _write(self, known: Mapping[str, list[str]]) -> None:
-        handle, name = tempfile.mkstemp(dir=self._record.parent, prefix=".rankmill-")
+        folder = self._folder if self._folder.is_dir() else self._record.parent
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".rankmill-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(known, file)

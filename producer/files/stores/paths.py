@@ -23,6 +23,8 @@ _SECRET = re.compile(r"[^/]*//[^/]*:[^/]*@|https?://[^?]*\?", re.IGNORECASE)
 
 _WITH_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
 
+_HUB_KINDS = {"datasets", "spaces", "models", "kernels", "buckets"}
+
 NOT_WRITTEN = {"memory", "data", "http", "https"}
 """Schemes of URLs where no output can be kept."""
 
@@ -205,13 +207,27 @@ def check_container(path: ObjectPath) -> None:
         raise InputError(
             f"{path}: an output cannot be written to {path.protocol}://; name another place with -o"
         )
-    bucket = ObjectPath(*path.parts[:2])
+    bucket = _container(path)
     try:
         is_there = bucket.exists()
     except StoreError:  # who may write need not be allowed to look
         return
     if not is_there and path.protocol in _WITH_BUCKETS:
         raise InputError(f"{bucket}: no such bucket")
+    if not is_there and path.protocol == "hf":
+        raise InputError(f"{bucket}: no such repository on the hub; make it first (hf repos create)")
+
+
+def is_in_repository(path: ObjectPath) -> bool:
+    """Whether the object is a file of a repository on the hub, where each write is a commit for ever."""
+    return path.protocol == "hf" and path.parts[1] != "buckets"
+
+
+def _container(path: ObjectPath) -> ObjectPath:
+    """The bucket of an object; on the hub the repository: of models without a word before owner and name."""
+    if path.protocol != "hf":
+        return ObjectPath(*path.parts[:2])
+    return ObjectPath(*path.parts[: 4 if path.parts[1] in _HUB_KINDS else 3])
 
 
 def as_path(name: str) -> Path:
@@ -261,6 +277,8 @@ def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
         except Exception as error:
             if isinstance(error, ImportError):
                 raise InputError(f"{what}: {_reason(error)} (pip install 'rankmill[s3]' for s3://)") from None
+            if getattr(getattr(error, "response", None), "status_code", None) in {401, 403}:  # of the hub
+                raise StoreError(f"{what}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
                 raise InputError(f"{what}: {_reason(error)}") from None
             if system.monotonic() > deadline:

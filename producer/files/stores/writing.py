@@ -28,6 +28,9 @@ _READ_BYTES = 4 << 20
 _IN_PIECES = {"s3", "s3a"}
 """Stores whose objects are sent in pieces that nobody sees until the object is complete."""
 
+UNFINISHED = ".rankmill-*"
+"""The folders in which files are written before they are put beside them; one whose process died stays."""
+
 _PIECE_BYTES = 16 << 20
 _MOST_PIECES = 1000
 """Pieces of this size; later ones grow, as S3 takes 10,000 of an object."""
@@ -168,7 +171,7 @@ def whole_file(target: Path) -> Iterator[Path]:
     try:
         # a folder of this process alone: at a name that is known, somebody may have put a link
         with tempfile.TemporaryDirectory(
-            dir=beside, prefix=".rankmill-", ignore_cleanup_errors=True
+            dir=beside, prefix=UNFINISHED.rstrip("*"), ignore_cleanup_errors=True
         ) as folder:
             partial = Path(folder) / target.name
             yield partial

@@ -117,8 +117,9 @@ def answer(request: BatchRequest, batch: str, model: str, scores: list[float], c
     scored = RequestScores(scores, model, id=_id(batch, request), created=int(created))
     assert request.body
     body = request.body.answer(scored)
-    if isinstance(body, dict):
-        body.pop("usage", None)  # tokens are counted by the chunk, which has the pairs of many requests
+    if isinstance(body, dict):  # tokens are counted by the chunk, which has the pairs of many requests
+        body.pop("usage", None)
+        body.get("meta", {}).pop("tokens", None)
     return _answered(request, batch, 200, body)
 
 

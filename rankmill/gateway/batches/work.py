@@ -7,6 +7,7 @@ takes the steps that are left.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
@@ -23,9 +24,10 @@ from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.output_record import record_of
-from rankmill.producer.files.stores.paths import as_path
+from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.reading import open_random
-from rankmill.producer.files.stores.writing import put, sync, whole_file
+from rankmill.producer.files.stores.writing import UNFINISHED, put, sync, whole_file
+from rankmill.producer.files.workspace import OutputFile, clear_workspace
 from rankmill.score.score_file import Confirm
 
 _ROWS = 16_384
@@ -83,14 +85,13 @@ class BatchWork:
         if self._batch.endpoint is None:
             self._score(self._request, self._keep_scored)
             return
-        pairs, scored = (self._output.with_name(f"{name}.parquet") for name in ("pairs", "scored"))
+        pairs, scored = _steps(self._output)
         if not (self._run.outcome and scored.exists()):
             self._write_pairs(pairs, self._batch.endpoint)
             asked = {"inputs": (str(pairs),), "output": str(scored), "force": True}
             self._score(self._request.model_copy(update=asked), self._note_scored)
         self._write_answers(scored, self._batch.endpoint)
-        for left in (pairs, scored, _errors_of(scored), record_of(scored)):
-            left.unlink(missing_ok=True)
+        clear_batch(self._output)
 
     def _keep_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
         """Note the files of a batch of pairs."""
@@ -211,6 +212,25 @@ class BatchWork:
     @property
     def _input(self) -> Path:
         return as_path(self._request.inputs[0])
+
+
+def clear_batch(output: Path) -> None:
+    """Delete what was made on the way to the output of a batch, also by a runner that has died."""
+    pairs, scored = _steps(output)
+    clear_workspace(OutputFile(scored))
+    for path in (pairs, scored, _errors_of(scored), record_of(scored)):
+        path.unlink(missing_ok=True)
+    if not isinstance(output, ObjectPath):
+        for left in output.parent.glob(UNFINISHED):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def _steps(output: Path) -> tuple[Path, Path]:
+    """The pairs of a batch of requests, and the same with their scores."""
+    return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
 
 
 _END = object()

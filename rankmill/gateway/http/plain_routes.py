@@ -5,14 +5,17 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Path, Query
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rankmill.cluster.orders import OrderOutcome, order_workers, reachable
 from rankmill.cluster.snapshot import WorkerState, read_cluster
+from rankmill.cluster.usage import listed
 from rankmill.gateway import metrics
+from rankmill.gateway.dialects.routes import DIALECTS
 from rankmill.gateway.dialects.tei import LABEL, known_info
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.dependencies import Admin, Caller, Scraper, TheGateway, from_json, new_router
@@ -20,6 +23,7 @@ from rankmill.gateway.http.document import json_body
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.refusals import wrong
 from rankmill.jobs.contract.errors import NoWorkers
+from rankmill.jobs.protocol.accounts import KEPT_DAYS, read_accounts
 from rankmill.jobs.runtime.connection import unreachable
 from rankmill.jobs.system import system
 
@@ -62,27 +66,30 @@ async def show_metrics(gateway: TheGateway, key: Scraper) -> Response:
 
 @service_router.get("/v1/models", summary="The models that requests may name")
 @service_router.get("/models", summary="The models that requests may name")
-async def models(gateway: TheGateway, key: Caller) -> dict[str, Any]:
+async def models(gateway: TheGateway, key: Caller, request: Request) -> dict[str, Any]:
     """Those that the caller may name, with the fields that clients of each dialect read."""
-    data = [_model(gateway, each.name) for each in gateway.served.all if key is None or key.may_use(*each)]
+    shown = [each.name for each in gateway.served.all if key is None or key.may_use(*each)]
+    data = [_model(gateway, name, request) for name in shown]
     return {"object": "list", "data": data, "models": data}
 
 
 @service_router.get("/v1/models/{id:path}", summary="A model that requests may name")
 async def find_model(
-    gateway: TheGateway, key: Caller, name: Annotated[str, Path(alias="id")]
+    gateway: TheGateway, key: Caller, request: Request, name: Annotated[str, Path(alias="id")]
 ) -> dict[str, Any]:
     """The model, as in the list."""
     found = gateway.served.resolve(name)
     check_model(key, found)
-    return _model(gateway, found.name)
+    return _model(gateway, found.name, request)
 
 
-def _model(gateway: Gateway, name: str) -> dict[str, Any]:
+def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
     requests = gateway.load.requests
+    prefix = request.url.path.lstrip("/").partition("/")[0]
+    owner = prefix if prefix in DIALECTS else gateway.settings.gateway_dialect  # infinity's client wants its
     return {
-        "id": name, "object": "model", "created": gateway.created, "owned_by": "rankmill", "root": name,
-        "parent": None, "max_model_len": gateway.settings.max_length,  # as vLLM has it
+        "id": name, "object": "model", "created": gateway.created, "owned_by": owner or "rankmill",
+        "root": name, "parent": None, "max_model_len": gateway.settings.max_length,  # as vLLM has it
         "backend": "rankmill", "capabilities": ["rerank"],  # infinity
         "stats": {
             "queue_fraction": requests / gateway.settings.gateway_requests, "queue_absolute": requests,
@@ -104,6 +111,18 @@ async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
         "auto_truncate": True,
         "scores": gateway.scoring.contracts.get(gateway.settings.model),
     }
+
+
+@router.get("/v1/usage", summary="What the caller has used, by day, model and device")
+def usage(
+    gateway: TheGateway,
+    key: Caller,
+    days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="So many days, today included.")] = 30,
+) -> dict[str, Any]:
+    """What keys of this name have used, or those who need no key here; an admin sees everybody."""
+    own = key.name if key else gateway.settings.tenant
+    accounts = read_accounts(gateway.plain_redis, days, None if key and key.admin else own)
+    return {"object": "list", **listed(accounts)}
 
 
 class ModelOrder(BaseModel):

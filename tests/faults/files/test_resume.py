@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.faults.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, stop
+from rankmill.jobs.protocol.accounts import read_accounts
 from tests.conftest import (
     Outcome,
     Server,
@@ -89,7 +90,7 @@ def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
         kills=6,
         writes=15,
         seed=1,
-        environ=IN_SMALL_CHUNKS,
+        environ={**IN_SMALL_CHUNKS, "RANKMILL_TENANT": "killed"},
         begin=start,
     )
     assert (end.kills, end.code) == (6, 0), end.err
@@ -101,6 +102,10 @@ def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     assert not folder_of(output).exists()
     assert not list(queue.client.scan_iter("rankmill:run:*"))
     assert not list(queue.client.scan_iter("rq:job:*"))
+    entries = read_accounts(queue.client, 2, "killed").entries
+    assert sum(entry.amounts.pairs for entry in entries) == ROWS
+    assert sum(entry.amounts.cached + entry.amounts.failed for entry in entries) == 0
+    assert {entry.tenant for entry in entries} == {"killed"}
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_a_sentinel_is_asked_over_tls(tls: tuple[int, str], tmp_path: Path) -> N
 
 @pytest.fixture
 def acl() -> Iterator[tuple[Any, str]]:
-    """A client with all rights on a server with the users of deploy.md, and a pattern of their URLs."""
+    """A client with all rights on a server with the users that deploy.md has, and a pattern of their URLs."""
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as name,
         ValkeyServer(port=0, unix_socket_path=Path(name) / "s", data_dir=Path(name)) as valkey,

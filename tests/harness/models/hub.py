@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,8 +17,11 @@ COMMIT = "c0ffee" * 6 + "c0ff"
 
 
 @contextmanager
-def hub(name: str, files: Mapping[str, bytes]) -> Iterator[str]:
-    """Serve the files of data set `name`, by their paths; yields the hub's URL. `files` may change."""
+def hub(name: str, files: MutableMapping[str, bytes], token: str | None = None) -> Iterator[str]:
+    """Serve the files of data set `name`, by their paths; yields the hub's URL. `files` may change.
+
+    Who has the `token` may commit files, which come in the commit itself, as small ones do.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -29,11 +33,33 @@ def hub(name: str, files: Mapping[str, bytes]) -> Iterator[str]:
             elif found := re.fullmatch(rf"/datasets/{name}/resolve/[^/]+/(.+)", path):
                 self._send_file(files.get(found[1]))
             else:
+                self._send(404, b"", {"x-error-code": "RepoNotFound"})
+
+        def do_POST(self) -> None:
+            body, path = self.rfile.read(int(self.headers["content-length"])), urlsplit(self.path).path
+            if path.startswith(f"/api/datasets/{name}/paths-info/"):
+                asked = json.loads(body)["paths"]
+                self._answer([_about(path, files[path]) for path in asked if path in files])
+            elif token is None or self.headers["authorization"] != f"Bearer {token}":
+                self.send_error(403)
+            elif path.startswith(f"/api/datasets/{name}/preupload/"):
+                wanted = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
+                          for each in json.loads(body)["files"]]  # fmt: skip
+                self._answer({"files": wanted})
+            elif path.startswith(f"/api/datasets/{name}/commit/"):
+                self._commit([json.loads(line) for line in body.splitlines()])
+            else:
                 self.send_error(404)
 
-        def do_POST(self) -> None:  # paths-info
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            self._answer([_about(path, files[path]) for path in asked["paths"] if path in files])
+        def _commit(self, lines: list[Any]) -> None:
+            for each in lines:
+                about = each["value"]
+                if each["key"] == "file":
+                    files[about["path"]] = base64.b64decode(about["content"])
+                elif each["key"] == "deletedFile":
+                    del files[about["path"]]
+            url = f"http://{self.headers['host']}/datasets/{name}/commit/{COMMIT}"
+            self._answer({"commitUrl": url, "commitOid": COMMIT, "success": True})
 
         def _answer(self, body: object) -> None:
             self._send(200, json.dumps(body).encode(), {"content-type": "application/json"})

@@ -36,7 +36,7 @@ eval "$(_SCORE_FILE_COMPLETE=bash_source score-file)"
 
 def page() -> str:
     """The page."""
-    top = click.Context(rankmill, info_name="rankmill")
+    top = click.Context(rankmill, info_name="rankmill", **rankmill.context_settings)
     found = list(_commands(top))
     parts = [_INTRO, "\n", _contents(found), *map(_section, found)]
     parts += ["\n## Exit codes of rankmill\n", _epilog(rankmill.epilog or ""), _COMPLETION]
@@ -49,7 +49,7 @@ def _commands(context: click.Context) -> Iterator[click.Context]:
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
-        below = click.Context(command, info_name=name, parent=context)
+        below = click.Context(command, info_name=name, parent=context, **command.context_settings)
         if not isinstance(command, click.Group) or command.invoke_without_command:
             yield below
         if isinstance(command, click.Group):
@@ -65,7 +65,7 @@ def _contents(found: list[click.Context]) -> str:
     for context in found:
         title = _title(context)
         rows.append(
-            f"| [`{title}`](#{title.replace(' ', '-')}) | {context.command.get_short_help_str(200)} |"
+            f"| [`{title}`](#{title.replace(' ', '-')}) | {_code(context.command.get_short_help_str(200))} |"
         )
     return "\n".join(rows) + "\n"
 
@@ -110,13 +110,18 @@ def _bound(note: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"<([^<>]+)>", r"`<\1>`", text).replace("|", "\\|")
+    return _code(re.sub(r"<([^<>]+)>", r"`<\1>`", text)).replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    """Options in a text as code."""
+    return re.sub(r"(?<![\w`-])(--[a-z][\w-]*)(?![\w`])", r"`\1`", text)
 
 
 def _paragraphs(text: str) -> str:
     blocks = text.replace("\f", "").strip().split("\n\n")
     return "\n\n".join(
-        "```text\n" + block[2:] + "\n```" if block.startswith("\b\n") else " ".join(block.split())
+        "```text\n" + block[2:] + "\n```" if block.startswith("\b\n") else _code(" ".join(block.split()))
         for block in blocks
     )
 
@@ -130,5 +135,5 @@ def _epilog(text: str) -> str:
             rows = [f"| {code} | {' '.join(meaning.split())} |" for code, meaning in codes]
             parts.append("\n".join(["| exit code | meaning |", "| --- | --- |", *rows]))
         elif block:
-            parts.append(" ".join(block.split()).replace("<NAME>", "NAME"))
+            parts.append(_code(" ".join(block.split()).replace("<NAME>", "NAME")))
     return "".join(f"\n{part}\n" for part in parts)

@@ -39,7 +39,7 @@ _DEPLOY = Path(__file__).resolve().parents[3] / "docs" / "operations" / "deploy.
 
 def make_users(client: Any) -> None:
     """Give the server the users of docs/operations/deploy.md, all with the password PASSWORD."""
-    users = re.findall(r"^ +user (.*)$", _DEPLOY.read_text(), re.M)
+    users = re.findall(r"^user (.*)$", _DEPLOY.read_text(), re.M)
     assert len(users) == 4
     for user in users:
         client.execute_command("ACL", "SETUSER", *user.split())

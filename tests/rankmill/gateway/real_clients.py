@@ -80,6 +80,81 @@ def infinity(url: str) -> Any:
     return found.results[0].index
 
 
+def cohere_by_prefix(url: str) -> Any:
+    import cohere
+
+    base = f"{url}/cohere"
+    first = cohere.Client(api_key="none", base_url=base)
+    assert "rerank" in first.models.list().models[0].endpoints
+    assert first.models.get("demo").name == "demo"
+    found: Any = first.rerank(query=QUERY, documents=[{"text": text} for text in TEXTS], model="demo")
+    second = cohere.ClientV2(api_key="none", base_url=base)
+    limited: Any = second.rerank(query=QUERY, documents=TEXTS, model="demo", max_tokens_per_doc=3)
+    assert limited.meta.tokens.input_tokens < found.meta.tokens.input_tokens
+    assert limited.meta.billed_units.search_units == 1
+    return found.results[0].index
+
+
+def langchain_cohere_by_prefix(url: str) -> Any:
+    return langchain_cohere(f"{url}/cohere")
+
+
+def llama_index_by_prefix(url: str) -> Any:
+    return llama_index(f"{url}/tei")
+
+
+def tei_client_by_prefix(url: str) -> Any:
+    from tei_client import HttpClient
+
+    client = HttpClient(f"{url}/tei")
+    assert client.info().server_model_id == "demo"
+    return client.rerank(QUERY, TEXTS, truncate=True).ranks[0].index
+
+
+def voyage_by_prefix(url: str) -> Any:
+    import voyageai
+
+    client = voyageai.Client(api_key="none", base_url=f"{url}/voyage/v1")
+    long = [TEXTS[0] * 500, TEXTS[1]]
+    assert client.rerank(QUERY, long, model="demo", truncation=True).total_tokens > 500
+    refused = _refusal(lambda: client.rerank(QUERY, long, model="demo", truncation=False))
+    assert refused.startswith("InvalidRequestError: ")
+    assert "512 are taken" in refused
+    return client.rerank(QUERY, TEXTS, model="demo").results[0].index
+
+
+def infinity_by_prefix(url: str) -> Any:
+    from infinity_client import Client
+    from infinity_client.api.default import health, models
+
+    client = Client(base_url=f"{url}/infinity")
+    assert health.sync_detailed(client=client).status_code == 200
+    assert models.sync(client=client).data[0].id == "demo"
+    return infinity(f"{url}/infinity")
+
+
+def openai_by_prefix(url: str) -> Any:
+    """vLLM's own examples use this client for what OpenAI has, and plain requests for the rest."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{url}/vllm/v1", api_key="none", max_retries=0)
+    assert client.models.list().data[0].id == client.models.retrieve("demo").id == "demo"
+    body = {"model": "demo", "query": QUERY, "documents": TEXTS}
+    long = {**body, "documents": [TEXTS[0] * 500]}
+    refused = _refusal(lambda: client.post("/rerank", body=long, cast_to=object))
+    assert refused.startswith("BadRequestError: ")
+    found: Any = client.post("/rerank", body=body, cast_to=object)
+    return found["results"][0]["index"]
+
+
+def _refusal(ask: Callable[[], Any]) -> str:
+    """How a client words that it was refused."""
+    try:
+        return f"answered {ask()}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def litellm_cohere(url: str) -> Any:
     return _litellm("cohere/demo", f"{url}/v1/rerank")
 
@@ -117,6 +192,13 @@ CLIENTS: tuple[Callable[[str], Any], ...] = (
     tei_client,
     voyage,
     infinity,
+    cohere_by_prefix,
+    langchain_cohere_by_prefix,
+    llama_index_by_prefix,
+    tei_client_by_prefix,
+    voyage_by_prefix,
+    infinity_by_prefix,
+    openai_by_prefix,
     litellm_cohere,
     litellm_jina,
     litellm_infinity,

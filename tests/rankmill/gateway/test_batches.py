@@ -110,7 +110,9 @@ def submitted(gateway: Running, name: str, content: bytes, **asked: Any) -> dict
 def test_openais_client_submits_a_batch_and_fetches_every_line_once(client: OpenAI, gateway: Running) -> None:
     good = [request(number) for number in range(40)]
     bad = [request(100, text_2=[]), request(101, text_2=None), request(102, truncate_prompt_tokens="x")]
-    file = client.files.create(file=("in.jsonl", lines(*good[:20], *bad, *good[20:])), purpose="batch")
+    bad += [request(103, text_2=[TEXTS[0], "cheese " * 600])]
+    content = lines(bad[0], *good[:20], *bad[1:], *good[20:])
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
     assert client.files.retrieve(file.id).filename == "in.jsonl"
     submit: Any = client.batches.create  # OpenAI has no endpoint for scores
     batch_id = submit(
@@ -123,12 +125,12 @@ def test_openais_client_submits_a_batch_and_fetches_every_line_once(client: Open
     batch: Any = client.batches.retrieve(batch_id)
     assert (batch.status, batch.metadata) == ("completed", {"for": "test"})
     counts = batch.request_counts
-    assert (counts.total, counts.completed, counts.failed) == (43, 40, 3)
+    assert (counts.total, counts.completed, counts.failed) == (44, 40, 4)
     output = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
     errors = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
     assert [line["custom_id"] for line in output] == [line["custom_id"] for line in good]
     assert [line["custom_id"] for line in errors] == [line["custom_id"] for line in bad]
-    assert len({line["id"] for line in output + errors}) == 43
+    assert len({line["id"] for line in output + errors}) == 44
     for line in (output[0], output[39]):
         body = good[output.index(line)]["body"]
         wanted = [each["score"] for each in gateway.post("/v1/score", body).json["data"]]
@@ -139,11 +141,25 @@ def test_openais_client_submits_a_batch_and_fetches_every_line_once(client: Open
     for line in errors:
         assert line["response"]["status_code"] == 400
         assert line["response"]["body"]["error"]["message"]
+    assert "608 tokens, and 512 are taken" in errors[-1]["response"]["body"]["error"]["message"]
     assert batch.id in [each.id for each in client.batches.list(limit=1)]
     known = {each.id for each in client.files.list()}
     assert {file.id, batch.output_file_id, batch.error_file_id} <= known
     assert client.files.delete(file.id).deleted
     assert gateway.get(f"/v1/files/{file.id}").status == 404
+
+
+def test_an_answer_says_nothing_of_tokens_that_are_not_known(gateway: Running) -> None:
+    body = {"query": QUERY, "documents": TEXTS, "model": "demo", "max_tokens_per_doc": 2}
+    line = {"custom_id": "a", "url": "/cohere/v2/rerank", "body": body}
+    made = submitted(gateway, "in.jsonl", lines(line), endpoint="/cohere/v2/rerank")
+    batch = ended(gateway, made["id"])
+    (answered,) = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body.splitlines()
+    found = json.loads(answered)["response"]["body"]
+    assert found["meta"].keys() == {"api_version", "billed_units"}
+    wanted = gateway.post("/cohere/v2/rerank", body).json["results"]
+    assert [each["index"] for each in found["results"]] == [each["index"] for each in wanted]
+    assert found["results"][0]["relevance_score"] == pytest.approx(wanted[0]["relevance_score"], abs=1e-4)
 
 
 def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running) -> None:
@@ -179,6 +195,8 @@ def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running) -> None:
         (lines(request(1), {**request(2), "url": "/rerank"}), "the batch is for POST /v1/score", 2),
         (lines(request(1)) + b'{"custom_id": "a"}\n', "a line has custom_id, method, url and body", 2),
         (lines(request(1), request(2, use_activation=False)), "its options are not those", 2),
+        (lines(request(1), request(2, truncate_prompt_tokens=-1)), "its options are not those", 2),
+        (lines(request(1, truncate_prompt_tokens=-1), request(2)), "its options are not those", 2),
     ],
 )
 def test_a_line_that_belongs_to_no_batch_fails_it(

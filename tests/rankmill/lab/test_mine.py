@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from datasets import Dataset
+from datasets import Dataset, load_dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments, losses
 from sentence_transformers.util import mine_hard_negatives
 
 from rankmill.cli.main import rankmill
@@ -296,3 +300,34 @@ def test_a_run_is_mined_with_its_judgements_and_texts(
     Path("run.trec").write_text("q a\nq b\n")
     done = run("run.trec", "--qrels", "qrels.txt", *texts, "-o", "none.jsonl")
     assert "the run has no scores, by which negatives are chosen" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "with_scores", "loss"),
+    [
+        ("triplet", False, losses.MultipleNegativesRankingLoss),
+        ("n-tuple", False, losses.CachedMultipleNegativesRankingLoss),
+        ("labeled-pair", False, losses.BinaryCrossEntropyLoss),
+        ("labeled-list", False, losses.LambdaLoss),
+        ("triplet", True, losses.MarginMSELoss),
+        ("n-tuple", True, losses.MarginMSELoss),
+        ("labeled-pair", True, losses.MSELoss),
+        ("labeled-list", True, losses.ListNetLoss),
+    ],
+)
+def test_sentence_transformers_trains_on_it(
+    scored: Path, tmp_path: Path, tiny_model: Path, form: str, with_scores: bool, loss: Callable[..., Any]
+) -> None:
+    """A step of its own trainer, with the loss that each form is for."""
+    path = tmp_path / "train.parquet"
+    options = ["--format", form, *(["--with-scores"] if with_scores else [])]
+    assert run(scored, *options, "-o", path).exit_code == 0
+    rows = load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+    model = CrossEncoder(str(tiny_model), num_labels=1, device="cpu")
+    asked = CrossEncoderTrainingArguments(
+        str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=4, report_to="none", use_cpu=True,
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    done = CrossEncoderTrainer(model, asked, train_dataset=rows, loss=loss(model)).train()
+    assert np.isfinite(done.training_loss)

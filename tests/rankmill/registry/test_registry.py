@@ -88,7 +88,7 @@ def test_the_guide_brings_a_version_into_production(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REDIS_URL", server.url)
     guide = GUIDE.partition("## A new version's way into production")[2].partition("| command |")[0]
-    commands = re.findall(r"^    ((?:rankmill|score-file) .*?)(?:  +#.*)?$", guide, re.M)
+    commands = re.findall(r"^((?:rankmill|score-file) .*?)(?:  +#.*)?$", guide, re.M)
     assert len(commands) == 7
     said = []
     for command in commands:

@@ -310,9 +310,10 @@ def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) ->
         "registry": "/models", "cache_gib": 5.0, "deterministic": True,
     }  # fmt: skip
     alone = {"all_labels": True}  # not with a label
-    assert {*other, *alone} == WorkerSettings.model_fields.keys()
+    kind = {"inputs": "texts"}  # not with what is for pairs
+    assert {*other, *alone, *kind} == WorkerSettings.model_fields.keys()
     ours = load_settings(other, environ={})
-    labelled = load_settings(alone, environ={})
+    labelled = load_settings({**alone, **kind}, environ={})
     defaults = load_settings(environ={})
     (tmp_path / "stray.yaml").write_text("model_cache_gib: 1\nmax_length: 9\n")
     for settings in (
@@ -324,5 +325,7 @@ def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) ->
         got = load_settings(environ=environ)
         for name in WorkerSettings.model_fields.keys() - {"threads"}:
             assert getattr(got, name) == getattr(settings, name), name
-            assert getattr(labelled if name in alone else ours, name) != getattr(defaults, name), name
+            assert getattr(labelled if name in {*alone, *kind} else ours, name) != getattr(defaults, name), (
+                name
+            )
     assert load_settings(environ=worker_environs(ours)[0]).threads == 3

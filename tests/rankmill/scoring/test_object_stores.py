@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from rankmill import Client
 from rankmill.cli.main import rankmill
 from tests.conftest import Outcome, Server, StartRunner, run_command, score_file, start_command, wait_for
+from tests.harness.models.hub import hub
 from tests.harness.servers.buckets import Bucket
 from tests.harness.servers.proxy import Proxy
 
@@ -95,6 +96,35 @@ def same(found: pa.Table, expected: pa.Table) -> bool:
     close = found["score"].to_pylist() == pytest.approx(expected["score"].to_pylist(), abs=1e-5)
     rest = found.drop_columns("score").equals(expected.drop_columns("score"))
     return bool(close and rest)
+
+
+def test_from_the_hub_to_the_hub(pairs: Path, scored: pa.Table, place: Place, tmp_path: Path) -> None:
+    """Each write there is a commit, so there are only those of the output and its list of errors."""
+    files = {"in/pairs.parquet": pairs.read_bytes()}
+    name = "hf://datasets/someone/pairs"
+    with hub("someone/pairs", files, token="hf_right") as url:
+        environ = {
+            "HF_ENDPOINT": url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": "hf_right",
+            "HF_HOME": str(tmp_path),
+        }
+        done = place.score(f"{name}/in/*.parquet", "-o", f"{name}/out/a.parquet", **environ)
+        assert done.code == 3, done.err
+        assert sorted(files) == ["in/pairs.parquet", "out/a.parquet", "out/a.parquet.errors.jsonl"]
+        assert same(pq.read_table(pa.BufferReader(files["out/a.parquet"])), scored)
+        again = place.score(f"{name}/in/*.parquet", "-o", f"{name}/out/a.parquet", **environ)
+        assert (again.code, "out/a.parquet exists already" in again.err) == (2, True), again.err
+        for output, token, message in [
+            (
+                "hf://datasets/someone/others/a.arrow",
+                "hf_right",
+                "others: no such repository on the hub",
+            ),
+            (f"{name}/b.arrow", "hf_wrong", "b.arrow.errors.jsonl: no permission"),
+        ]:
+            done = place.score(f"{name}/in/*.parquet", "-o", output, **{**environ, "HF_TOKEN": token})
+            assert (done.code in {1, 2}, message in done.err) == (True, True), done.err
 
 
 def test_from_a_bucket_to_a_bucket(place: Place, scored: pa.Table) -> None:

@@ -64,6 +64,8 @@ OPTIONS: dict[str, list[str]] = {
     "tag": ["--tag", "mine"],
     "query_column": ["--query-column", "other"],
     "passage_column": ["--passage-column", "other"],
+    "text_column": ["--text-column", "passage"],
+    "messages_column": ["--messages-column", "passage"],
     "score_column": ["--score-column", "found"],
     "rank_column": ["--rank-column", "place"],
     "query_id_column": ["--query-id-column", "qid"],

@@ -201,7 +201,7 @@ def claimed(
         found = queue.take([kind], order.names, further=order.further(queue.name))
         order.saw({queue.name: found.waiting}, workers=1)
         run = found.job_id.decode().partition("-")[0]
-        group = run.removeprefix("r")[:GROUP]
+        group = run[-GROUP:]
         order.began(run, 8, weights.get(group, 1.0))
         had[group] += number >= before
     return had

@@ -396,6 +396,7 @@ def test_long_passages_count_by_their_best_window(instruction: str | None, tmp_p
     assert counts[1] > counts[3] > 2
     assert scored.windows == counts[1] + counts[3]
     plain = CrossEncoder(str(model), device="cpu")
+    assert texts is not None
     pairs = [(queries[row], text) for row, text in zip(rows, texts, strict=True)]
     each = plain.predict(pairs, prompt=instruction)
     best = [each[rows == row].max() for row in range(5)]

@@ -1,0 +1,92 @@
+"""Peak memory of a producer that scores a frame, beside one that scores the same rows of a file.
+
+    python -m benchmarks.frames --rows 1000000 --runs 3
+
+Each is a process of its own, in turn, with workers that compute nothing: `Client.score` of a polars frame,
+and of a stream of the Parquet file that it was made from. Of each it says the process's memory before
+(libraries, and the frame, which its owner has anyway), the peak, and the producer's part, their difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster import cluster
+from benchmarks.memory import write_rows
+
+_KINDS = ("file", "polars")
+
+
+def main() -> None:
+    """Measure in turn, and print a line for each run and the ratio of the medians."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--one", nargs=3, metavar=("KIND", "FILE", "URL"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(*args.one)))
+        return
+    peaks: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        cluster(1, 1, "benchmarks.queue.IdleWorker") as place,
+    ):
+        path = write_rows(Path(folder) / "pairs.parquet", args.rows)
+        for _ in range(args.runs):
+            for kind in _KINDS:
+                command = [sys.executable, "-m", "benchmarks.frames", "--one", kind, str(path), place.url]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                found = json.loads(done.stdout)
+                assert found["scored"] == args.rows, found
+                peaks[kind].append(found["producer_mib"])
+                print(json.dumps({"from": kind, **found}), flush=True)
+    middle = {kind: statistics.median(each) for kind, each in peaks.items()}
+    print(f"a frame's producer needs {middle['polars'] / middle['file']:.2f} times the memory of a file's")
+
+
+def measure(kind: str, path: str, url: str) -> dict[str, Any]:
+    """Score in this process; its peak is what the system has noted."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from rankmill import Client
+
+    pairs: Any
+    if kind == "polars":
+        import polars as pl
+
+        pairs = pl.read_parquet(path)
+    else:
+        file = pq.ParquetFile(path)
+        pairs = pa.RecordBatchReader.from_batches(file.schema_arrow, file.iter_batches(1024))
+    client = Client(url, model="demo")
+    client.score([("query", "passage")])  # what a first run imports and begins
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from now on
+    before = resident("VmRSS")
+    scores = client.score(pairs)
+    peak = resident("VmHWM")
+    return {
+        "scored": int(np.isfinite(scores).sum()),
+        "before_mib": round(before),
+        "peak_mib": round(peak),
+        "producer_mib": round(peak - before, 1),
+    }
+
+
+def resident(name: str) -> float:
+    """A figure of this process's memory, in MiB."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in status if line.startswith(name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Label preference data: which of two answers is better, and how sure the model is.
+
+python examples/recipes/label_preferences.py preferences.jsonl labelled.jsonl [redis://…]
+
+Each line has `prompt`, `chosen` and `rejected`. The lines come out with `chosen_score`, `rejected_score` and
+`margin`; with a margin under 0 the model prefers the answer that was rejected: look at these first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rankmill import Client
+
+
+def main(source: str, output: str, url: str = "") -> None:
+    """Score both answers of every line in one run, and write the lines with their scores."""
+    rows = [json.loads(line) for line in Path(source).read_text("utf-8").splitlines()]
+    pairs = [(row["prompt"], row[side]) for row in rows for side in ("chosen", "rejected")]
+    with Client(url, model="demo") if url else Client.embedded(model="demo") as client:
+        scores = client.score(pairs, timeout=600, activation="identity")
+    if scores.errors:
+        row, reason = next(iter(scores.errors.items()))
+        raise SystemExit(f"line {row // 2 + 1} has no score: {reason}")
+    with Path(output).open("w", encoding="utf-8") as file:
+        for row, (chosen, rejected) in zip(rows, scores.reshape(-1, 2).tolist(), strict=True):
+            labels = {"chosen_score": chosen, "rejected_score": rejected, "margin": chosen - rejected}
+            file.write(json.dumps(row | labels, ensure_ascii=False) + "\n")
+    agreed = int((scores[::2] > scores[1::2]).sum())
+    print(f"the model agrees with {agreed} of {len(rows)} preferences; all are in {output}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

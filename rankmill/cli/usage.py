@@ -1,0 +1,46 @@
+"""``rankmill usage``: what was used of the workers, by whom."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import click
+
+from rankmill.cli import options
+from rankmill.cli.watch import console
+from rankmill.cluster.usage import By, listed, losses, usage_table
+from rankmill.jobs.protocol.accounts import KEPT_DAYS, read_accounts
+from rankmill.jobs.runtime.settings import Settings
+
+
+@options.command("usage")
+@click.option(
+    "--by", type=click.Choice(get_args(By)), default="key", show_default=True, help="What has a line."
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, KEPT_DAYS),
+    default=30,
+    show_default=True,
+    help="So many days by UTC, today included.",
+)
+@options.settings("redis_url")
+@options.as_json
+def usage(by: By, days: int, settings: Settings, as_json: bool) -> None:
+    """Show what tenants have used.
+
+    That is pairs, tokens, seconds of each device, cached and failed rows.
+
+    Accounts are kept for 400 days. --json prints an entry for each day, key, model and device.
+    """
+    accounts = read_accounts(options.connection(settings), days)
+    if as_json:
+        click.echo(json.dumps(listed(accounts)))
+        return
+    if accounts.entries:
+        console().print(usage_table(accounts, by))
+    else:
+        click.echo(f"Nothing was used in the last {days} days.")
+    if lost := losses(accounts):
+        click.echo(lost, err=True)

@@ -1,0 +1,137 @@
+"""The accounts as people read them: summed up by key, model or day, as JSON, and as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from prometheus_client.metrics_core import CounterMetricFamily
+from rich.table import Table
+
+from rankmill.jobs.contract.priority import group_of
+from rankmill.jobs.contract.usage import NOTHING, Amounts
+from rankmill.jobs.protocol.accounts import Accounts, Entry
+from rankmill.jobs.system import system
+
+By = Literal["key", "model", "day"]
+
+NOBODY = "(none)"
+"""The tenant of runs that name none."""
+OTHER = "(other)"
+"""What a day has no room to tell apart."""
+
+_NOBODY_GROUP = group_of("")
+_LABELS = ("tenant", "model", "device")
+_COUNTED = {
+    "pairs": "Pairs that were scored, as producers have accepted their results.",
+    "tokens": "Tokens of these pairs.",
+    "device_seconds": "Seconds of the device that they took.",
+    "cached_pairs": "Pairs of complete runs that took the score of another, or one that was known.",
+    "failed_pairs": "Pairs of complete runs without a score.",
+}
+
+
+def tenant_of(entry: Entry) -> str:
+    """The name of an entry's tenant; where it is not known, what stands for it in the ids of his runs."""
+    if entry.other:
+        return OTHER
+    return entry.tenant or (NOBODY if entry.group == _NOBODY_GROUP else entry.group)
+
+
+def summed(accounts: Accounts, by: By) -> dict[tuple[str, str], Amounts]:
+    """The amounts by what is asked for, and by device."""
+    found: dict[tuple[str, str], Amounts] = {}
+    for entry in accounts.entries:
+        name = {"key": tenant_of(entry), "model": entry.model or OTHER, "day": entry.date}[by]
+        place = name, entry.device
+        found[place] = found.get(place, NOTHING).plus(entry.amounts)
+    return dict(sorted(found.items()))
+
+
+def usage_table(accounts: Accounts, by: By) -> Table:
+    """A table with a line for each name and device."""
+    table = Table("" if by == "day" else by, "device", box=None, header_style="bold", pad_edge=False)
+    for column in ("pairs", "tokens", "device seconds", "cached", "failed"):
+        table.add_column(column, justify="right")
+    for (name, device), each in summed(accounts, by).items():
+        seconds = f"{each.microseconds / 1e6:,.1f}"
+        amounts = (f"{each.pairs:,}", f"{each.tokens:,}", seconds, f"{each.cached:,}", f"{each.failed:,}")
+        table.add_row(name, device or "none", *amounts)
+    return table
+
+
+def losses(accounts: Accounts) -> str | None:
+    """What the server has lost of the accounts, in one line; ``None``: nothing that anybody noticed."""
+    if not accounts.lost:
+        return None
+    when = datetime.fromtimestamp(accounts.lost_at, UTC)
+    return (
+        f"The server has lost {accounts.lost:,} acknowledged reports, last noticed {when:%Y-%m-%d %H:%M} "
+        "UTC. Runs that went on have reported again; what had ended is missing."
+    )
+
+
+def listed(accounts: Accounts) -> dict[str, Any]:
+    """All entries as JSON, and how many reports the server has lost."""
+    data = [
+        {
+            "date": each.date,
+            "key": tenant_of(each),
+            "model": each.model or OTHER,
+            "device": each.device or None,
+            "pairs": each.amounts.pairs,
+            "tokens": each.amounts.tokens,
+            "device_seconds": each.amounts.microseconds / 1e6,
+            "cached": each.amounts.cached,
+            "failed": each.amounts.failed,
+        }
+        for each in accounts.entries
+    ]
+    return {"data": data, "lost_reports": accounts.lost}
+
+
+class UsageMetrics:
+    """Counters of what was used since this process first looked, or up to a day before.
+
+    It remembers what each day had when it was last seen, so a total falls at no midnight.
+    """
+
+    def __init__(self) -> None:
+        self._lock = system.Lock()
+        self._past: dict[tuple[str, ...], Amounts] = {}
+        self._days: dict[int, dict[tuple[str, ...], Amounts]] = {}
+
+    def families(self, accounts: Accounts | None) -> Iterable[CounterMetricFamily]:
+        """The metrics, without values where there are no accounts."""
+        found = [
+            CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
+            for name, text in _COUNTED.items()
+        ]
+        if accounts is not None:
+            for labels, each in self._totals(accounts).items():
+                values = (each.pairs, each.tokens, each.microseconds / 1e6, each.cached, each.failed)
+                for family, value in zip(found, values, strict=True):
+                    family.add_metric(labels, value)
+        return found
+
+    def _totals(self, accounts: Accounts) -> dict[tuple[str, ...], Amounts]:
+        with self._lock:
+            seen: dict[int, dict[tuple[str, ...], Amounts]] = {}
+            for entry in accounts.entries:
+                labels = (tenant_of(entry), entry.model or OTHER, entry.device)
+                day = seen.setdefault(entry.day, {})
+                day[labels] = day.get(labels, NOTHING).plus(entry.amounts)
+            for past, known in self._days.items():
+                if past not in seen:
+                    _add(self._past, known)
+            self._days = seen
+            totals = dict(self._past)
+            for each in seen.values():
+                _add(totals, each)
+            return totals
+
+
+def _add(totals: dict[tuple[str, ...], Amounts], more: dict[tuple[str, ...], Amounts]) -> None:
+    for labels, amounts in more.items():
+        totals[labels] = totals.get(labels, NOTHING).plus(amounts)

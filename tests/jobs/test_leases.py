@@ -1,0 +1,90 @@
+"""Leases when the server's clock jumps, as it does when a host takes over whose clock differs."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from rankmill.jobs.contract import keys
+from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS, Leases, Renewals, server_time
+from rankmill.jobs.protocol.queues import write_capacity
+from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.submitted.store import FileRunStore
+from rankmill.workers.queue.heartbeat import WorkerHeartbeat
+from tests.conftest import Server
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def store(server: Server) -> RunStore:
+    return RunStore(server.client)
+
+
+def test_what_was_written_before_the_clock_jumped_back_ends_soon(store: RunStore) -> None:
+    queue, now = store.queue("q"), server_time(store.redis)
+    started = queue.started_job_registry.key
+    store.redis.zadd(started, {"dead:x": now + HOUR, "alive:x": now + 10})
+    store.redis.sadd("rq:workers:q", "rq:worker:dead")
+    store.redis.set("rq:worker:dead", 1, ex=int(HOUR))
+    store.redis.set(keys.worker("dead"), 1, ex=int(HOUR))
+    clean_queue(queue, failure_handler(store), 15, now)
+    ends = dict(store.redis.zrange(started, 0, -1, withscores=True))
+    assert ends[b"alive:x"] == pytest.approx(now + 10)
+    assert now < ends[b"dead:x"] <= time.time() + UNRENEWED_SECONDS + 1
+    assert store.redis.ttl(keys.worker("dead")) <= UNRENEWED_SECONDS
+
+
+def test_a_longer_lease_is_left_alone(store: RunStore) -> None:
+    leases = Leases(store.redis, "leases", 600)
+    assert leases.take("mine", most=1)
+    end = store.redis.zscore("leases", "mine")
+    assert leases.holders() == ["mine"]
+    assert store.redis.zscore("leases", "mine") == end
+    store.redis.zadd("leases", {"dead": end + HOUR})
+    assert Leases(store.redis, "leases", 600).holders() == ["mine", "dead"]
+    assert store.redis.zscore("leases", "dead") <= time.time() + 601
+
+
+def test_submitted_runs_of_the_dead_come_back_soon(store: RunStore) -> None:
+    files = FileRunStore(store.redis, "files", 3600)
+    now = server_time(store.redis)
+    for key in (files.queue.started_job_registry.key, files.queue.scheduled_job_registry.key):
+        store.redis.zadd(key, {"run:claim": now + HOUR})
+    files.recover(15, expired=False)
+    for key in (files.queue.started_job_registry.key, files.queue.scheduled_job_registry.key):
+        assert store.redis.zscore(key, "run:claim") <= time.time() + UNRENEWED_SECONDS + 1
+
+
+def test_the_lock_of_a_cleaning_is_nobodys_after_a_heartbeat(store: RunStore) -> None:
+    class Worker:
+        connection = store.redis
+
+    heartbeat = WorkerHeartbeat.__new__(WorkerHeartbeat)
+    heartbeat._worker, heartbeat._lock_ms = Worker(), 5000  # type: ignore[assignment]
+    queue = store.queue("q")
+    assert heartbeat._lock(queue)
+    assert not heartbeat._lock(queue)
+    store.redis.set(queue.registry_cleaning_key, os.getpid(), px=3_600_000)
+    assert heartbeat._lock(queue)
+    assert store.redis.pttl(queue.registry_cleaning_key) <= 5000
+
+
+def test_the_capacity_is_summed_up_again(store: RunStore) -> None:
+    store.redis.set(keys.capacity("q"), '{"workers": 7, "claim_ahead": 700}', ex=int(HOUR))
+    write_capacity(store.redis, "q", 15)
+    assert store.capacity("q").workers == 0
+    assert store.redis.ttl(keys.capacity("q")) <= 15
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_after_a_jump_others_may_renew_their_leases_first(jump: float) -> None:
+    renewals = Renewals(beat_seconds=5, lease_seconds=15)
+    renewals.renewed(1000.0)
+    renewals.renewed(1000.1)
+    assert renewals.others_have_lapsed
+    renewals.renewed(1000.2 + jump)
+    assert not renewals.others_have_lapsed

@@ -1,0 +1,167 @@
+"""Runs of files: real inputs, journals and outputs, made by processes that die at any write."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import rankmill.score.session as session_module
+from rankmill.jobs.contract.errors import InputChanged, InputError, RankmillError
+from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.producer.files.stores.output_record import record_of
+from rankmill.producer.files.stores.paths import workspace_of
+from rankmill.score.progress import progress_view
+from rankmill.score.score_file import score_file
+from tests.simulation.cluster import POISON, Cluster, Pair, SimulatedClient, Submitted, score_of
+from tests.simulation.producers import KILLED, Command
+from tests.simulation.world import Process
+
+_ROWS_PER_PART = 50
+
+
+def prepare(cluster: Cluster) -> None:
+    """Let score-file use the world's server."""
+    cluster.world.patch(session_module, "Client", SimulatedClient)
+
+
+class FileCommand(Command):
+    """``rankmill score INPUT -o OUTPUT``, given again until the output is there.
+
+    The run's kind names the form of its input and output: parquet, jsonl, or parts.
+    """
+
+    def __init__(self, cluster: Cluster, run: Submitted) -> None:
+        assert cluster.disk
+        self.folder = cluster.disk.root / run.name
+        self.folder.mkdir()
+        form = run.kind.partition(" ")[2]
+        self.in_parts = form == "parts"
+        ending = "jsonl" if form == "jsonl" else "parquet"
+        self.input = write_pairs(self.folder / f"in.{ending}", run.pairs)
+        self.output = self.folder / ("out" if self.in_parts else f"out.{ending}")
+        self.kept, self.ended = 0, 0.0
+        super().__init__(cluster, run)
+
+    @property
+    def request(self) -> FileRequest:
+        """What is asked for."""
+        size = _ROWS_PER_PART if self.in_parts else None
+        return FileRequest(inputs=(str(self.input),), output=str(self.output), rows_per_part=size)
+
+    def do(self) -> Any:
+        view = partial(progress_view, quiet=True)
+        summary = score_file(self.request, self.cluster.file_settings, view=view)
+        if summary.resumed_rows < self.kept:
+            self.problems.append(
+                f"{self.run.name} continued with {summary.resumed_rows} rows of {self.kept} in its journal"
+            )
+        return summary
+
+    def is_final(self, error: RankmillError) -> bool:
+        """No trouble of a disk or a server is the input's fault, or asks the user for more than patience."""
+        if isinstance(error, InputError) and self.attempts > 1 and "exists already" in str(error):
+            return True  # it was made by a process that died before it could say so
+        if isinstance(error, InputError | InputChanged):
+            self.problems.append(f"{self.run.name} ended with {type(error).__name__}: {error}")
+            return True
+        return False
+
+    def _begin(self, wait: float) -> Process:
+        process = super()._begin(wait)
+        self.on_disk(process)
+        return process
+
+    def on_disk(self, process: Process) -> None:
+        """Give a process its files."""
+        assert self.cluster.disk
+        process.disk = self.cluster.disk
+        self.cluster.disk.processes.append(process)
+
+    def _ended(self) -> None:
+        assert self.cluster.disk
+        self.cluster.begun.pop(self.process, None)  # the next process deletes what is left of the run
+        if self.process.status == KILLED or not self.over:
+            self.kept = self.cluster.disk.kept.get(workspace_of(self.output) / "journal.db", 0)
+        self.ended = self.cluster.world.now
+        super()._ended()
+
+    def wrong(self, *, lost_data: bool) -> list[str]:
+        """What is wrong with the output."""
+        assert self.cluster.disk
+        if self.problems or (found := wrong_output(self.run, self.output)):
+            return self.problems or found
+        if self.cluster.disk.lost_at >= self.ended:
+            return []  # what was deleted just before may be there again
+        return left_over(self.run, self.folder, self.expected())
+
+    def expected(self) -> set[str]:
+        """Names of all that may be in the folder at the end."""
+        return {self.input.name, self.output.name, f"{self.output.name}.errors.jsonl"}
+
+
+def write_pairs(path: Path, pairs: tuple[Pair, ...]) -> Path:
+    """Write pairs, with the numbers of their rows."""
+    rows = [{"row": row, "query": pair[0], "passage": pair[1]} for row, pair in enumerate(pairs)]
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        schema = pa.schema({"row": pa.int64(), "query": pa.string(), "passage": pa.string()})
+        pq.write_table(pa.Table.from_pylist(rows, schema), path)
+    return path
+
+
+def wrong_output(run: Submitted, output: Path) -> list[str]:
+    """Whether each row is in the output once, in order, with its own score or its error."""
+    if not output.exists():
+        return [f"{run.name} has no output"]
+    rows = [row for path in _parts(output) for row in _rows(path)]
+    if [row["row"] for row in rows] != [*range(len(run.pairs))]:
+        return [f"{run.name} has {len(rows)} rows in its output of {len(run.pairs)}, or in another order"]
+    errors = {row for path in _parts(output) for row in _errors(path)}
+    for number, (found, (query, passage)) in enumerate(zip(rows, run.pairs, strict=True)):
+        score = found["score"]
+        if (found["query"], found["passage"]) != (query, passage):
+            return [f"{run.name}: row {number} has other texts"]
+        fails = query is None or passage is None or passage == POISON
+        if fails != (number in errors) or fails != (score is None or math.isnan(score)):
+            return [f"{run.name}: row {number} has the score {score}, and {number in errors} as error"]
+        if not fails and not math.isclose(score, score_of(query or "", passage or ""), abs_tol=1e-6):
+            return [f"{run.name}: row {number} has a score that is not its own"]
+    return []
+
+
+def left_over(run: Submitted, folder: Path, expected: set[str]) -> list[str]:
+    """What is in a folder that should not be there."""
+    names = {path.name for path in folder.iterdir()} - expected
+    return [f"{run.name}: {', '.join(sorted(names))} is left over"] if names else []
+
+
+def _parts(output: Path) -> list[Path]:
+    if not output.is_dir():
+        return [output]
+    return sorted(path for path in output.iterdir() if not path.name.startswith("_"))
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        yield from map(json.loads, path.read_text().splitlines())
+    else:
+        yield from pq.read_table(path).to_pylist()
+
+
+def _errors(path: Path) -> Iterator[int]:
+    listed = path.with_name(f"{'_' if path.name.startswith('part-') else ''}{path.name}.errors.jsonl")
+    if listed.exists():
+        yield from (json.loads(line)["row"] for line in listed.read_text().splitlines())
+
+
+def hidden_record(output: Path) -> str:
+    """The name of what a runner notes beside an output."""
+    return record_of(output).name

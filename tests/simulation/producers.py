@@ -1,0 +1,210 @@
+"""Those who submit runs: processes that die, stand still, and are started again with the same command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from rankmill.jobs.contract.errors import ConnectionFailed, RankmillError, RunCancelled, RunExpired
+from rankmill.jobs.system import system
+from rankmill.producer.client.async_client import AsyncClient
+from rankmill.producer.client.runs import ScoringRun
+from rankmill.producer.client.sync_client import Client
+from tests.simulation import checker, tasks
+from tests.simulation.cluster import Cluster, Submitted
+from tests.simulation.world import Process, world
+
+KILLED = 137
+
+_ATTEMPTS = 120
+"""How often a command is given again, at most."""
+
+_REQUEST_ROWS = 8
+
+
+@dataclass
+class Found:
+    """The scores of several requests, one after the other, as `Scores` has those of a run."""
+
+    scores: list[float] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __getitem__(self, row: int) -> float:
+        return self.scores[row]
+
+
+class Command:
+    """A command whose process is started again, a second after each end that was none of its own.
+
+    Attributes
+    ----------
+    found
+        What it has found in the end: scores, or the error with which it has ended.
+    problems
+        What it has seen that must not be.
+    """
+
+    def __init__(self, cluster: Cluster, run: Submitted) -> None:
+        self.cluster, self.run = cluster, run
+        self.found: Any = None
+        self.problems: list[str] = []
+        self.over = False
+        self.attempts = 0
+        self.process = self._begin(run.at)
+        cluster.producers.append(self)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not come to its end yet."""
+        return not self.over
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How the pairs are scored."""
+        return {"priority": self.run.priority, "model": self.run.model}
+
+    def do(self) -> Any:
+        """What the process does; what it returns is found."""
+        raise NotImplementedError
+
+    def is_final(self, error: RankmillError) -> bool:
+        """Whether the user does not give the same command again after an error."""
+        return not isinstance(error, ConnectionFailed)  # the server was away when it began
+
+    def wrong(self, *, lost_data: bool) -> list[str]:
+        """What is wrong with what it has found."""
+        return self.problems or checker.wrong(self.run, self.found, lost_data=lost_data)
+
+    def _begin(self, wait: float) -> Process:
+        self.attempts += 1
+        self.process = process = self.cluster.world.process(self.run.name, partial(self._main, wait))
+        process.on_exit.append(self._ended)
+        return process
+
+    def _main(self, wait: float) -> None:
+        world().sleep(wait)
+        world().history.open.add(self.run.name)
+        try:
+            self.found = self.do()
+            self.over = True
+        except RankmillError as error:
+            world().tell(f"ends with {type(error).__name__}: {error}")
+            self.found, self.over = error, self.is_final(error)
+
+    def _ended(self) -> None:
+        self.cluster.world.history.open.discard(self.run.name)
+        if self.process.status == KILLED:
+            self.cluster.abandoned |= self.cluster.begun.pop(self.process, set())
+        elif self.process.status:  # it has crashed
+            self.over = True
+        if self.over:
+            return
+        if self.attempts < _ATTEMPTS:
+            self.cluster.later(1.0, partial(self._begin, 0.0))
+        else:
+            self.problems.append(f"{self.run.name} was begun {self.attempts} times without an end")
+            self.over = True
+
+
+class Live(Command):
+    """Scores pairs, and waits."""
+
+    def do(self) -> Any:
+        return self.cluster.client().score(list(self.run.pairs), **self.options)
+
+
+class Cancelled(Command):
+    """Scores pairs, and somebody else cancels the run."""
+
+    def do(self) -> Any:
+        client = self.cluster.client()
+        run = client.submit(list(self.run.pairs), **self.options)
+        cancels = system.Thread(target=self._cancel, args=(client, run.id), name="cancels")
+        cancels.start()
+        scores = run.scores()
+        cancels.join()
+        return scores
+
+    def _cancel(self, client: Client, run_id: str) -> None:
+        """As ``rankmill cancel`` does."""
+        world().sleep(2.0)
+        if run := client.store.load(run_id):
+            client.store.cancel(run)
+            world().history.cancelled[self.run.name] = world().now
+
+
+class Asyncio(Command):
+    """Scores pairs from an event loop."""
+
+    def do(self) -> Any:
+        async def main() -> Any:
+            async with AsyncClient("redis://simulated", settings=self.cluster.settings) as client:
+                return await client.score(list(self.run.pairs), **self.options)
+
+        return tasks.run(main())
+
+
+class Requests(Command):
+    """Scores some pairs after the other, each time as a request that does not wait for bulk runs."""
+
+    def do(self) -> Any:
+        client, found, pairs = self.cluster.client(), Found(), list(self.run.pairs)
+        for start in range(0, len(pairs), _REQUEST_ROWS):
+            options = {**self.options, "priority": "request"}
+            scores = client.score(pairs[start : start + _REQUEST_ROWS], **options)
+            found.errors |= {start + row: why for row, why in scores.errors.items()}
+            found.scores += map(float, scores)
+        return found
+
+
+class Detached(Command):
+    """Submits pairs; another process waits for the scores, if this one dies meanwhile."""
+
+    def __init__(self, cluster: Cluster, run: Submitted) -> None:
+        self.ids: list[str] = []
+        super().__init__(cluster, run)
+
+    def do(self) -> Any:
+        run = self.attached(self.cluster.client())
+        return self._cancelled(run) if self.run.kind.endswith("cancelled") else run.scores()
+
+    def attached(self, client: Client) -> ScoringRun:
+        """The run, submitted if nobody has."""
+        if not self.ids:
+            self.ids.append(client.submit(list(self.run.pairs), detached=True, **self.options).id)
+            self.cluster.abandoned.add(self.ids[0])  # it is kept, for others
+            world().sleep(1.0)
+        found = client.attach(self.ids[0])
+        assert isinstance(found, ScoringRun)
+        return found
+
+    def _cancelled(self, run: ScoringRun) -> None:
+        """Cancel the run from another process; nobody computes it for long then."""
+        world().sleep(2.0)
+        run.cancel()
+        world().history.cancelled[self.run.name] = world().now
+        self.cluster.abandoned -= {run.id}  # nothing of it may be left but what tells others of its end
+        self.cluster.abandoned.add(f"{run.id}:cancelled")
+
+    def wrong(self, *, lost_data: bool) -> list[str]:
+        if self.run.kind.endswith("cancelled") and (
+            self.found is None or isinstance(self.found, RunExpired | RunCancelled)
+        ):
+            return self.problems
+        return super().wrong(lost_data=lost_data)
+
+
+CANCELLED = ("cancelled", "detached cancelled")
+"""Runs of which nothing may be scored for long after they were cancelled."""
+
+KINDS: dict[str, type[Command]] = {
+    "live": Live,
+    "asyncio": Asyncio,
+    "requests": Requests,
+    "detached": Detached,
+    "cancelled": Cancelled,
+}

@@ -1,0 +1,225 @@
+"""Runs that were handed to runners: submitted files, and batches of the gateway."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+from typing import Any
+
+import rankmill.gateway.batches.service as service_module
+import rankmill.producer.files.stores.roots as roots_module
+import rankmill.runner.work as work_module
+from rankmill.gateway.batches.records import BatchRecord
+from rankmill.gateway.batches.service import Batches, NewBatch
+from rankmill.gateway.batches.views import ENDED
+from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.scoring import ServedModels
+from rankmill.jobs.contract.errors import OutputError, RankmillError, RunCancelled, RunExpired, RunFailed
+from rankmill.jobs.protocol.submitted.record import FileRun
+from rankmill.jobs.protocol.submitted.store import FileRunStore
+from rankmill.producer.client.submitted import SubmittedFile
+from rankmill.producer.files.stores.roots import Roots
+from rankmill.runner.runner import Runner
+from tests.simulation.cluster import MODEL, POISON, Cluster, Submitted, score_of
+from tests.simulation.files import FileCommand, hidden_record, left_over
+from tests.simulation.producers import Command
+from tests.simulation.world import Process, world
+
+_ENDPOINT = "/v1/score"
+
+_NO_RUNNER = "no runner can score it"
+"""Why a run has failed that its user submits again: all runners have trouble with their disks."""
+
+_LINE_ROWS = 4
+"""Passages in a line of a batch."""
+
+
+class _Confined(list[Roots]):
+    """What `roots.confine` has said in a process: runners are confined, others are not."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        assert cluster.disk
+        folder = str(cluster.disk.root)
+        super().__init__([Roots([folder], [folder])])
+        self._cluster = cluster
+
+    def __bool__(self) -> bool:
+        here = world().current
+        return here is not None and here.process in self._cluster.runners
+
+
+def prepare(cluster: Cluster) -> None:
+    """Let runners and the gateway use the world's server and signals."""
+    mine = cluster.world
+
+    def handle(number: int, handler: Any) -> None:
+        assert mine.current
+        mine.current.process.handlers[number] = handler
+
+    def send(_: int, number: int) -> None:
+        assert mine.current
+        mine.signal(mine.current.process, number)
+
+    mine.patch(signal, "signal", handle)
+    mine.patch(os, "kill", send)
+    mine.patch(roots_module, "_confined", _Confined(cluster))
+    for module in (work_module, service_module):
+        mine.patch(module, "client_for", lambda _, seconds: mine.redis.client(seconds))
+
+
+def keep(cluster: Cluster, *, clock: float = 0.0) -> None:
+    """Start a runner, and another one in its place a second after each of its ends."""
+    assert cluster.disk
+    settings = cluster.file_settings
+
+    def main() -> None:
+        client = cluster.world.redis.client(settings.redis_wait_seconds)
+        Runner(FileRunStore(client, settings.file_queue, settings.file_run_ttl), settings).work()
+
+    process = cluster.world.process(f"runner-{len(cluster.runners) + 1}", main, clock=clock)
+    process.disk = cluster.disk
+    cluster.disk.processes.append(process)
+    cluster.runners.append(process)
+    process.on_exit.append(lambda: cluster.later(1.0, lambda: keep(cluster, clock=clock)))
+
+
+class SubmittedCommand(FileCommand):
+    """``rankmill submit INPUT -o OUTPUT``, and a process that waits for the end.
+
+    A run that the server has lost is submitted again, as its user is told to.
+    """
+
+    def __init__(self, cluster: Cluster, run: Submitted) -> None:
+        self.id = ""
+        self.times = 0
+        self.record: FileRun | None = None
+        super().__init__(cluster, run)
+
+    def do(self) -> Any:
+        client = self.cluster.client()
+        while True:
+            if not self.id:
+                self.times += 1
+                asked = self.request.model_dump(include={"rows_per_part"}, exclude_none=True)
+                self.id = client.submit_file(str(self.input), str(self.output), **asked).id
+            handle = client.attach(self.id)
+            assert isinstance(handle, SubmittedFile)
+            try:
+                if self.run.kind.endswith("cancelled"):
+                    world().sleep(3.0)
+                    handle.cancel()
+                self.record = handle.wait(600.0)
+                return self.record
+            except RunExpired:
+                self.id = ""
+
+    def is_final(self, error: RankmillError) -> bool:
+        lost = isinstance(error, RunExpired)  # before it was attached
+        if lost or (isinstance(error, RunFailed) and _NO_RUNNER in str(error)):
+            self.id = ""
+            return False
+        if isinstance(error, RunFailed | RunCancelled):
+            return True
+        return super().is_final(error)
+
+    def on_disk(self, process: Process) -> None:
+        """It needs no files; those of its run are the runners'."""
+
+    def wrong(self, *, lost_data: bool) -> list[str]:
+        found = self.found
+        if self.run.kind.endswith("cancelled") and isinstance(found, RunCancelled):
+            return self.problems
+        twice = self.times > 1 or self.attempts > 1  # the second has found what the first has made
+        if isinstance(found, RankmillError) and not (twice and "exists already" in str(found)):
+            return [f"{self.run.name} ended with {type(found).__name__}: {found}"]
+        return super().wrong(lost_data=lost_data)
+
+    def expected(self) -> set[str]:
+        return super().expected() | {hidden_record(self.output)}
+
+
+class BatchCommand(Command):
+    """A batch of requests as OpenAI's API has it; each line has some passages of one query."""
+
+    def __init__(self, cluster: Cluster, run: Submitted) -> None:
+        assert cluster.disk
+        self.folder = cluster.disk.root / run.name
+        self.folder.mkdir()
+        self.batch = ""
+        pairs = [(query or "no query", passage or "no passage") for query, passage in run.pairs]
+        self.lines = [
+            (pairs[at][0], [passage for _, passage in pairs[at : at + _LINE_ROWS]])
+            for at in range(0, len(pairs), _LINE_ROWS)
+        ]
+        asked = tuple((query, passage) for query, passages in self.lines for passage in passages)
+        super().__init__(cluster, replace(run, pairs=asked))
+
+    def do(self) -> Any:
+        own = {"gateway_files": str(self.folder)}
+        settings = self.cluster.file_settings.model_copy(update=own)
+        batches = Batches(settings, "redis://simulated")
+        if not self.batch:
+            text = "".join(json.dumps(self._line(number)) + "\n" for number in range(len(self.lines)))
+            file = batches.upload(None, "in.jsonl", io.BytesIO(text.encode()), len(text))
+            asked = NewBatch.model_validate({"input_file_id": file.id, "endpoint": _ENDPOINT})
+            self.batch = batches.create(None, asked, ServedModels(settings).resolve)["id"]
+        try:
+            while (view := self._view(batches))["status"] not in ENDED:
+                world().sleep(0.5)
+        except Refusal:
+            return "expired"
+        if view["status"] == "failed" and _NO_RUNNER in str(view):
+            self.batch = ""
+            raise OutputError(str(view))
+        return view if view["status"] != "expired" else "expired"
+
+    def is_final(self, error: RankmillError) -> bool:
+        return not isinstance(error, OutputError)  # a client sends the file again
+
+    def _begin(self, wait: float) -> Process:
+        assert self.cluster.disk
+        process = super()._begin(wait)
+        process.disk = self.cluster.disk
+        self.cluster.disk.processes.append(process)
+        return process
+
+    def _view(self, batches: Batches) -> dict[str, Any]:
+        return batches.view(batches.find(BatchRecord, None, self.batch))
+
+    def _line(self, number: int) -> dict[str, Any]:
+        query, passages = self.lines[number]
+        body = {"model": MODEL, "text_1": query, "text_2": passages}
+        return {"custom_id": str(number), "method": "POST", "url": _ENDPOINT, "body": body}
+
+    def wrong(self, *, lost_data: bool) -> list[str]:
+        """Whether each line has its answer or its error once, in order."""
+        name, found = self.run.name, self.found
+        if lost_data and found == "expired":
+            return []  # it says so: the server had forgotten it
+        if not isinstance(found, dict) or found["status"] != "completed":
+            return [f"{name} ended as {found}"]
+        folder = self.folder / self.batch
+        answers, errors = (_read(folder / each) for each in ("output.jsonl", "errors.jsonl"))
+        for number, (query, passages) in enumerate(self.lines):
+            listed = errors if POISON in passages else answers
+            if not listed or listed[0]["custom_id"] != str(number):
+                return [f"{name}: line {number} has no {'error' if POISON in passages else 'answer'}"]
+            body = listed.pop(0)["response"]["body"]
+            scores = [each["score"] for each in body.get("data", ())]
+            own = [score_of(query, passage) for passage in passages]
+            if POISON not in passages and not all(
+                math.isclose(score, right, abs_tol=1e-6) for score, right in zip(scores, own, strict=True)
+            ):
+                return [f"{name}: line {number} has scores that are not its own"]
+        if answers or errors:
+            return [f"{name} has {len(answers) + len(errors)} lines too many"]
+        records = {hidden_record(folder / each) for each in ("output.jsonl", "scored.parquet")}
+        return left_over(self.run, folder, {"output.jsonl", "errors.jsonl", *records})
+
+
+def _read(path: Any) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,138 @@
+"""Texts and conversations have the scores of transformers' own call, one by one, and are proven as such."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.proving import load_proven
+from rankmill.workers.models.conversations import exchange
+from tests.harness.models.rerankers import ENCODERS, make_decoder, make_encoder
+from tests.harness.tools import slow_but
+from tests.workers.engine.test_engine import some_pairs
+
+TEXTS = [*filter(None, some_pairs(16)[1]), "the moon", "moon river " * 60]
+CHATS = [
+    *(exchange(query, passage) for query, passage in zip(*some_pairs(8), strict=True)),
+    [{"role": "system", "content": "Be kind."}, *exchange("why", "moon"), *exchange("so?", "tea " * 80)],
+]
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{{ date_string or strftime_now('%Y') }}"
+)
+
+
+def engine(model: Path, cache: Path, budget: int = 300, **spec: Any) -> Engine:
+    asked = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", **spec})
+    return Engine(load_proven(asked, "cpu", "torch", str(cache)).model(asked), budget)
+
+
+@torch.inference_mode()
+def theirs(model: Path, rows: list[dict[str, list[int]]]) -> Logits:
+    network = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+    found = [network(**{name: torch.tensor([ids]) for name, ids in row.items()}).logits[0] for row in rows]
+    return torch.stack(found).numpy()
+
+
+def texts_of(model: Path) -> list[dict[str, list[int]]]:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [dict(tokenizer(text, truncation=True, max_length=64)) for text in TEXTS]
+
+
+@pytest.mark.parametrize("name", slow_but(ENCODERS, "bert", "modernbert, mean"))
+def test_classifiers_of_texts(name: str, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", name)
+    wanted = theirs(model, texts_of(model))[:, 0]
+    assert wanted.std() > 0.01
+    for budget in (1, 300, 2000):
+        scored = engine(model, tmp_path, budget, inputs="texts").score(TEXTS)
+        assert scored.errors == {}
+        np.testing.assert_allclose(scored.scores, wanted, atol=1e-5)
+
+
+def test_all_labels_and_one_of_texts(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", "roberta", labels=3)
+    wanted = theirs(model, texts_of(model))
+    every = engine(model, tmp_path, inputs="texts", all_labels=True).score(TEXTS).scores
+    np.testing.assert_allclose(every, wanted, atol=1e-5)
+    one = engine(model, tmp_path, inputs="texts", label="2", activation="softmax").score(TEXTS).scores
+    np.testing.assert_allclose(one, torch.from_numpy(wanted).softmax(1).numpy()[:, 2], atol=1e-5)
+    with pytest.raises(SpecError, match="no output 'spam'"):
+        engine(model, tmp_path, inputs="texts", label="spam")
+
+
+def test_windows_of_texts(tmp_path: Path) -> None:
+    model, text = make_encoder(tmp_path / "model", "bert"), "moon river big cat " * 40
+    whole = engine(model, tmp_path, inputs="texts", long="split", long_stride=20)
+    assert whole.model.windows
+    of, windows, _ = whole.model.windows.cut([text], None)
+    assert len(of) > 3
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    each = theirs(model, [dict(tokenizer(window, truncation=True, max_length=64)) for window in windows])[
+        :, 0
+    ]
+    assert all(len(tokenizer.tokenize(str(window))) <= 62 for window in windows)
+    np.testing.assert_allclose(whole.score([text, "cat"]).scores[0], each.max(), atol=1e-5)
+    mean = engine(model, tmp_path, 100, inputs="texts", long="split-mean", long_stride=20).score(
+        [text, "cat", None]
+    )
+    np.testing.assert_allclose(mean.scores[0], each.mean(), atol=1e-5)
+    assert mean.errors == {2: "text is null"}
+    assert np.isnan(mean.scores[2])
+
+
+def reward_model(directory: Path, kind: str) -> Path:
+    return make_decoder(directory, kind, task="classifier", template=TEMPLATE)
+
+
+@pytest.mark.parametrize("kind", slow_but(("llama", "qwen2", "qwen3", "gemma2"), "qwen3"))
+def test_reward_models(kind: str, tmp_path: Path) -> None:
+    model = reward_model(tmp_path / "model", kind)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    scored = engine(model, tmp_path, inputs="conversations")
+    cut = {"truncation": True, "max_length": scored.model.tokenizer.max_length}
+    rows = [
+        dict(tokenizer.apply_chat_template(chat, return_dict=True, date_string="26 Jul 2024", **cut))
+        for chat in CHATS
+    ]
+    wanted = theirs(model, rows)[:, 0]
+    assert wanted.std() > 0.01
+    bad = [
+        json.dumps([{"content": "moon"}]), "[]", "moon", json.dumps([{"role": "tool", "content": "x"}]),
+        json.dumps([{"role": "user", "content": None}]), None,
+    ]  # fmt: skip
+    found = scored.score([*map(json.dumps, CHATS), *bad])
+    np.testing.assert_allclose(found.scores[: len(CHATS)], wanted, atol=1e-5)
+    reasons = [found.errors[row] for row in range(len(CHATS), len(CHATS) + len(bad))]
+    assert "message 0 has no role" in reasons[0]
+    assert "no tools here" in reasons[3]
+    assert "message 0 has no content" in reasons[4]
+    assert reasons[5] == "conversation is null"
+    assert len(found.errors) == len(bad)
+
+
+def test_what_is_no_classifier_or_has_no_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no chat template"):
+        engine(make_encoder(tmp_path / "bert", "bert"), tmp_path, inputs="conversations")
+    with pytest.raises(SpecError, match="scores only pairs"):
+        engine(
+            make_decoder(tmp_path / "causal", "qwen3", task="causal", template=TEMPLATE),
+            tmp_path,
+            inputs="texts",
+        )
+    dated = make_decoder(tmp_path / "dated", "qwen3", task="classifier", template="{{ strftime_now('%Y') }}")
+    with pytest.raises(SpecError, match="writes today's date"):
+        engine(dated, tmp_path, inputs="conversations")
+    with pytest.raises(ValueError, match="instruction is for pairs"):
+        ScoreSpec(model="demo", instruction="find", inputs="texts")

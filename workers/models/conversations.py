@@ -1,0 +1,112 @@
+"""Conversations, as reward models read them: the model's own chat template makes a text of the messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.batches.tokens import Tokens, joined
+
+Messages = list[dict[str, Any]]
+
+_PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
+"""A question and its answer, another question, and another answer."""
+
+_DAY = "26 Jul 2024"
+"""The date in prompts, where a template asks for today's: a score must not change overnight. It is the day
+that Llama's templates take where they cannot ask."""
+
+
+def template_options(tokenizer: Any) -> dict[str, str]:
+    """What the tokenizer's chat template is told beside the messages."""
+    return {"date_string": _DAY} if "strftime_now" in str(tokenizer.chat_template) else {}
+
+
+def exchange(question: str, answer: str) -> Messages:
+    """A conversation of two messages."""
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+class ConversationTokenizer:
+    """Puts conversations into the model's own chat template, and tokenizes the whole, as transformers does.
+
+    The template writes the special tokens, and none is added. What is too long is cut where the tokenizer's
+    files say, at the end mostly.
+
+    Parameters
+    ----------
+    tokenizer
+        From transformers.
+    max_length
+        Longest conversation in tokens.
+    model
+        Name of the model.
+
+    Raises
+    ------
+    SpecError
+        The model has no chat template, or one that is not for a question and an answer.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int, model: str) -> None:
+        self.max_length = max_length
+        self.pad_id = tokenizer.pad_token_id or 0
+        self._tokenizer = tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise SpecError(f"model {model} has no chat template, which --messages-column needs")
+        self._options = template_options(tokenizer)
+        if self._options and "date_string" not in str(tokenizer.chat_template):
+            raise SpecError(
+                f"the chat template of model {model} writes today's date, so scores would change overnight"
+            )
+        try:
+            first, *others = self._ids([exchange(*probe) for probe in _PROBES])
+        except Exception as error:  # Jinja's errors, or what a template itself raises
+            reason = " ".join(str(error).split())
+            raise SpecError(
+                f"the chat template of model {model} takes no question and answer: {reason}"
+            ) from error
+        if first in others:
+            raise SpecError(
+                f"the chat template of model {model} drops a message of the user or the assistant"
+            )
+
+    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
+        """Tokenize conversations ``[n]``, given as JSON; raises `ValueError` for one that is none."""
+        chats = [read_messages(text) for text in queries]
+        return joined(self._ids(chats), [json.dumps(chat[:-1]) for chat in chats])
+
+    def _ids(self, chats: Sequence[Messages]) -> list[list[int]]:
+        found: list[list[int]] = self._tokenizer.apply_chat_template(
+            chats,
+            tokenize=True,
+            return_dict=True,
+            truncation=True,
+            max_length=self.max_length,
+            padding=False,
+            **self._options,
+        )["input_ids"]
+        return found
+
+
+def read_messages(text: str) -> Messages:
+    """The messages of a conversation in JSON.
+
+    Raises
+    ------
+    ValueError
+        It is no list of messages, each with a role and a content.
+    """
+    found = json.loads(text)
+    if not isinstance(found, list) or not found:
+        raise ValueError("a conversation is a list of messages")
+    for number, message in enumerate(found):
+        if not isinstance(message, dict):
+            raise ValueError(f"message {number} is no object with a role and a content")
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"message {number} has no role")
+        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+            raise ValueError(f"message {number} has no content")
+    return found
