@@ -236,9 +236,7 @@ class Engine:
         if most is None or (fits := tokens.lengths <= most).all():
             return part, tokens
         for row, length in zip(part[~fits].tolist(), tokens.lengths[~fits].tolist(), strict=True):
-            reason = (
-                f"the {self._row} has {length:,} tokens, and {most:,} are taken: shorten it"
-            )
+            reason = f"the {self._row} has {length:,} tokens, and {most:,} are taken: shorten it"
             scored.fail(row, "too_long", reason)
         return part[fits], tokens.take(np.flatnonzero(fits))
 

@@ -24,8 +24,8 @@ from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [
     "score", "submit", "wait", "runner", "serve", "merge", "evaluate", "mine", "workers", "status", "runs",
-    "errors", "cancel", "tune", "experiment", "check-precision", "quantize", "models", "keys", "exporter",
-    "config",
+    "errors", "cancel", "jobs", "tune", "experiment", "check-precision", "quantize", "models", "keys",
+    "usage", "exporter", "config",
 ]  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_help_names_the_default_of_every_setting() -> None:
         command = rankmill.get_command(None, name)  # type: ignore[arg-type]
         assert command is not None
         for option in command.params:
-            if option.name not in Settings.model_fields:
+            if not isinstance(option, click.Option) or option.name not in Settings.model_fields:
                 continue
             shown = getattr(option, "help", "")
             default = getattr(settings, option.name)
