@@ -9,6 +9,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pytest
 import redis
