@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -23,6 +24,8 @@ from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity, sync
 
 logger = logging.getLogger(__name__)
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 
 
 class OutputFile:
@@ -259,8 +262,10 @@ class Workspace:
             raise self._unwritable(error) from None
         return closing(journal)
 
-    def _unwritable(self, error: OSError) -> OutputError:
-        return OutputError(f"cannot write {self._target}: {error.strerror or error}")
+    def _unwritable(self, error: OSError) -> RankmillError:
+        """A disk may be mended while the command line stays; anything else is a wrong place."""
+        kind = OutputError if error.errno in _OF_THE_DISK else InputError
+        return kind(f"cannot write {self._target}: {error.strerror or error}")
 
     def _check_output(self) -> None:
         for path in self._output.there():

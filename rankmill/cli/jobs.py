@@ -23,7 +23,7 @@ from rankmill.jobs.system import system
 @options.as_json
 @click.pass_context
 def jobs(context: click.Context, /, redis_url: str | None, config: str | None, as_json: bool) -> None:
-    """List failed and set-aside jobs; retry or clear some.
+    """List failed and set-aside jobs; retry or clear them.
 
     A failed job has used up its attempts. A job is set aside when no worker can read it. Both stay in
     the counts of rankmill status until they expire or are cleared.

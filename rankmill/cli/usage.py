@@ -28,9 +28,7 @@ from rankmill.jobs.runtime.settings import Settings
 @options.settings("redis_url")
 @options.as_json
 def usage(by: By, days: int, settings: Settings, as_json: bool) -> None:
-    """Show what tenants have used.
-
-    That is pairs, tokens, seconds of each device, cached and failed rows.
+    """Show how much each tenant has used.
 
     Accounts are kept for 400 days. --json prints an entry for each day, key, model and device.
     """

@@ -483,7 +483,7 @@ class _Closed:
         (pl.DataFrame({"query": ["q"], "text": ["t"]}), "no column 'passage'; there are 'query', 'text'"),
         (pl.DataFrame({"query": ["q"]}).lazy(), "pairs are LazyFrame, which is not taken"),
         (datasets.Dataset.from_dict({"query": ["q"]}), "no column 'passage'; there are 'query'"),
-        (None, "pairs are NoneType, which is not taken"),
+        (None, "give either pairs, texts or messages, not none of them"),
         ("a query", "pairs are str, which is not taken"),
         ({"query": ["q"], "passage": ["p"]}, "pairs are dict, which is not taken"),
         (pd.Series(["q"]), "pairs are Series, which is no table of texts: "),

@@ -183,7 +183,7 @@ MUTANTS = (
     ),
     Mutant(
         "a finished run is not deleted", _DRIVER,
-        "            self._cleaner.remove(self.run, [], answered=collector.answered)\n",
+        "            self._cleaner.remove(self.run, [], answered=collector.answered, usage=self._usage)\n",
         "            pass\n",
     ),
     Mutant(

@@ -207,7 +207,9 @@ def load(
 def _scores(spec: ScoreSpec, about: Description) -> Activation:
     """The function from logits to scores of shape ``[rows]``, or of all labels, ``[rows, labels]``."""
     chosen = None if spec.all_labels else choose_output(spec.label, about.labels, spec.model)
-    saved = about.layout.activation or (None if spec.inputs == "pairs" else "torch.nn.Identity")
+    saved = about.layout.activation
+    if saved is None and spec.inputs != "pairs":
+        saved = "torch.nn.Identity"
     function = activation(spec.activation, saved, spec.model, len(about.labels))
     return function if chosen is None else lambda logits: np.ascontiguousarray(function(logits)[:, chosen])
 

@@ -262,7 +262,8 @@ def test_two_at_a_time_are_refused(source: Path, output: Path, queue: Server) ->
 
 
 def test_killed_between_the_output_and_the_end(command: list[object], output: Path) -> None:
-    dies = "import os, shutil; shutil.rmtree = lambda folder: os.kill(os.getpid(), 9)"
+    dies = "import os; from rankmill.producer.files.workspace import Workspace"
+    dies += "; Workspace.remove = lambda self: os.kill(os.getpid(), 9)"
     code = f"{dies}; from rankmill.cli.score import score_file; score_file()"
     run_command("python", "-c", code, *command)
     assert len(pq.read_table(output)) == ROWS
@@ -271,6 +272,17 @@ def test_killed_between_the_output_and_the_end(command: list[object], output: Pa
     assert (done.code, done.summary["resumed_rows"], done.summary["rows"]) == (0, ROWS, ROWS), done.err
     assert not folder_of(output).exists()
     assert "exists already" in score_file(*command).err
+
+
+def test_killed_while_its_folder_is_removed(command: list[object], output: Path) -> None:
+    dies = "import os, shutil; shutil.rmtree = lambda folder: os.kill(os.getpid(), 9)"
+    run_command("python", "-c", f"{dies}; from rankmill.cli.score import score_file; score_file()", *command)
+    assert len(pq.read_table(output)) == ROWS
+    assert folder_of(output).exists()
+    again = score_file(*command)
+    assert (again.code, "exists already" in again.err) == (2, True), again.err
+    assert not folder_of(output).exists()
+    assert score_file(*command, "--force").code == 0
 
 
 def test_a_damaged_journal_is_told(command: list[object], output: Path) -> None:

@@ -9,10 +9,10 @@ import signal
 import subprocess
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pytest
 import redis
-from click import Argument
 from click.testing import CliRunner, Result
 
 from rankmill.cli import options
@@ -105,7 +105,7 @@ def test_help_names_the_default_of_every_setting() -> None:
         command = rankmill.get_command(None, name)  # type: ignore[arg-type]
         assert command is not None
         for option in command.params:
-            if option.name not in Settings.model_fields or isinstance(option, Argument):
+            if not isinstance(option, click.Option) or option.name not in Settings.model_fields:
                 continue
             shown = getattr(option, "help", "")
             default = getattr(settings, option.name)

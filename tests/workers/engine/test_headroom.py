@@ -134,12 +134,12 @@ def test_the_memory_of_this_process() -> None:
     memory.begin()
     before = memory.used()
     with mmap.mmap(-1, 200 << 20) as block:  # an allocator may keep what is freed
-        block.write(b"1" * len(block))
+        for place in range(0, len(block), mmap.PAGESIZE):
+            block[place] = 1
         assert memory.used() - before > 100 << 20
     assert memory.peak() - before > 100 << 20
-    used = memory.used()
     memory.begin()
-    assert memory.peak() - before < 100 << 20, (before, used, memory.used())
+    assert memory.peak() - before < 100 << 20
     used, free = memory.used_and_free()
     assert used > 0
     assert free > 0
