@@ -238,6 +238,8 @@ class Proving:
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._reference()
         theirs = np.array(own.logits, np.float32)
+        if not np.isfinite(theirs).all(axis=1).any():
+            raise SpecError(f"model {self._spec.model}: its output is no number; its weights are damaged")
         bound = _TIMES * off
         if backend.precision == "fp32" or reference == "own":
             bound = max(bound, _FLOOR, _PART * _largest(theirs))

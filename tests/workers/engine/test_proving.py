@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rankmill import Client
-from rankmill.jobs.contract.errors import ScoresWithdrawn, WorkerError
+from rankmill.jobs.contract.errors import ScoresWithdrawn, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.submitted.request import FileRequest
@@ -417,6 +418,43 @@ def test_a_worker_whose_device_breaks_answers_nothing_more(
     np.testing.assert_allclose(list(run), own_scores(bert), atol=1e-4)
 
 
+def change(model: Path, name: str, to: float) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights[name][0, 0] = to
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+
+
+def no_tokenizer(model: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+
+
+def a_word_without_an_embedding(model: Path) -> None:
+    about = json.loads((model / "tokenizer.json").read_text())
+    about["model"]["vocab"]["the"] = 10_000
+    (model / "tokenizer.json").write_text(json.dumps(about))
+
+
+OWN_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no tokenizer": (no_tokenizer, "knows no words: are its files missing"),
+    "vocabulary": (a_word_without_an_embedding, "index out of range"),
+    "no number": (
+        lambda model: change(model, "bert.encoder.layer.0.output.dense.weight", float("nan")),
+        "its output is no number; its weights are damaged",
+    ),
+    "infinite": (lambda model: change(model, "classifier.weight", float("inf")), "its output is no number"),
+}
+"""Faults that the reference shares; of weights that are missing or foreign, see test_loading.py."""
+
+
+@pytest.mark.parametrize("fault", OWN_FAULTS)
+def test_a_fault_in_the_models_own_directory_is_refused(fault: str, tmp_path: Path) -> None:
+    plant, message = OWN_FAULTS[fault]
+    plant(make_bert(tmp_path / "model"))
+    with pytest.raises(SpecError, match=message):
+        served(tmp_path / "model", tmp_path / "cache")
+
+
 def breaking(
     server: Server, workers: StartWorker, broken: Path
 ) -> tuple[subprocess.Popen[bytes], Callable[[int], None]]:
@@ -446,7 +484,7 @@ def test_a_file_that_a_broken_device_has_scored_in_part_gets_the_models_own_scor
     pairs = [*PAIRS, *PAIRS[4:8]]  # a chunk has scores of an earlier one
     pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*pairs, strict=True), strict=True))), source)
     flags = {"redis_url": server.url, "model": str(bert), "precision": "fp32", "chunk_size": 4, "window": 1}
-    request = FileRequest(inputs=[str(source)], output=str(output), rows_per_part=parts)
+    request = FileRequest(inputs=(str(source),), output=str(output), rows_per_part=parts)
 
     @contextmanager
     def view(rows: int) -> Iterator[Any]:
