@@ -126,6 +126,22 @@ class RunFailed(RankmillError):
     fault = Fault.RUN
 
 
+class ScoresWithdrawn(RunFailed):
+    """A worker has withdrawn scores of a run: its device computes wrong things.
+
+    Parameters
+    ----------
+    message
+        What is in doubt, and why.
+    in_parts
+        Whether some are in finished parts of an output.
+    """
+
+    def __init__(self, message: str, *, in_parts: bool = False) -> None:
+        super().__init__(message)
+        self.in_parts = in_parts
+
+
 class RunnerError(RankmillError):
     """One runner cannot score the files of a submitted run, but another may: the run goes back."""
 

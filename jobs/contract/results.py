@@ -14,6 +14,8 @@ from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.contract.spec import CONTENT
 from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
+_WITHDRAWAL = b"withdrawal"
+
 
 def worst(bounds: Collection[float | None]) -> float | None:
     """The bound of scores with these `bounds`; ``None`` if one is not known, or there is none."""
@@ -116,6 +118,18 @@ class ChunkFailure(WireModel):
 ChunkResult = ChunkScores | ChunkFailure
 
 
+class Withdrawal(WireModel):
+    """A worker takes back its scores of some chunks of a run, which it has written before.
+
+    ``reason`` has the figures of its probes. For a release before, it is a result that cannot be used, which
+    names no chunk: a line in its log.
+    """
+
+    chunks: tuple[Count, ...]
+    worker: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class BadResult:
     """A stream entry that is not a valid result; ``chunk`` is ``None`` if its number cannot be read."""
@@ -124,8 +138,10 @@ class BadResult:
     reason: str
 
 
-def to_entry(result: ChunkResult) -> dict[str, str | int | bytes]:
+def to_entry(result: ChunkResult | Withdrawal) -> dict[str, str | int | bytes]:
     """Return the stream entry for a result."""
+    if isinstance(result, Withdrawal):
+        return {_WITHDRAWAL.decode(): result.model_dump_json()}
     if isinstance(result, ChunkFailure):
         return {
             "chunk": result.chunk,
@@ -167,9 +183,11 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
     return ChunkScores(chunk, scores, errors, stats)
 
 
-def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
-    """Like `from_entry`, for untrusted entries: an invalid one becomes a `BadResult`."""
+def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult | Withdrawal:
+    """Like `from_entry`, for all entries, which are not trusted: an invalid one is a `BadResult`."""
     try:
+        if entry.keys() == {_WITHDRAWAL}:
+            return Withdrawal.read_json(entry[_WITHDRAWAL], "a withdrawal of scores")
         return from_entry(entry)
     except WireError as error:
         return BadResult(_chunk_number(entry), str(error))

@@ -22,7 +22,7 @@ from rq.serializers import JSONSerializer
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, Payload, job_data
-from rankmill.jobs.contract.results import BadResult, ChunkResult, read_entry, to_entry
+from rankmill.jobs.contract.results import BadResult, ChunkResult, Withdrawal, read_entry, to_entry
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
 from rankmill.jobs.contract.schema import FORMAT, Count, WireModel
 from rankmill.jobs.contract.usage import Usage
@@ -250,9 +250,19 @@ class RunStore:
             self.add_result(pipe, run.id, result, run.ttl)
             pipe.execute()
 
+    def withdraw(self, run_id: str, withdrawal: Withdrawal) -> bool:
+        """Tell who collects a run that scores are withdrawn; return whether the run is still there."""
+        entry = cast("dict[Any, Any]", to_entry(withdrawal))
+        try:
+            return self.redis.xadd(keys.results(run_id), entry, nomkstream=True) is not None
+        except redis.ResponseError as error:
+            if cannot_serve(error):
+                raise
+            return False  # the key is no stream
+
     def results(
         self, run: Run, *, after: str = "0", block_ms: int
-    ) -> list[tuple[str, ChunkResult | BadResult]]:
+    ) -> list[tuple[str, ChunkResult | BadResult | Withdrawal]]:
         """Read the results after entry `after` (``"0"``: all), waiting up to `block_ms` for the first.
 
         Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run

@@ -7,6 +7,7 @@ out, and the driver (`rankmill.producer.collect.driver`) does it.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from rankmill.jobs.contract.results import BadResult, ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+from rankmill.jobs.contract.results import (
+    BadResult,
+    ChunkFailure,
+    ChunkResult,
+    ChunkScores,
+    ChunkStats,
+    Withdrawal,
+)
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.contract.usage import NO_DEVICE, Amounts, Usage, joined, used_by
@@ -205,6 +213,11 @@ class Collector:
         """Numbers of the pieces that have a result; the driver empties it when Redis has forgotten them."""
         self.fatal: ChunkFailure | None = None
         """Why no chunk of the run can be scored."""
+        self.withdrawn: set[int] = set()
+        """A row of each chunk whose scores are withdrawn, or were copied from such a chunk."""
+        self.why_withdrawn = ""
+        self._copies: list[tuple[int, int]] = []
+        """Chunks that have scores of another chunk: the other one, and the chunk, in any order."""
         self.most_bytes = 0
         """Most bytes of tables that were in Redis at once."""
         self._run, self._window = run, window
@@ -295,17 +308,20 @@ class Collector:
         counts = (min(rows, len(pieces[number].table)) for number, rows in scored.items() if number in pieces)
         return self.rows.see(sum(counts), now)
 
-    def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
+    def news(self, results: Iterable[ChunkResult | BadResult | Withdrawal]) -> Settled | None:
         """What the run is scored with, if these results, which are not accepted yet, are the first to say."""
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))
 
-    def accept(self, results: Iterable[ChunkResult | BadResult], now: float) -> Accepted:
+    def accept(self, results: Iterable[ChunkResult | BadResult | Withdrawal], now: float) -> Accepted:
         """Take in results, which came at `now` (s since 1970), and note the chunks that they finish."""
         taken: list[tuple[Piece, ChunkResult]] = []
         fresh: list[Piece] = []
         unusable: dict[int, str] = {}
         for result in results:
+            if isinstance(result, Withdrawal):
+                self._withdraw(result)
+                continue
             bad = self._objection(result)
             if bad is not None or isinstance(result, BadResult):
                 with about(chunk="unknown" if result.chunk is None else result.chunk):
@@ -377,6 +393,17 @@ class Collector:
         self.taken += self._waiting.pop(number)
         return number
 
+    def _withdraw(self, withdrawal: Withdrawal) -> None:
+        """Note the chunks whose scores are taken back; one that has no result yet is scored anyway."""
+        numbers = {number for number in withdrawal.chunks if number not in self.pieces}
+        rows = {row for number in numbers if (row := number % FIRST_PIECE) < self.cut}
+        if not rows:
+            return
+        copied = sorted({source for source, _ in self._copies})
+        sources = {copied[at - 1] for row in rows if (at := bisect_right(copied, row))}  # or one before it
+        self.withdrawn |= rows | {chunk for source, chunk in self._copies if source in sources}
+        self.why_withdrawn = f"worker {withdrawal.worker} gets wrong scores now: {withdrawal.reason}"
+
     def _fits(self, result: ChunkScores) -> bool:
         piece = self.pieces.get(result.chunk)
         return piece is not None and len(result.scores) == len(piece.table)
@@ -404,6 +431,7 @@ class Collector:
         else:
             chunk.pairs.result = whole
             self._finish_if_complete(number, chunk.pairs)
+        self._copies += [(number, each) for each in answers]
         for each, found in answers.items():
             waiting = self._unfinished[each].pairs
             assert waiting

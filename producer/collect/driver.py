@@ -19,9 +19,10 @@ from rankmill.jobs.contract.errors import (
     RunExpired,
     RunFailed,
     RunTimeout,
+    ScoresWithdrawn,
 )
 from rankmill.jobs.contract.job import Payload
-from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
+from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Progress, RowError, Run
 from rankmill.jobs.contract.usage import beyond
 from rankmill.jobs.contract.wire import decode_rows, encode_rows
@@ -152,7 +153,8 @@ class RunDriver:
         Raises
         ------
         RunFailed
-            The run cannot be scored: for example, its model cannot be loaded.
+            The run cannot be scored: for example, its model cannot be loaded. `ScoresWithdrawn`: a worker has
+            taken back scores.
         RunCancelled
             `cancel` was called, or another process cancelled the run.
         RunExpired
@@ -321,7 +323,7 @@ class RunDriver:
             lost = self._store.missing(self.run, why)
             self._retry({number: f"its result cannot be used: {why[number]}" for number in lost})
 
-    def _accept(self, results: Sequence[ChunkResult | BadResult]) -> Accepted:
+    def _accept(self, results: Sequence[ChunkResult | BadResult | Withdrawal]) -> Accepted:
         accepted = self.collector.accept(results, system.now())
         for piece, result in accepted.taken:
             if isinstance(result, ChunkScores):
@@ -330,7 +332,24 @@ class RunDriver:
             if not self.is_detached:  # whoever collects it again is told of nothing new
                 log_result(piece, result, self.run.id)
         self._keep_finished()
+        if self.collector.withdrawn:
+            self._end_withdrawn()
         return accepted
+
+    def _end_withdrawn(self) -> None:
+        """End the run, as its caller may have scores that are withdrawn; they leave the journal."""
+        rows, in_parts = self.collector.withdrawn, False
+        if self._journal:
+            in_parts = min(rows) < self._journal.finished.rows
+            self._journal.withdraw(rows)
+        if not self.is_detached:
+            self.cancel()
+        chunks = "the chunk" if len(rows) == 1 else f"{len(rows)} chunks, the first"
+        raise ScoresWithdrawn(
+            f"scores of run {self.run.id} are withdrawn, of {chunks} at row {min(rows)}; score it again "
+            f"({self.collector.why_withdrawn})",
+            in_parts=in_parts,
+        )
 
     def _check_existence(self) -> None:
         """Raise an error if the run was cancelled, or is detached and has expired."""
@@ -341,7 +360,7 @@ class RunDriver:
         if self.is_detached and self.collector.pieces and not self._store.exists(self.run.id):
             raise expired(self.run.id, self.run.ttl)
 
-    def _settle(self, results: Sequence[ChunkResult | BadResult]) -> None:
+    def _settle(self, results: Sequence[ChunkResult | BadResult | Withdrawal]) -> None:
         """Fix what the run is scored with, if these are its first results.
 
         Nobody need know where no other chunk is to be scored. The first result of a detached run is the same

@@ -48,6 +48,10 @@ SELECT chunk, rows FROM chunks
 WHERE chunk >= ? AND typeof(rows) = 'integer' AND rows BETWEEN 1 AND ? ORDER BY chunk LIMIT 1
 """
 
+_WITHDRAW = """
+DELETE FROM chunks WHERE chunk = (SELECT max(chunk) FROM chunks WHERE chunk <= ?) AND chunk + rows > ?
+"""
+
 _RENUMBER = "UPDATE chunks SET chunk = ?, about = json_set(about, '$.chunk', ?) WHERE chunk = ?"
 
 OLD_CHUNK_SIZE = "--chunk-size"
@@ -238,6 +242,11 @@ class Journal:
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
             self._write_state("used", _USAGE.dump_json(dict(used)).decode())
         self._check()
+
+    def withdraw(self, rows: Iterable[int]) -> None:
+        """Delete the results of the chunks that have one of these rows."""
+        with self._at_work():
+            self._db.executemany(_WITHDRAW, ((row, row) for row in rows))
 
     def finish(self, finished: Finished) -> None:
         """Record that parts are in place, and delete the results of their rows."""

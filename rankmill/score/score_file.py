@@ -15,8 +15,8 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from rankmill.jobs.cache.folder import cache_folder
-from rankmill.jobs.contract.errors import InputChanged, InputError, RunFailed, WireError
-from rankmill.jobs.contract.results import ChunkScores
+from rankmill.jobs.contract.errors import InputChanged, InputError, RunFailed, ScoresWithdrawn, WireError
+from rankmill.jobs.contract.results import ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.contract.usage import joined, used_by
 from rankmill.jobs.contract.wire import decode_rows
@@ -85,6 +85,23 @@ def score_file(
     started = system.monotonic()
     settings = with_inputs(request, settings)
     _use_system_memory()
+    while True:
+        try:
+            return _score_file(request, settings, started, cluster, view, confirm)
+        except ScoresWithdrawn as error:
+            logger.warning("%s: it goes on without them", error)
+            request = request.model_copy(update={"restart": error.in_parts})
+
+
+def _score_file(
+    request: FileRequest,
+    settings: Settings,
+    started: float,
+    cluster: EmbeddedCluster | None,
+    view: MakeView,
+    confirm: Confirm,
+) -> Summary:
+    """Score the files once, or go on where the journal ends."""
     # What is asked for: files that are there, and an output that can be made of them.
     found = find_input(request)
     target = find_target(request, found.files)
@@ -244,7 +261,7 @@ def _score(
                 look()
         return run.scoring_since
     except RunFailed as error:
-        if output.rows:
+        if output.rows or isinstance(error, ScoresWithdrawn):
             raise
         raise InputError(str(error)) from None  # no chunk was scored: most likely the model is wrong
 
@@ -279,7 +296,9 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         left = store.load(journal.run) if journal.run else None
         if left and resumes:
             results = [result for _, result in store.results(left, after="0", block_ms=1)]
-            scored = [result for result in results if isinstance(result, ChunkScores)]
+            taken_back = [each for each in results if isinstance(each, Withdrawal)]
+            gone = {chunk for each in taken_back for chunk in each.chunks}
+            scored = [each for each in results if isinstance(each, ChunkScores) and each.chunk not in gone]
             how = HowScored(left.spec, journal.first)
             how.settled = how.news(result.stats for result in scored) or how.settled
             ours = [result for result in scored if not how.objection(result.stats)]
@@ -288,6 +307,7 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
             first = {result.chunk: result for result in reversed(known)}
             used = reduce(joined, map(used_by, first.values()), journal.used)
             journal.add({chunk: (len(result.scores), result) for chunk, result in first.items()}, used)
+            journal.withdraw(chunk % FIRST_PIECE for chunk in gone)
     except WireError as error:
         logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return

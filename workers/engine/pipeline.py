@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.system import system
@@ -302,7 +303,11 @@ class Pipeline:
         try:
             engine.prove()
         except ScoresChanged as error:
-            self.in_doubt(engine.model.name, str(error))
+            tell = partial(self.in_doubt, engine.model.name, str(error))
+            if self._writer:
+                self._writer.submit(tell).result()  # after all earlier answers, which are in doubt as well
+            else:
+                tell()
             raise
         self.proven(engine.model.name)
 

@@ -134,7 +134,7 @@ def load_proven(
                         logger.warning("%s is scored by another way: %s", spec.model, proof)
                     loaded.backend.shares_prefixes = way == "shared"
                     loaded.backend.packs = way == "packed"
-                    return replace(loaded, proof=proof, prove_again=partial(proving.measured, way))
+                    return replace(loaded, proof=proof, prove_again=partial(proving.again, way))
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
                 if proof.wrong:
@@ -183,8 +183,20 @@ class Proving:
 
     def proof(self, way: Way) -> Proof:
         """What is known of a way, or is measured now."""
+        return self._known("proof", self._about(way), Proof, lambda: self.measured(way))
+
+    def again(self, way: Way) -> Proof:
+        """Measure it again; if it does not hold any more, nobody takes what was known for it."""
+        proof = self.measured(way)
+        if not proof.holds:
+            with suppress(OSError):
+                self._file("proof", self._about(way)).unlink(missing_ok=True)
+        return proof
+
+    def _about(self, way: Way) -> dict[str, Any]:
+        """All that a proof of this way depends on."""
         backend = self._loaded.backend
-        about = {
+        return {
             **self._model,
             **_of_device(backend.device),
             "way": way,
@@ -195,11 +207,13 @@ class Proving:
             "versions": _versions(backend.name),
             **({"kind": self._loaded.kind} if self._loaded.kind else {}),
         }
-        return self._known("proof", about, Proof, lambda: self.measured(way))
+
+    def _file(self, kind: str, about: dict[str, Any]) -> Path:
+        return self._folder / f"{kind}-{digest(sorted(about.items()))}.json"
 
     def _known(self, kind: str, about: dict[str, Any], of: type[Kept], find_out: Callable[[], Kept]) -> Kept:
         """What this host knows; else what is found out now, while its other workers wait for it."""
-        file = self._folder / f"{kind}-{digest(sorted(about.items()))}.json"
+        file = self._file(kind, about)
         if (known := self._read(file, of)) is not None:
             return known
         with self._alone(file):
@@ -235,6 +249,8 @@ class Proving:
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._reference()
         theirs = np.array(own.logits, np.float32)
+        if not np.isfinite(theirs).all(axis=1).any():
+            raise SpecError(f"model {self._spec.model}: its output is no number; its weights are damaged")
         bound = _TIMES * off
         if backend.precision == "fp32" or reference == "own":
             bound = max(bound, _FLOOR, _PART * _largest(theirs))

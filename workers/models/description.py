@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from tokenizers import Encoding, Tokenizer
 
 from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.batches.layout import ModelLayout, read_layout
 from rankmill.workers.host.disk_cache import build_once, is_kept, version
@@ -208,6 +209,8 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
     config = load_config(source, revision)
     layout = read_layout(source, revision, config)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers makes one of nothing
+        raise SpecError(f"the tokenizer in {source} knows no words: are its files missing?")
     causal = layout.task == "causal" or is_language_model(config)
     return Description(config, tokenizer, layout, causal, cache)
 

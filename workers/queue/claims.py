@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +18,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RunFailed, WorkerError, fault_of
 from rankmill.jobs.contract.job import is_suspect
 from rankmill.jobs.contract.priority import priority_of
-from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores
+from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
 from rankmill.jobs.protocol.refusals import RunRefusals
@@ -52,6 +52,9 @@ _NAMED_RUNS = 10_000
 
 _NAMED = 100
 """Runs in doubt that are named, the latest."""
+
+_WITHDRAWN = 100_000
+"""Chunks of a model that a worker can withdraw, the latest."""
 
 logger = logging.getLogger(__name__)
 
@@ -132,10 +135,10 @@ class Claims:
         self._scored_fast: Counter[str] = Counter()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id."""
-        self._unproven: dict[str, Counter[str]] = {}
-        """Chunks answered since a model's probes had their scores, by model and run."""
+        self._unproven: dict[str, deque[tuple[str, int]]] = {}
+        """Runs and chunks answered since a model's probes had their scores, by model."""
         pipeline.proven = self._forget_those_in_doubt
-        pipeline.in_doubt = self._name_those_in_doubt
+        pipeline.in_doubt = self._withdraw_those_in_doubt
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
         metrics.claimed_pairs.set_function(lambda: pipeline.pending)
         metrics.refusals.set_function(lambda: len(refusals.reasons()))
@@ -363,7 +366,8 @@ class Claims:
             if isinstance(result, ChunkScores):
                 assert claim.run
                 self._note_fast(claim)
-                self._unproven.setdefault(claim.run.spec.model, Counter())[claim.run_id] += 1
+                unproven = self._unproven.setdefault(claim.run.spec.model, deque(maxlen=_WITHDRAWN))
+                unproven.append((claim.run_id, claim.chunk))
                 metrics.count_scored(claim.run, result, claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
@@ -382,16 +386,30 @@ class Claims:
     def _forget_those_in_doubt(self, model: str) -> None:
         self._unproven.pop(model, None)
 
-    def _name_those_in_doubt(self, model: str, figures: str) -> None:
-        """Name the runs whose scores may be wrong, as the device has computed wrong things."""
-        found = self._unproven.get(model, Counter())
-        runs = ", ".join(f"{run} ({chunks} chunks)" for run, chunks in list(found.items())[-_NAMED:])
-        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    def _withdraw_those_in_doubt(self, model: str, figures: str) -> None:
+        """Withdraw scores that may be wrong, as the device computes wrong things; name runs that are over.
+
+        It runs in the writing thread, and the process ends then.
+        """
+        found: dict[str, list[int]] = {}
+        unproven = self._unproven.get(model, deque())
+        for run, chunk in list(unproven):
+            found.setdefault(run, []).append(chunk)
+        earlier = " (and of earlier ones)" if len(unproven) == _WITHDRAWN else ""
         logger.critical(
-            "%s gets wrong scores on this device now: %s. Score these runs again, of which this worker has "
-            "answered chunks since the probes were right: %s%s",
-            model, figures, runs or "none", more,
+            "%s gets wrong scores on this device now: %s. %d chunks of %d runs%s are in doubt, "
+            "which this worker has answered since the probes were right",
+            model, figures, len(unproven), len(found), earlier,
         )  # fmt: skip
+        over = []
+        for run, chunks in found.items():
+            withdrawal = Withdrawal(chunks=tuple(chunks), worker=self._worker.name, reason=figures)
+            if not self._store.withdraw(run, withdrawal):
+                over.append(f"{run} ({len(chunks)} chunks)")
+        if over:
+            more = f" and {len(over) - _NAMED} more" if len(over) > _NAMED else ""
+            runs = ", ".join(over[-_NAMED:])
+            logger.critical("score these runs again, which are over, or were jobs: %s%s", runs, more)
 
     @contextmanager
     def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
 import pyarrow as pa
@@ -12,11 +13,23 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.results import BadResult, ChunkFailure, ChunkResult, ChunkScores
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.results import (
+    BadResult,
+    ChunkFailure,
+    ChunkResult,
+    ChunkScores,
+    Withdrawal,
+    from_entry,
+    read_entry,
+    to_entry,
+)
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.producer.collect.collector import Collector, Piece
+from rankmill.producer.collect.earlier import no_earlier
+from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.sizing import WindowSize
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
@@ -108,3 +121,39 @@ def test_attempts_are_counted_whatever_ends_them(second: str, monkeypatch: pytes
     reason = "its result cannot be used: " if second == "unusable" else "it was lost"
     assert str(part.errors[0]).startswith(f"given up after attempt 2: {reason}")
     assert part.attempts == 2
+
+
+def test_what_is_withdrawn_takes_its_copies_with_it(tmp_path: Path) -> None:
+    run = new_run(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=RETRIES)
+    columns = ("query", "passage")
+    collector = Collector(run, WindowSize(9, 1 << 20), RowCounter(0), reuse=no_earlier(columns))
+    tables = [pairs(4, 0), pairs(4, 4), pa.concat_tables([pairs(2, 0), pairs(2, 20)]), pairs(4, 30)]
+    pieces = [piece for table in tables if (piece := collector.add(table))]
+
+    def scored(piece: Piece) -> ChunkScores:
+        scores = pa.array([1.0] * len(piece.table), pa.float32())
+        return ChunkScores(piece.number, scores, pa.nulls(len(scores), pa.string()), STATS)
+
+    def withdraw(*numbers: int) -> None:
+        told = Withdrawal(chunks=numbers, worker="w", reason="differs")
+        collector.accept([read_entry({b"withdrawal": str(to_entry(told)["withdrawal"]).encode()})], 1.0)
+
+    results = [scored(piece) for piece in pieces[:3]]
+    collector.how.settled = collector.news(results) or collector.how.settled
+    collector.accept(results, 1.0)
+    withdraw(pieces[3].number)
+    assert not collector.withdrawn  # it has no score yet
+    withdraw(0)
+    assert collector.withdrawn == {0, 8}
+    journal = Journal(tmp_path / "journal")
+    journal.add(
+        {each.number: (len(each.part.table), each.result) for each in collector.pop_finished() if each.result}
+    )
+    journal.withdraw([*collector.withdrawn, 30])
+    assert [journal.get(number) is not None for number in (0, 4, 8)] == [False, True, False]
+
+
+def test_a_release_before_takes_a_withdrawal_for_a_result_that_it_cannot_use() -> None:
+    entry = to_entry(Withdrawal(chunks=(0,), worker="w", reason="differs"))
+    with pytest.raises(WireError, match="does not name its chunk"):
+        from_entry({name.encode(): str(value).encode() for name, value in entry.items()})

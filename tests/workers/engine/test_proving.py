@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rankmill import Client
-from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.errors import ScoresWithdrawn, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.score.score_file import score_file
 from rankmill.workers.backends import first_token
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch import networks
@@ -405,9 +413,104 @@ def test_a_worker_whose_device_breaks_answers_nothing_more(
     assert worker.returncode == 1
     said = (tmp_path / "worker.log").read_text()
     assert "gets wrong scores on this device now: torch fp32 on cpu, padded: differs by 0.01" in said
-    assert "Score these runs again" in said
+    assert "score these runs again, which are over, or were jobs: " in said
     workers()
     np.testing.assert_allclose(list(run), own_scores(bert), atol=1e-4)
+
+
+def change(model: Path, name: str, to: float) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights[name][0, 0] = to
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+
+
+def no_tokenizer(model: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+
+
+def a_word_without_an_embedding(model: Path) -> None:
+    about = json.loads((model / "tokenizer.json").read_text())
+    about["model"]["vocab"]["the"] = 10_000
+    (model / "tokenizer.json").write_text(json.dumps(about))
+
+
+OWN_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no tokenizer": (no_tokenizer, "knows no words: are its files missing"),
+    "vocabulary": (a_word_without_an_embedding, "index out of range"),
+    "no number": (
+        lambda model: change(model, "bert.encoder.layer.0.output.dense.weight", float("nan")),
+        "its output is no number; its weights are damaged",
+    ),
+    "infinite": (lambda model: change(model, "classifier.weight", float("inf")), "its output is no number"),
+}
+"""Faults that the reference shares; of weights that are missing or foreign, see test_loading.py."""
+
+
+@pytest.mark.parametrize("fault", OWN_FAULTS)
+def test_a_fault_in_the_models_own_directory_is_refused(fault: str, tmp_path: Path) -> None:
+    plant, message = OWN_FAULTS[fault]
+    plant(make_bert(tmp_path / "model"))
+    with pytest.raises(SpecError, match=message):
+        served(tmp_path / "model", tmp_path / "cache")
+
+
+def breaking(
+    server: Server, workers: StartWorker, broken: Path
+) -> tuple[subprocess.Popen[bytes], Callable[[int], None]]:
+    """A worker, and what breaks its device when one chunk is done, and ends it after some wrong scores."""
+    options = {"BROKEN": str(broken), "RANKMILL_BACKEND": "torch", **QUICK_LEASE}
+    worker = workers(worker_class="tests.harness.misbehaving.BrokenDeviceWorker", environ=options)
+
+    def look(rows: int) -> None:
+        if rows and not broken.exists():
+            broken.touch()
+        elif rows >= 16:
+            time.sleep(0.6)  # then its next batch is followed by the probes
+            if worker.poll() is not None and not broken.with_name("whole").exists():
+                broken.with_name("whole").touch()
+                workers()
+
+    return worker, look
+
+
+@pytest.mark.parametrize("parts", slow_but([None, 8], None))
+def test_a_file_that_a_broken_device_has_scored_in_part_gets_the_models_own_scores(
+    parts: int | None, server: Server, workers: StartWorker, bert: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    worker, look = breaking(server, workers, tmp_path / "broken")
+    source, output = tmp_path / "a.parquet", tmp_path / ("out" if parts else "out.parquet")
+    pairs = [*PAIRS, *PAIRS[4:8]]  # a chunk has scores of an earlier one
+    pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*pairs, strict=True), strict=True))), source)
+    flags = {"redis_url": server.url, "model": str(bert), "precision": "fp32", "chunk_size": 4, "window": 1}
+    request = FileRequest(inputs=(str(source),), output=str(output), rows_per_part=parts)
+
+    @contextmanager
+    def view(rows: int) -> Iterator[Any]:
+        yield lambda progress, _: look(progress.rows)
+
+    score_file(request, load_settings(flags), view=view)
+    assert worker.wait(60) == 1
+    assert "are withdrawn" in caplog.text
+    own = [float(each) for each in own_scores(bert)]
+    found = pq.read_table(output)["score"].to_pylist()
+    np.testing.assert_allclose(found, own + own[4:8], atol=1e-4)
+
+
+def test_a_run_whose_scores_its_caller_has_ends_when_they_are_withdrawn(
+    server: Server, workers: StartWorker, bert: Path, tmp_path: Path
+) -> None:
+    _, look = breaking(server, workers, tmp_path / "broken")
+    client = Client(server.url, model=str(bert), precision="fp32", chunk_size=4, window=1)
+    run = client.submit(PAIRS)
+    with pytest.raises(ScoresWithdrawn, match=r"at row 0; score it again \(worker .* gets wrong scores now"):
+        read(run, look)
+
+
+def read(run: Iterable[float], look: Callable[[int], None]) -> None:
+    for rows, _ in enumerate(run, 1):
+        look(rows)
 
 
 OTHERS: dict[str, dict[str, Any]] = {
