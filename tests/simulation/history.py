@@ -102,6 +102,7 @@ class History:
         self.max_retries = 3
         self.claim_ahead_jobs = 64
         self.window: int | None = None
+        self._detached: set[bytes] = set()
         self.fair = True
         self.calm = False
         self.lost = False
@@ -383,7 +384,9 @@ class History:
                 pairs[run] += rest.startswith(b"pairs:") and int(rest[6:]) < FIRST_PIECE
         if self.window is not None and not self.lost:
             for run, count in pairs.items():
-                if not self._exists(f"rankmill:run:{run.decode()}:detached"):
+                if self._exists(f"rankmill:run:{run.decode()}:detached"):
+                    self._detached.add(run)  # all its pairs are there, and some still once it is cancelled
+                elif run not in self._detached:
                     self._took("payloads over the window", count - self.window, 0, "the window is exceeded")
 
     # The world

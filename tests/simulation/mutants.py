@@ -228,8 +228,8 @@ MUTANTS = (
     ),
     Mutant(
         "a result makes the stream of a run that is gone", _RUNS,
-        "nomkstream=True",
-        "nomkstream=False",
+        "to_entry(result)), nomkstream=True",
+        "to_entry(result)), nomkstream=False",
         ("cancelled", "slow",),
     ),
     Mutant(

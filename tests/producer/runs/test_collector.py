@@ -147,7 +147,12 @@ def test_what_is_withdrawn_takes_its_copies_with_it(tmp_path: Path) -> None:
     assert collector.withdrawn == {0, 8}
     journal = Journal(tmp_path / "journal")
     journal.add(
-        {each.number: (len(each.part.table), each.result) for each in collector.pop_finished() if each.result}
+        {
+            each.number: (len(each.part.table), each.result)
+            for each in collector.pop_finished()
+            if each.result
+        },
+        {},
     )
     journal.withdraw([*collector.withdrawn, 30])
     assert [journal.get(number) is not None for number in (0, 4, 8)] == [False, True, False]

@@ -16,6 +16,7 @@ from rankmill.cluster.usage import UsageMetrics
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.jobs.contract.usage import NO_DEVICE, Amounts
 from rankmill.jobs.protocol.accounts import Accounts, Entry, read_accounts
+from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.hosts import cpu_name
 from rankmill.producer.client.runs import ScoringRun
 from tests.conftest import Server, StartWorker, run_command, score_file, wait_for
@@ -87,7 +88,8 @@ def test_a_detached_run_counts_once_whoever_collects_it_and_a_job_by_name_is_nob
 def test_a_key_sees_its_own_and_an_admin_everybody_s(
     server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
 ) -> None:
-    workers()
+    worker = workers()
+    wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
     keys = KeyStore(server.client)
     shop, _ = keys.create("shop", days=1)
     other, _ = keys.create("other", days=1)

@@ -488,7 +488,7 @@ def test_a_file_that_a_broken_device_has_scored_in_part_gets_the_models_own_scor
 
     @contextmanager
     def view(rows: int) -> Iterator[Any]:
-        yield lambda progress, _: look(progress.rows)
+        yield lambda progress, *_: look(progress.rows)
 
     score_file(request, load_settings(flags), view=view)
     assert worker.wait(60) == 1
