@@ -46,9 +46,13 @@ class FilesFolder:
         return self.path.joinpath(*place.split("/"))
 
     def make(self, name: str) -> None:
-        """Make a folder in it; a store needs none."""
-        if not isinstance(self.path, ObjectPath):
+        """Make a folder in it; a store needs none. Raises `OutputError` if it cannot be made."""
+        if isinstance(self.path, ObjectPath):
+            return
+        try:
             (self.path / name).mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"the file cannot be kept: {error.strerror}") from None
 
     def save(self, source: BinaryIO, place: str) -> None:
         """Write what is read from `source` to a place: as a whole, and to stay, or not at all.

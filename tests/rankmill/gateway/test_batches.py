@@ -27,7 +27,7 @@ from rankmill.gateway.batches.lines import read_requests
 from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
-from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.runtime.settings import load_settings
 from tests.conftest import ENVIRON, QUICK_LEASE, StartRunner, wait_for
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
@@ -324,6 +324,12 @@ def test_only_what_is_old_and_forgotten_is_swept_away(tmp_path: Path) -> None:
             os.utime(tmp_path / name, (0, 0))
     FilesFolder(str(tmp_path)).sweep(lambda name: name == "file-known", seconds=3600)
     assert {path.name for path in tmp_path.iterdir()} == {"file-known", "file-new", "somebody-else's"}
+
+
+def test_a_file_for_which_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file-1").touch()
+    with pytest.raises(OutputError, match="^the file cannot be kept: File exists$"):
+        FilesFolder(str(tmp_path)).save(io.BytesIO(b"x"), "file-1/content.csv")
 
 
 def test_the_files_of_a_name_have_a_limit(server: Server, tmp_path: Path) -> None:
