@@ -328,7 +328,7 @@ def test_only_what_is_old_and_forgotten_is_swept_away(tmp_path: Path) -> None:
 
 def test_a_file_for_which_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file-1").touch()
-    with pytest.raises(OutputError, match="^the file cannot be kept: File exists$"):
+    with pytest.raises(OutputError, match=r"^the file cannot be kept: File exists$"):
         FilesFolder(str(tmp_path)).save(io.BytesIO(b"x"), "file-1/content.csv")
 
 
