@@ -49,6 +49,7 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     port, folder = free_port(), tmp_path_factory.mktemp("worker")
     environ = {"RANKMILL_METRICS_ADDRESS": f"127.0.0.1:{port}", "RANKMILL_CLAIM_AHEAD": "20"}
     with contextmanager(serve)() as server:
+        server.worker_url = ""  # a server is locked for those who name no user
         worker = start_worker(server, "rankmill", folder, environ=environ)
         wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
         client = Client(server.url, model=str(tiny_model), chunk_size=5, window=4)
