@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 import redis
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
 from rq import Queue
 from rq.defaults import RQ_KEY_PREFIX
 from rq.job import Job
@@ -99,6 +99,7 @@ class WorkerState(_Frozen):
     relative_pace: float | None = None
     requests: tuple[int, ...] = ()
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def is_slow(self) -> bool:
         """Whether it takes far more time for a token than its peers."""

@@ -165,9 +165,6 @@ const STATES = {
   foreign: {text: "cannot score", className: "warn", title: "An RQ worker of another class than ScoringWorker."},
 };
 
-const SLOW = 1 / 3; // of the pace of workers with the same device and models, as in snapshot.py
-const isSlow = ({relative_pace}) => relative_pace !== null && relative_pace < SLOW;
-
 // The state, with a second line that says why a worker does not score as others do.
 function stateOf(worker) {
   const {state, report, doing} = worker;
@@ -179,7 +176,7 @@ function stateOf(worker) {
     const why = reasons[0].slice(0, 160) + (reasons.length > 1 ? ` (and ${reasons.length - 1} more)` : "");
     return {text: found.text + what, className: "warn", title: reasons.join("\n").slice(0, 1000), more: [why]};
   }
-  if (isSlow(worker)) {
+  if (worker.is_slow) {
     const title = "For the same number of tokens it takes longer than workers with its device and models.";
     return {text: found.text + ", slow", className: "warn", title, more: [`${percent(worker.relative_pace)} of its peers’ speed`]};
   }
@@ -187,7 +184,7 @@ function stateOf(worker) {
 }
 
 const TROUBLE = {lost: 0, foreign: 1, draining: 3, drained: 3};
-const urgency = (worker) => TROUBLE[worker.state] ?? (worker.report?.refusals.length || isSlow(worker) ? 2 : 4);
+const urgency = (worker) => TROUBLE[worker.state] ?? (worker.report?.refusals.length || worker.is_slow ? 2 : 4);
 
 function bytes(n) {
   return n >= 2 ** 30 ? (n / 2 ** 30).toFixed(1) + " GiB" : count(n / 2 ** 20) + " MiB";
@@ -255,7 +252,7 @@ function showNow(cluster, rates) {
   const states = {idle: 0, busy: 0, draining: 0, drained: 0, lost: 0, foreign: 0};
   for (const worker of cluster.workers) states[worker.state] += 1;
   const drained = states.draining + states.drained;
-  const slow = cluster.workers.filter(isSlow).length;
+  const slow = cluster.workers.filter((worker) => worker.is_slow).length;
   const alive = states.idle + states.busy + drained;
   say("throughput", rate(rates.pairs_per_second));
   say("throughput-more", "pairs/s");
