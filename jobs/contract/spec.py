@@ -22,7 +22,7 @@ Long = Literal["truncate", "split", "split-mean", "refuse"]
 Side = Literal["right", "left"]
 
 LATEST = frozenset({"deterministic", "truncation_side", "max_passage_tokens"})
-"""Fields that no release before this one knows; nor does it know ``long: refuse``."""
+"""Fields that no release before this one knows, as it knows no ``long: refuse`` and ``split-mean``."""
 
 ADDED = LATEST | {"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"}
 """Fields that release 0.1 does not know; they are written only where they are set."""

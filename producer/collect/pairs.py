@@ -184,7 +184,7 @@ def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
     tables: Iterator[pa.Table] = iter(dataset.with_format("arrow").iter(_DATASET_ROWS))
     first = next(tables, None)
     if first is None:
-        return _Tables(pa.schema([(name, pa.null()) for name in COLUMNS]), iter(()))
+        return _Tables(pa.schema([(name, pa.string()) for name in columns]), iter(()))
     return _Tables(first.schema, chain([first], tables), is_loose=True)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import datasets
 import duckdb
@@ -36,6 +36,7 @@ from rankmill.jobs.contract.errors import (
 )
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Run
+from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers
@@ -458,6 +459,13 @@ def test_a_datasets_batches_may_have_types_of_their_own(
     passages += [3] * 20
     with pytest.raises(InputError, match="column 'passage' holds int64, not text"):
         client.score(made(lambda: ({"query": "q", "passage": each} for each in passages)), timeout=60)
+
+
+@pytest.mark.parametrize("inputs", get_args(Inputs))
+def test_a_dataset_without_rows_has_the_columns_that_are_asked_for(inputs: Inputs) -> None:
+    empty: Any = datasets.IterableDataset.from_generator(lambda: iter(()))
+    columns = pairs_module.USUAL_COLUMNS[inputs]
+    assert list(pairs_module.cut_pairs(empty, columns, lambda row: 10, inputs)) == []
 
 
 class _Closed:
