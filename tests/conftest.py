@@ -15,9 +15,10 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,6 +29,7 @@ from tests.harness.auto import force_auto
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.preloaded import FORKS, install, start_forks
 from tests.harness.processes import (
+    FAILED,
     Outcome,
     StartExporter,
     StartRunner,
@@ -82,6 +84,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @cache
 def _compares_scores(module: Path) -> bool:
     return any(word in module.read_text() for word in ("approx(", "allclose("))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Let fixtures know at their end that the test has failed: see `tests.harness.processes.workers`."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
 
 
 def pytest_collection_finish() -> None:

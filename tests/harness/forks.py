@@ -9,6 +9,7 @@ python -m tests.harness.forks SOCKET    # serve until their standard input close
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import json
@@ -189,6 +190,7 @@ def _become(wanted: dict[str, Any], address: str) -> None:
     for own, given in enumerate(wanted["streams"]):
         os.dup2(given, own)
         os.close(given)
+    faulthandler.enable()  # what a process that crashes was doing is in its log
     tempfile.tempdir = None
     vars(sys.modules["__main__"])["__package__"] = None  # as a script's: click takes a program's name from it
     sys.argv = wanted["command"]

@@ -22,10 +22,16 @@ from tests.harness.tools import free_port
 
 StartWorker = Callable[..., "subprocess.Popen[bytes]"]
 
+FAILED = pytest.StashKey[bool]()
+"""Whether a test has failed."""
+
 
 @pytest.fixture
-def workers(server: Server, tmp_path: Path) -> Iterator[StartWorker]:
-    """Starts worker processes on `server`; what is left of them is killed at the end."""
+def workers(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartWorker]:
+    """Starts worker processes on `server`; what is left of them is killed at the end.
+
+    If the test has failed, they first say what their threads do, and their log is shown with it.
+    """
     started: list[subprocess.Popen[bytes]] = []
 
     def start(queue: str = "rankmill", *, ready: bool = True, **options: Any) -> subprocess.Popen[bytes]:
@@ -36,10 +42,15 @@ def workers(server: Server, tmp_path: Path) -> Iterator[StartWorker]:
         return started[-1]
 
     yield start
+    failed = request.node.stash.get(FAILED, False)
+    ended = [process.poll() for process in started]
     for process in started:
         with suppress(ProcessLookupError):
-            process.kill()
+            process.send_signal(signal.SIGABRT if failed else signal.SIGKILL)
         process.wait()
+    if failed and started:
+        print(f"the workers had ended with {ended} (None: they ran); their log:")
+        print((tmp_path / "worker.log").read_text(errors="replace"))
 
 
 StartExporter = Callable[..., str]
