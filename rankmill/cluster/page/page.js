@@ -218,7 +218,7 @@ function showWorkers(cluster, rates) {
       {text: report && report.cpu !== null ? report.cpu.toFixed(1) + " cores" : "–",
         more: [report && report.resident_bytes ? bytes(report.resident_bytes) : "", graphics(report && report.gpu)]},
       report ? hits(report) : "–",
-      age(beat_seconds) + " ago",
+      beat_seconds === null ? "–" : age(beat_seconds) + " ago",
     ]};
   });
   const columns = names("Worker", "State", "Models", "#Pairs/s", "#Pairs", "#Host", "#Cache hits", "#Heartbeat");
