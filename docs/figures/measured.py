@@ -98,7 +98,7 @@ def resume(found: dict[str, Any]) -> str:
     )
     marks = (
         (first["stopped"], "Ctrl-C", "end", top + 40),
-        (second["start"], "the same command", "start", bottom - 24),
+        (second["start"], "the same command", "start", top + 40),
         (second["end"], "complete", "end", bottom - 24),
     )
     for seconds, words, anchor, line in marks:
@@ -120,7 +120,7 @@ def requests(found: dict[str, Any]) -> str:
         860, 300, "A request beside a bulk run",
         f"{len(found['idle'])} requests of 20 pairs each, one after the other, on one worker that takes a millisecond for a pair.\n{found['machine']}",
     )  # fmt: skip
-    left, right = 190, 836
+    left, right = 190, 820
     most = 0.05 * (int(max(found["behind"]) / 0.05) + 1)
 
     def at(seconds: float) -> float:

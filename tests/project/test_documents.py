@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from docs.figures import FOLDER as FIGURES
 from docs.figures import PICTURES
 from docs.figures.architecture import ROOMS
 from tests.harness import reference
+from tests.harness.documents import blocks, same
 from tests.project.test_imports import DIRECTION
 from tests.project.test_rooms import ROOT
 
@@ -67,6 +69,17 @@ def test_the_reference_has_all_commands_metrics_and_settings() -> None:
 @pytest.mark.parametrize("name", sorted(PICTURES))
 def test_pictures_are_drawn_from_what_is_recorded(name: str) -> None:
     assert PICTURES[name]() == (FIGURES / name).read_text(), "python -m docs.figures draws it anew"
+
+
+def test_the_recorded_terminal_shows_what_score_file_prints_now() -> None:
+    """The README's block runs in a test, so its lines are those of today; the recording has them as well."""
+    frames = json.loads((FIGURES / "terminal.json").read_text())["frames"]
+    screen = ["".join(text for text, _ in line) for line in frames[-1]["lines"]]
+    block = next(block for block in blocks(ROOT / "README.md") if block.kind == "console")
+    missing = [
+        line for line in block.printed if line != "…" and not any(same([line], [row]) for row in screen)
+    ]
+    assert missing == [], "python -m docs.figures.record_terminal records it anew"
 
 
 def test_the_picture_of_the_rooms_has_their_parts_in_order() -> None:
