@@ -17,7 +17,7 @@ from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
-from rankmill.jobs.contract.errors import ConfigError, RunFailed
+from rankmill.jobs.contract.errors import ConfigError, RunFailed, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
@@ -177,8 +177,10 @@ class Scoring:
                         yield SubmittedRequest(
                             run, priority, self.settings.gateway_request_seconds, shown, began
                         )
-                    except BaseException:
+                    except BaseException as error:
                         await run.cancel()
+                        if isinstance(error, StillWaiting):
+                            raise error.of_a_cancelled_run() from None
                         raise
             self.load.note(chars, len(pairs), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
@@ -276,7 +278,8 @@ class SubmittedRequest:
         except TimeoutError:
             raise Refusal(
                 "timeout",
-                f"{first + len(values)} texts were scored after {self._seconds:g} s, the most of a request",
+                f"{first + len(values)} texts were scored after {self._seconds:g} s, the most of a request; "
+                "the run is cancelled",
             ) from None
 
     def result(self, scores: list[float]) -> RequestScores:
