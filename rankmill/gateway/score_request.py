@@ -42,7 +42,8 @@ def within(settings: Settings, spec: Mapping[str, str | int]) -> dict[str, str |
     """
     most, wanted = settings.max_length, spec.get("max_length")
     if most is not None and isinstance(wanted, int) and wanted > most:
-        raise Refusal("invalid", f"{wanted:,} tokens are more than the {most:,} of a pair: ask for fewer")
+        why = f"{wanted:,} tokens are more than the {most:,} of a pair: ask for fewer"
+        raise Refusal("invalid", why, param="max_length")
     return {name: value for name, value in spec.items() if name != "long" or settings.long != "split"}
 
 

@@ -15,7 +15,7 @@ from rankmill.gateway import metrics
 from rankmill.gateway.keys.admission import Admission
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.load_shedding import LoadShedder
-from rankmill.gateway.refusals import Refusal, refusal_of
+from rankmill.gateway.refusals import Refusal, refusal_of, unscorable
 from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
 from rankmill.jobs.contract.errors import ConfigError, RunFailed, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
@@ -184,9 +184,12 @@ class Scoring:
                         raise
             self.load.note(chars, len(pairs), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
-            if _OF_THE_CALLER.isdisjoint(spec):
+            given = sorted(_OF_THE_CALLER & spec.keys())
+            if not given:
                 raise refusal_of(error) from None
-            raise Refusal("invalid", f"the options of this request do not fit the model: {error}") from None
+            why = f"the options of this request do not fit the model: {error}"
+            param = next((name for name in given if name in str(error)), None)
+            raise Refusal("invalid", why, param=param) from None
 
     async def _submitted(self, pairs: Sequence[tuple[str, str]], **options: Any) -> AsyncScoringRun:
         """Submit pairs; a server that can be read and takes nothing is not waited for any longer."""
@@ -291,7 +294,7 @@ class SubmittedRequest:
             A row has no score.
         """
         for row, reason in self._run.errors.items():
-            raise Refusal("unscorable", f"text {row} cannot be scored: {reason}")
+            raise unscorable(row, reason)
         stats, seconds = self._run.stats, time.perf_counter() - self._began
         version = (self._run.model, stats.revision or "")
         metrics.by_model.count(version, self._priority, np.array(scores, np.float32), seconds)

@@ -170,7 +170,7 @@ def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:
     try:
         form = path.body(line.body)
         body = read_as(form, line.body)
-        asked = body.score_request(path.dialect)
+        asked = path.score_request(body, line.body)
         if not asked.passages:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
         asked.pairs()

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from rankmill.gateway.batches.folder import open_bytes
 from rankmill.gateway.batches.lines import BatchRequest, answer, besides_long, failure, read_requests
 from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.refusals import unscorable
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
@@ -185,8 +185,7 @@ class BatchWork:
                 if score is _END:
                     raise RunFailed("the file of the batch has changed since its pairs were taken")
                 if score is None and refused.refusal is None:
-                    why = f"text {place} cannot be scored: {reasons.get(row, 'no reason is known')}"
-                    refused = request.refused(Refusal("unscorable", why))
+                    refused = request.refused(unscorable(place, reasons.get(row, "no reason is known")))
                 scores.append(score if isinstance(score, float) else float("nan"))
                 row += 1
             yield refused, scores

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text, spec_for
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Options, Text, spec_for
 from rankmill.gateway.refusals import Kind, Refusal, wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.runtime.settings import Settings
@@ -24,7 +24,11 @@ ERROR_TYPES: dict[Kind, str] = {
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    return {"error": refusal.message, "error_type": ERROR_TYPES.get(refusal.kind, "Validation")}
+    message = refusal.message
+    if refusal.tokens:
+        given, most = refusal.tokens
+        message = f"`inputs` must have less than {most} tokens. Given: {given}; {message}"
+    return {"error": message, "error_type": ERROR_TYPES.get(refusal.kind, "Validation")}
 
 
 TEI = Dialect("tei", _error, {"invalid": 422, "backend": 424, "timeout": 424})
@@ -61,8 +65,8 @@ def known_info(settings: Settings, name: str) -> JsonObject:
     }
 
 
-class _TeiOptions(Body):
-    dialect = TEI
+class TeiOptions(Options):
+    """Fields of both bodies."""
 
     truncate: bool | None = Field(
         None, description="Whether pairs that are too long are cut, or an error; null: they are cut."
@@ -71,14 +75,14 @@ class _TeiOptions(Body):
     raw_scores: bool = False
 
     def spec(self, owner: Dialect) -> dict[str, str | int]:
-        """The spec that the options mean."""
         side = "left" if self.truncation_direction.lower() == "left" else None
         return spec_for(owner, raw=self.raw_scores, truncate=self.truncate, truncation_side=side)
 
 
-class TeiRerank(_TeiOptions):
+class TeiRerank(TeiOptions, Body):
     """``POST /rerank``."""
 
+    dialect = TEI
     paths = ("/rerank",)
     summary = "TEI: order texts by their score with a query"
 
@@ -96,9 +100,10 @@ class TeiRerank(_TeiOptions):
         return found
 
 
-class TeiPredict(_TeiOptions):
+class TeiPredict(TeiOptions, Body):
     """``POST /predict``; each input is a pair, as a worker scores nothing else."""
 
+    dialect = TEI
     paths = ("/predict",)
     summary = "TEI: score pairs of texts"
 

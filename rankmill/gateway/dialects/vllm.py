@@ -11,6 +11,7 @@ from rankmill.gateway.dialects.base import (
     Dialect,
     Document,
     JsonObject,
+    Options,
     Text,
     ranking,
     spec_for,
@@ -35,13 +36,28 @@ _TYPES: dict[Kind, str] = {
 }
 
 
+_PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_tokens_per_doc"}
+"""Names of a spec's fields here."""
+
+
 def _error(refusal: Refusal, status: int) -> JsonObject:
+    """An error with the sentences by which clients know that a text is too long."""
     kind = _TYPES.get(refusal.kind, "BadRequestError")
-    found = {"message": refusal.message, "type": kind, "param": refusal.param, "code": status}
-    return {"error": found}
+    message, param = refusal.message, _PARAMS.get(refusal.param or "", refusal.param)
+    if refusal.tokens:
+        given, most = refusal.tokens
+        param = "input_tokens"
+        message = (
+            f"You passed {given} input tokens and requested 0 output tokens. However, the model's context "
+            f"length is only {most} tokens, resulting in a maximum input length of {most} tokens. Please "
+            f"reduce the length of the input prompt. (parameter=input_tokens, value={given}); {message}"
+        )
+    elif refusal.param == "max_length":
+        message = f"{message}. Please request a smaller truncation size."
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-VLLM = Dialect("vllm", _error, {"unscorable": 400}, scale=None, long="refuse")
+VLLM = Dialect("vllm", _error, {"unscorable": 400, "too_long": 400}, scale=None, long="refuse")
 
 Some = Document | list[Document]
 """One text, or several."""
@@ -66,13 +82,9 @@ class _Kwargs(BaseModel):
     instruction: Instruction | None = None
 
 
-class _VllmOptions(Body):
-    dialect = VLLM
+class VllmOptions(Options):
+    """Fields of both bodies that change scores."""
 
-    model: str | None = None
-    user: Annotated[str | None, Field(description="Has no effect.")] = None
-    request_id: Annotated[str | None, Field(max_length=200)] = None
-    priority: Annotated[int, Field(description="Has no effect.")] = 0
     truncate_prompt_tokens: Annotated[
         int | None,
         Field(
@@ -88,7 +100,6 @@ class _VllmOptions(Body):
     chat_template_kwargs: _Kwargs | None = None
 
     def spec(self, owner: Dialect) -> dict[str, str | int]:
-        """The spec that the options mean."""
         most, more = self.truncate_prompt_tokens, self.chat_template_kwargs
         if most is not None and 0 <= most < 4:
             raise wrong("truncate_prompt_tokens", "a pair has at least 4 tokens")
@@ -103,7 +114,16 @@ class _VllmOptions(Body):
         )
 
 
-class VllmRerank(_VllmOptions):
+class _VllmBody(VllmOptions, Body):
+    dialect = VLLM
+
+    model: str | None = None
+    user: Annotated[str | None, Field(description="Has no effect.")] = None
+    request_id: Annotated[str | None, Field(max_length=200)] = None
+    priority: Annotated[int, Field(description="Has no effect.")] = 0
+
+
+class VllmRerank(_VllmBody):
     """``POST /rerank``, ``/v1/rerank``, ``/v2/rerank``."""
 
     paths = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -126,7 +146,7 @@ class VllmRerank(_VllmOptions):
         }
 
 
-class VllmScore(_VllmOptions):
+class VllmScore(_VllmBody):
     """``POST /score``, ``/v1/score``: one text with one or several, or as many with as many."""
 
     paths = ("/score", "/v1/score")

@@ -63,7 +63,7 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
             kind = path.body(found)
             note.dialect = kind.dialect.name
             body = read_as(kind, found)
-            wanted = body.score_request(path.dialect)
+            wanted = path.score_request(body, found)
             metrics.stages.labels("admission").observe(time.perf_counter() - note.began)
             if body.stream or _wants_events(request):
                 run = await stack.enter_async_context(gateway.scoring.begin(wanted, key))

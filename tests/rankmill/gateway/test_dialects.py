@@ -12,8 +12,9 @@ from rankmill.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.gateway.dialects.routes import DIALECTS, score_paths
 from rankmill.gateway.dialects.tei import TEI
 from rankmill.gateway.dialects.vllm import VLLM, VllmRerank
-from rankmill.gateway.refusals import KINDS, Refusal
+from rankmill.gateway.refusals import KINDS, Refusal, unscorable
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.jobs.contract.errors import too_long
 
 TEXTS = ["a", "b", "c"]
 SCORED = RequestScores([0.25, 0.75, 0.5], "m", tokens=30, id="r1", created=1700000000)
@@ -35,7 +36,7 @@ def kind_of(path: str, body: dict[str, Any]) -> type[Body]:
 def asked(path: str, owner: str | None = None, /, **body: Any) -> ScoreRequest:
     """What a body asks for at a path."""
     found = path_of(path, owner)
-    return read_as(found.body(body), body).score_request(found.dialect)
+    return found.score_request(read_as(found.body(body), body), body)
 
 
 def read(path: str, **body: Any) -> Body:
@@ -277,6 +278,25 @@ def test_every_dialect_words_every_refusal_in_its_form(kind: Any) -> None:
             assert WORDING[dialect.name](found) == "what is wrong"
 
 
+def test_what_is_too_long_is_told_as_each_service_tells_it() -> None:
+    refusal = unscorable(3, too_long("pair", 1808, 512))
+    found = {
+        name: WORDING[name](each.error(refusal, each.status(refusal))) for name, each in DIALECTS.items()
+    }
+    for message in found.values():
+        assert message.endswith(
+            "text 3 cannot be scored: the pair has 1,808 tokens, and 512 are taken: shorten it"
+        )
+    assert found["tei"].startswith("`inputs` must have less than 512 tokens. Given: 1808;")
+    assert "Please reduce the length of the input prompt." in found["vllm"]
+    assert "You passed 1808 input tokens" in found["vllm"]
+    assert VLLM.error(refusal, 400)["error"]["param"] == "input_tokens"
+    statuses = {name: each.status(refusal) for name, each in DIALECTS.items()}
+    assert statuses == {"tei": 422, "vllm": 400, "cohere": 422, "jina": 422, "infinity": 422, "voyage": 400}
+    other = unscorable(3, "the tokenizer fails")
+    assert (other.kind, other.tokens) == ("unscorable", None)
+
+
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
@@ -307,11 +327,15 @@ def test_a_hostile_body_is_one_clear_line(raw: bytes, reason: str) -> None:
         ({"query": "q", "texts": ["x" * ((1 << 20) + 1)]}, r"texts\.0"),
         ({"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
         ({"query": "q", "documents": [{"image": "a"}]}, "documents"),
+        (
+            {"query": "q", "documents": ["a"], "return_documents": True, "use_activation": "?"},
+            "use_activation",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(body: dict[str, Any], field: str) -> None:
     with pytest.raises(Refusal, match=f"^{field}") as refused:
-        read("/rerank", **body)
+        asked("/rerank", **body)
     assert refused.value.kind == "invalid"
     assert len(refused.value.message) < 500
 
@@ -334,6 +358,55 @@ def test_a_path_has_one_scale_whatever_the_form(owner: str | None) -> None:
         scales = {asked(path, owner, **body).spec.get("activation") for body in forms(path, owner)}
         model_s_own = "score" in path or (owner == "vllm" and "reranking" not in path)
         assert scales == {None if model_s_own else "sigmoid"}, path
+
+
+IDENTITY, REFUSED = {"activation": "identity"}, {"long": "refuse"}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"return_documents": True},
+        {"top_k": 2},
+        {"rank_fields": ["text"]},
+        {"user": "u"},
+        {"texts": TEXTS},
+    ],
+    ids=["plain", "return_documents", "top_k", "rank_fields", "user", "texts"],
+)
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ({"use_activation": False}, IDENTITY),
+        ({"raw_scores": True}, IDENTITY),
+        ({"truncate": False}, REFUSED),
+        ({"truncation": False}, REFUSED),
+        ({"truncation_direction": "Left"}, {"truncation_side": "left"}),
+        ({"truncation_side": "left"}, {"truncation_side": "left"}),
+        ({"truncate_prompt_tokens": 64}, {"long": "truncate", "max_length": 64}),
+        ({"max_tokens_per_doc": 9}, {"max_passage_tokens": 9}),
+        ({"instruction": "Find."}, {"instruction": "Find."}),
+    ],
+    ids=lambda found: next(iter(found)),
+)
+def test_a_field_means_the_same_in_every_form_of_a_path(
+    shape: dict[str, Any], field: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"):
+        body = {"query": "q", "documents": TEXTS, **shape, **field}
+        assert asked(path, **body).spec == {"activation": "sigmoid", **meant}, path
+    with pytest.raises(Refusal, match="at least 4 tokens"):
+        asked("/rerank", query="q", documents=TEXTS, **shape, truncate_prompt_tokens=2)
+
+
+def test_a_prefix_takes_the_fields_of_its_service_alone() -> None:
+    body = {"query": "q", "documents": TEXTS, "use_activation": False, "max_tokens_per_doc": 9}
+    for path in ("/jina/v1/rerank", "/infinity/rerank", "/cohere/v1/rerank", "/voyage/v1/rerank"):
+        assert asked(path, **body).spec == {"activation": "sigmoid"}
+    assert asked("/tei/invocations", query="q", texts=TEXTS, use_activation=False).spec == {
+        "activation": "sigmoid"
+    }
 
 
 def test_only_what_means_a_scale_changes_it() -> None:

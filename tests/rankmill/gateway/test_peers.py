@@ -132,8 +132,9 @@ def test_vllm_refuses_what_is_longer_than_the_model(gateway: Running, path: str)
     """test_rerank_api_max_model_len, test_score_api_max_model_len."""
     query = {("queries" if "score" in path else "query"): FRANCE * 20}
     body = {"model": "demo", **query, "documents": DOCUMENTS}
-    assert "tokens, and 100 are taken: shorten it" in refused(gateway.post(path, body))
-    assert "ask for fewer" in refused(gateway.post(path, {**body, "truncate_prompt_tokens": MAX_LENGTH + 1}))
+    assert "Please reduce the length of the input prompt" in refused(gateway.post(path, body))
+    more = {**body, "truncate_prompt_tokens": MAX_LENGTH + 1}
+    assert "Please request a smaller truncation size." in refused(gateway.post(path, more))
     for most in (-1, MAX_LENGTH, 50):
         found = answered(gateway.post(path, {**body, "truncate_prompt_tokens": most}))
         assert found["usage"]["prompt_tokens"] == 2 * (50 if most == 50 else MAX_LENGTH)
