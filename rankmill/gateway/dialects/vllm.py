@@ -12,13 +12,14 @@ from rankmill.gateway.dialects.base import (
     Document,
     JsonObject,
     Text,
+    of_labels,
     ranking,
     spec_for,
     texts_of,
     usage,
 )
 from rankmill.gateway.refusals import Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
 from rankmill.jobs.contract.spec import Side
 
 _TYPES: dict[Kind, str] = {
@@ -66,7 +67,9 @@ class _Kwargs(BaseModel):
     instruction: Instruction | None = None
 
 
-class _VllmOptions(Body):
+class _VllmBody(Body):
+    """What all of vLLM's bodies have."""
+
     dialect = VLLM
 
     model: str | None = None
@@ -77,19 +80,15 @@ class _VllmOptions(Body):
         int | None,
         Field(
             ge=-1,
-            description="Longer pairs are cut to so many tokens, -1: to the model's limit; else an error.",
+            description="What is longer is cut to so many tokens, -1: to the model's limit; else an error.",
         ),
     ] = None
     truncation_side: Side | None = None
-    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
-    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
     use_activation: bool | None = None
-    instruction: Instruction | None = None
-    chat_template_kwargs: _Kwargs | None = None
 
-    def spec(self, owner: Dialect) -> dict[str, str | int]:
+    def spec(self, owner: Dialect) -> SpecFields:
         """The spec that the options mean."""
-        most, more = self.truncate_prompt_tokens, self.chat_template_kwargs
+        most = self.truncate_prompt_tokens
         if most is not None and 0 <= most < 4:
             raise wrong("truncate_prompt_tokens", "a pair has at least 4 tokens")
         return spec_for(
@@ -98,9 +97,24 @@ class _VllmOptions(Body):
             truncate=None if most is None else True,
             max_length=None if most == -1 else most,
             truncation_side=self.truncation_side,
-            max_passage_tokens=self.max_tokens_per_doc or None,
-            instruction=(more and more.instruction) or self.instruction,
         )
+
+
+class _VllmOptions(_VllmBody):
+    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
+    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
+    instruction: Instruction | None = None
+    chat_template_kwargs: _Kwargs | None = None
+
+    def spec(self, owner: Dialect) -> SpecFields:
+        """The spec that the options mean."""
+        more = self.chat_template_kwargs
+        of_pairs: SpecFields = {
+            "max_passage_tokens": self.max_tokens_per_doc or None,
+            "instruction": (more and more.instruction) or self.instruction,
+        }
+        given = {name: value for name, value in of_pairs.items() if value is not None}
+        return super().spec(owner) | given
 
 
 class VllmRerank(_VllmOptions):
@@ -172,6 +186,39 @@ class VllmScore(_VllmOptions):
                 return first, second
         pairs = ", ".join(" and ".join(names) for names in _SIDES)
         raise Refusal("invalid", f"the texts to score are missing: give {pairs}")
+
+
+class VllmClassify(_VllmBody):
+    """``POST /classify``: texts alone, which get the probabilities of all labels."""
+
+    paths = ("/classify",)
+    summary = "vLLM: the probabilities of a model's labels, for texts"
+
+    input: Text | list[Text]
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        spec = self.spec(owner)
+        return alone(texts, self.model, of_labels({"activation": "sigmoid"} | spec))
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        found = scores.predictions()
+        return {
+            "id": f"classify-{self.request_id or scores.id}",
+            "object": "list",
+            "created": scores.created,
+            "model": scores.model,
+            "data": [
+                {
+                    "index": place,
+                    "label": best_first(row)[0][0],
+                    "probs": [score for _, score in row],
+                    "num_classes": len(row),
+                }
+                for place, row in enumerate(found)
+            ],
+            "usage": usage(scores),
+        }
 
 
 _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
