@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rankmill.gateway.refusals import KINDS, Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields
 from rankmill.jobs.contract.spec import Long
 
 MAX_TEXT_CHARS = 1 << 20
@@ -96,7 +96,7 @@ class Options(Fields):
     """Fields of a dialect that change scores."""
 
     @abstractmethod
-    def spec(self, owner: Dialect) -> dict[str, str | int]:
+    def spec(self, owner: Dialect) -> SpecFields:
         """What they mean at a path of `owner`, as fields of a spec; raises `Refusal`."""
 
 
@@ -174,7 +174,7 @@ class ScorePath:
     def score_request(self, body: Body, found: JsonObject) -> ScoreRequest:
         """What a body that was read from an object asks for here; raises `Refusal`."""
         wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
-        more: dict[str, str | int] = {}
+        more: SpecFields = {}
         for kind in self.options:
             given = (found.keys() & kind.model_fields) - type(body).model_fields.keys()
             said = read_as(kind, {name: found[name] for name in given}).spec(self.dialect) if given else {}
@@ -184,7 +184,7 @@ class ScorePath:
 
 def spec_for(
     owner: Dialect, *, raw: bool = False, truncate: bool | None = None, **others: str | int | None
-) -> dict[str, str | int]:
+) -> SpecFields:
     """The fields of a spec for a body at a path of `owner`.
 
     Parameters
@@ -201,6 +201,12 @@ def spec_for(
     long = owner.long if truncate is None else "truncate" if truncate else "refuse"
     found = {"activation": "identity" if raw else owner.scale, "long": long, **others}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def of_labels(spec: SpecFields) -> SpecFields:
+    """A spec where all labels of a model are wanted, whatever the gateway's setting ``label`` says."""
+    probability = {"activation": "probability"} if spec.get("activation") == "sigmoid" else {}
+    return {**spec, **probability, "all_labels": True, "label": None}
 
 
 def read_as(kind: type[T], found: JsonObject) -> T:

@@ -12,7 +12,7 @@ from rankmill.gateway.dialects.cohere import CohereRerankV1, CohereRerankV2, env
 from rankmill.gateway.dialects.infinity import InfinityRerank
 from rankmill.gateway.dialects.jina import JinaRerank
 from rankmill.gateway.dialects.tei import TEI, TeiOptions, TeiPredict, TeiRerank
-from rankmill.gateway.dialects.vllm import ONLY_HERE, VLLM, VllmOptions, VllmRerank, VllmScore
+from rankmill.gateway.dialects.vllm import ONLY_HERE, VLLM, VllmClassify, VllmOptions, VllmRerank, VllmScore
 from rankmill.gateway.dialects.voyage import VoyageOptions, VoyageRerank
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.score_request import RequestScores
@@ -62,6 +62,8 @@ def _invocation(body: JsonObject) -> type[Body]:
         return TeiPredict
     if "texts" in body:
         return TeiRerank
+    if "input" in body:
+        return VllmClassify
     return VllmRerank if "query" in body else VllmScore
 
 
@@ -70,6 +72,7 @@ BODIES: tuple[type[Body], ...] = (
     TeiPredict,
     VllmScore,
     VllmRerank,
+    VllmClassify,
     CohereRerankV1,
     CohereRerankV2,
     JinaRerank,
@@ -78,7 +81,7 @@ BODIES: tuple[type[Body], ...] = (
 )
 """All bodies that are scored."""
 
-_INVOCATIONS = (TeiRerank, TeiPredict, VllmRerank, VllmScore)
+_INVOCATIONS = (TeiRerank, TeiPredict, VllmRerank, VllmScore, VllmClassify)
 
 _V1 = (CohereRerankV1, JinaRerank, VoyageRerank, VllmRerank)
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Options, Text, spec_for
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Options, Text, of_labels, spec_for
 from rankmill.gateway.refusals import Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
 from rankmill.jobs.runtime.settings import Settings
 
 ERROR_TYPES: dict[Kind, str] = {
@@ -32,9 +32,6 @@ def _error(refusal: Refusal, status: int) -> JsonObject:
 
 
 TEI = Dialect("tei", _error, {"invalid": 422, "backend": 424, "timeout": 424})
-
-LABEL = "LABEL_0"
-"""Name of the only output."""
 
 Direction = Literal["Right", "Left", "right", "left"]
 
@@ -74,7 +71,7 @@ class TeiOptions(Options):
     truncation_direction: Direction = "Right"
     raw_scores: bool = False
 
-    def spec(self, owner: Dialect) -> dict[str, str | int]:
+    def spec(self, owner: Dialect) -> SpecFields:
         side = "left" if self.truncation_direction.lower() == "left" else None
         return spec_for(owner, raw=self.raw_scores, truncate=self.truncate, truncation_side=side)
 
@@ -101,32 +98,42 @@ class TeiRerank(TeiOptions, Body):
 
 
 class TeiPredict(TeiOptions, Body):
-    """``POST /predict``; each input is a pair, as a worker scores nothing else."""
+    """``POST /predict``: texts alone, or pairs of texts, which get all labels of the model."""
 
     dialect = TEI
     paths = ("/predict",)
-    summary = "TEI: score pairs of texts"
+    summary = "TEI: score texts, or pairs of texts, by all labels"
 
     inputs: Annotated[
         Text | list[Text] | list[list[Text]],
-        Field(description="A pair of texts, or several; a single text has no score here."),
+        Field(
+            description="A text, a pair of texts, or several of either: [[text], ...] or [[text, text], ...]"
+        ),
     ]
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
-        pairs = self._pairs()
-        for pair in pairs:
-            if len(pair) != 2:
-                raise wrong("inputs", "a pair of texts has a score, one text has none")
-        return ScoreRequest([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec(owner))
+        rows = self._rows()
+        sizes = {len(row) for row in rows}
+        if not sizes <= {1, 2}:
+            raise wrong("inputs", "each is one text, or a pair of texts")
+        if len(sizes) > 1:
+            raise wrong("inputs", "single texts and pairs go into two requests")
+        spec = of_labels(self.spec(owner))
+        if sizes == {1}:
+            return alone([text for (text,) in rows], None, spec)
+        return ScoreRequest([row[0] for row in rows], [row[1] for row in rows], spec=spec)
 
     def answer(self, scores: RequestScores) -> object:
-        found = [[{"score": score, "label": LABEL}] for score in scores.scores]
+        found = [
+            [{"score": score, "label": label} for label, score in best_first(row)]
+            for row in scores.predictions()
+        ]
         return found if self._is_batch() else found[0]
 
     def _is_batch(self) -> bool:
         return isinstance(self.inputs, list) and not all(isinstance(each, str) for each in self.inputs)
 
-    def _pairs(self) -> list[list[str]]:
+    def _rows(self) -> list[list[str]]:
         if isinstance(self.inputs, str):
             return [[self.inputs]]
         if not self._is_batch():

@@ -13,13 +13,14 @@ from rankmill.gateway.dialects.base import (
     JsonObject,
     Options,
     Text,
+    of_labels,
     ranking,
     spec_for,
     texts_of,
     usage,
 )
 from rankmill.gateway.refusals import Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
 from rankmill.jobs.contract.spec import Side
 
 _TYPES: dict[Kind, str] = {
@@ -82,25 +83,21 @@ class _Kwargs(BaseModel):
     instruction: Instruction | None = None
 
 
-class VllmOptions(Options):
-    """Fields of both bodies that change scores."""
+class VllmTextOptions(Options):
+    """Fields of all bodies that change scores."""
 
     truncate_prompt_tokens: Annotated[
         int | None,
         Field(
             ge=-1,
-            description="Longer pairs are cut to so many tokens, -1: to the model's limit; else an error.",
+            description="What is longer is cut to so many tokens, -1: to the model's limit; else an error.",
         ),
     ] = None
     truncation_side: Side | None = None
-    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
-    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
     use_activation: bool | None = None
-    instruction: Instruction | None = None
-    chat_template_kwargs: _Kwargs | None = None
 
-    def spec(self, owner: Dialect) -> dict[str, str | int]:
-        most, more = self.truncate_prompt_tokens, self.chat_template_kwargs
+    def spec(self, owner: Dialect) -> SpecFields:
+        most = self.truncate_prompt_tokens
         if most is not None and 0 <= most < 4:
             raise wrong("truncate_prompt_tokens", "a pair has at least 4 tokens")
         return spec_for(
@@ -109,12 +106,28 @@ class VllmOptions(Options):
             truncate=None if most is None else True,
             max_length=None if most == -1 else most,
             truncation_side=self.truncation_side,
-            max_passage_tokens=self.max_tokens_per_doc or None,
-            instruction=(more and more.instruction) or self.instruction,
         )
 
 
-class _VllmBody(VllmOptions, Body):
+class VllmOptions(VllmTextOptions):
+    """And those of pairs."""
+
+    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
+    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
+    instruction: Instruction | None = None
+    chat_template_kwargs: _Kwargs | None = None
+
+    def spec(self, owner: Dialect) -> SpecFields:
+        more = self.chat_template_kwargs
+        of_pairs: SpecFields = {
+            "max_passage_tokens": self.max_tokens_per_doc or None,
+            "instruction": (more and more.instruction) or self.instruction,
+        }
+        given = {name: value for name, value in of_pairs.items() if value is not None}
+        return super().spec(owner) | given
+
+
+class _VllmBody(Body):
     dialect = VLLM
 
     model: str | None = None
@@ -123,7 +136,7 @@ class _VllmBody(VllmOptions, Body):
     priority: Annotated[int, Field(description="Has no effect.")] = 0
 
 
-class VllmRerank(_VllmBody):
+class VllmRerank(VllmOptions, _VllmBody):
     """``POST /rerank``, ``/v1/rerank``, ``/v2/rerank``."""
 
     paths = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -146,7 +159,7 @@ class VllmRerank(_VllmBody):
         }
 
 
-class VllmScore(_VllmBody):
+class VllmScore(VllmOptions, _VllmBody):
     """``POST /score``, ``/v1/score``: one text with one or several, or as many with as many."""
 
     paths = ("/score", "/v1/score")
@@ -192,6 +205,38 @@ class VllmScore(_VllmBody):
                 return first, second
         pairs = ", ".join(" and ".join(names) for names in _SIDES)
         raise Refusal("invalid", f"the texts to score are missing: give {pairs}")
+
+
+class VllmClassify(VllmTextOptions, _VllmBody):
+    """``POST /classify``: texts alone, which get the probabilities of all labels."""
+
+    paths = ("/classify",)
+    summary = "vLLM: the probabilities of a model's labels, for texts"
+
+    input: Text | list[Text]
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        return alone(texts, self.model, of_labels({"activation": "sigmoid", **self.spec(owner)}))
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        found = scores.predictions()
+        return {
+            "id": f"classify-{self.request_id or scores.id}",
+            "object": "list",
+            "created": scores.created,
+            "model": scores.model,
+            "data": [
+                {
+                    "index": place,
+                    "label": best_first(row)[0][0],
+                    "probs": [score for _, score in row],
+                    "num_classes": len(row),
+                }
+                for place, row in enumerate(found)
+            ],
+            "usage": usage(scores),
+        }
 
 
 _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))

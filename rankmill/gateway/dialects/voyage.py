@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rankmill.gateway.dialects.base import Dialect, Options, RerankBody, Top, detail_error, ranking, spec_for
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields
 
 VOYAGE = Dialect("voyage", detail_error, {"unscorable": 400, "too_long": 400})
 
@@ -19,7 +19,7 @@ class VoyageOptions(Options):
         bool, Field(description="Whether pairs that are too long are cut, or an error.")
     ] = True
 
-    def spec(self, owner: Dialect) -> dict[str, str | int]:
+    def spec(self, owner: Dialect) -> SpecFields:
         return spec_for(owner, truncate=None if self.truncation else False)
 
 

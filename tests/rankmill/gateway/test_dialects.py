@@ -13,8 +13,10 @@ from rankmill.gateway.dialects.routes import DIALECTS, score_paths
 from rankmill.gateway.dialects.tei import TEI
 from rankmill.gateway.dialects.vllm import VLLM, VllmRerank
 from rankmill.gateway.refusals import KINDS, Refusal, unscorable
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
 from rankmill.jobs.contract.errors import too_long
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.specs import run_spec
 
 TEXTS = ["a", "b", "c"]
 SCORED = RequestScores([0.25, 0.75, 0.5], "m", tokens=30, id="r1", created=1700000000)
@@ -61,14 +63,65 @@ def test_tei_ranks_with_the_sigmoid_unless_raw_scores_are_wanted() -> None:
 
 def test_tei_predicts_pairs() -> None:
     one = read("/predict", inputs=["a", "b"])
-    assert one.score_request(VLLM).pairs() == [("a", "b")]
+    assert one.score_request(VLLM).rows() == [("a", "b")]
     assert one.answer(SCORED) == [{"score": 0.25, "label": "LABEL_0"}]
     several = read("/predict", inputs=[["a", "b"], ["c", "d"], ["e", "f"]])
-    assert several.score_request(VLLM).pairs() == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert several.score_request(VLLM).rows() == [("a", "b"), ("c", "d"), ("e", "f")]
     assert several.answer(SCORED) == [[{"score": score, "label": "LABEL_0"}] for score in SCORED.scores]
-    for single in ("a", ["a"], [["a"], ["b"]]):
-        with pytest.raises(Refusal, match="one text has none"):
-            asked("/predict", inputs=single)
+    assert asked("/predict", inputs=["a", "b"]).spec == {
+        "activation": "probability", "all_labels": True, "label": None,
+    }  # fmt: skip
+    assert asked("/predict", inputs=["a", "b"], raw_scores=True).spec["activation"] == "identity"
+
+
+LABELLED = RequestScores([[0.25, 0.75], [0.75, 0.25]], "m", tokens=30, id="r1", labels=("bad", "good"))
+
+
+def test_tei_predicts_single_texts_by_all_labels() -> None:
+    for single in ("a", ["a"]):
+        found = asked("/predict", inputs=single)
+        assert (found.rows(), found.spec["inputs"]) == ([("a",)], "texts")
+        assert answer("/predict", inputs=single) == [{"score": 0.25, "label": "LABEL_0"}]
+    assert asked("/predict", inputs=[["a"], ["b"]], truncate=False).spec["long"] == "refuse"
+    assert asked("/predict", inputs=[["a"], ["b"]]).rows() == [("a",), ("b",)]
+    shown = read("/predict", inputs=[["a"], ["b"]]).answer(LABELLED)
+    assert shown == [
+        [{"score": 0.75, "label": "good"}, {"score": 0.25, "label": "bad"}],
+        [{"score": 0.75, "label": "bad"}, {"score": 0.25, "label": "good"}],
+    ]
+    for wrong, reason in (
+        ([["a"], ["b", "c"]], "go into two requests"),
+        (["a", "b", "c"], "one text, or a pair"),
+        ([[]], "one text, or a pair"),
+    ):
+        with pytest.raises(Refusal, match=f"^inputs: .*{reason}"):
+            asked("/predict", inputs=wrong)
+
+
+def test_vllm_classifies_texts() -> None:
+    for path in ("/classify", "/vllm/classify", "/invocations", "/vllm/invocations"):
+        found = asked(path, input=["a", "b"], model="m")
+        assert (found.rows(), found.model, found.spec["activation"]) == ([("a",), ("b",)], "m", "probability")
+    assert asked("/classify", input="a", use_activation=False).spec["activation"] == "identity"
+    shown: Any = read("/classify", input=["a", "b"]).answer(LABELLED)
+    assert shown["data"] == [
+        {"index": 0, "label": "good", "probs": [0.25, 0.75], "num_classes": 2},
+        {"index": 1, "label": "bad", "probs": [0.75, 0.25], "num_classes": 2},
+    ]
+    assert (shown["object"], shown["usage"]["total_tokens"]) == ("list", 30)
+
+
+def test_settings_for_pairs_and_windows_leave_out_what_does_not_fit_them() -> None:
+    texts, pairs = asked("/predict", inputs="a"), asked("/predict", inputs=["a", "b"])
+    plain = load_settings({})
+    for long, kept in (("truncate", True), ("split-mean", True), ("split", False)):
+        settings = plain.model_copy(update={"long": long, "instruction": "find", "label": "1"})
+        spec = within(settings, texts.spec)
+        assert (spec["inputs"], spec["instruction"], "all_labels" in spec) == ("texts", None, kept)
+        run_spec(settings, spec)  # it is valid
+        assert within(settings, pairs.spec)["inputs"] == "pairs"
+        refused = within(settings, {"long": "refuse"})
+        assert ("long" in refused) == (long == "truncate")
 
 
 def test_cohere_v2() -> None:
@@ -127,10 +180,10 @@ def test_jina_returns_documents_unless_told_not_to() -> None:
 def test_vllm_scores_one_to_many_and_many_to_many(one: str, many: str) -> None:
     for path in ("/score", "/v1/score", "/vllm/score"):
         single = read(path, **{one: "q", many: TEXTS, "model": "m"})
-        assert single.score_request(VLLM).pairs() == [("q", text) for text in TEXTS]
+        assert single.score_request(VLLM).rows() == [("q", text) for text in TEXTS]
         both = read(path, **{one: ["x", "y", "z"], many: TEXTS})
-        assert both.score_request(VLLM).pairs() == [("x", "a"), ("y", "b"), ("z", "c")]
-        assert asked(path, **{one: "q", many: "a"}).pairs() == [("q", "a")]
+        assert both.score_request(VLLM).rows() == [("x", "a"), ("y", "b"), ("z", "c")]
+        assert asked(path, **{one: "q", many: "a"}).rows() == [("q", "a")]
     shown: Any = answer("/score", **{one: "q", many: TEXTS})
     assert shown == {
         "id": "score-r1",
@@ -170,7 +223,7 @@ def test_vllm_options_are_fields_of_the_spec() -> None:
     ):  # fmt: skip
         with pytest.raises(Refusal, match=next(iter(wrong))):
             asked("/vllm/rerank", **body, **wrong)
-    assert asked("/vllm/rerank", query="q", documents="a").pairs() == [("q", "a")]
+    assert asked("/vllm/rerank", query="q", documents="a").rows() == [("q", "a")]
     with pytest.raises(Refusal, match="at least 4 tokens"):
         asked("/vllm/rerank", **body, truncate_prompt_tokens=2)
     shown: Any = answer("/vllm/rerank", **body, top_n=0, request_id="mine")
@@ -428,7 +481,7 @@ def test_an_owner_has_the_form_of_its_paths_too() -> None:
 
 def test_invocations_take_what_the_other_paths_take() -> None:
     assert answer("/invocations", query="q", texts=TEXTS)[0] == {"index": 1, "score": 0.75}
-    assert asked("/invocations", inputs=["a", "b"]).pairs() == [("a", "b")]
+    assert asked("/invocations", inputs=["a", "b"]).rows() == [("a", "b")]
     assert answer("/vllm/invocations", query="q", documents=TEXTS)["id"] == "rerank-r1"
     assert asked("/vllm/invocations", query="q", documents=TEXTS).spec == {"long": "refuse"}
     assert asked("/invocations", data_1="q", data_2="a").spec == {"activation": "sigmoid"}
