@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Literal
 
@@ -36,7 +37,7 @@ TEI = Dialect("tei", _error, {"invalid": 422, "backend": 424, "timeout": 424})
 Direction = Literal["Right", "Left", "right", "left"]
 
 
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "float32"}
 
 _USUAL_LENGTH = 512
 """Told where the setting ``max_length`` leaves the limit to the model, which the gateway does not have."""
@@ -44,14 +45,18 @@ _USUAL_LENGTH = 512
 _USUAL_TOKENS = 16384
 
 
-def known_info(settings: Settings, name: str) -> JsonObject:
-    """What is known of the gateway's model (its public `name`) and limits, as HTTP and gRPC call it."""
+def known_info(settings: Settings, name: str, scored: Mapping[str, str] | None) -> JsonObject:
+    """What is known of the gateway's model (its public `name`) and limits, as HTTP and gRPC call it.
+
+    `scored` says how its latest scores were made; ``None``: there are none yet.
+    """
+    precision = (scored or {}).get("precision", settings.precision)
     return {
         "version": version("rankmill"),
         "model_id": name,
         "served_model_name": name,
         "model_sha": settings.revision,
-        "model_dtype": _DTYPES.get(settings.precision, settings.precision),
+        "model_dtype": _DTYPES.get(precision, precision),
         "max_concurrent_requests": settings.gateway_requests,
         "max_client_batch_size": settings.gateway_pairs,
         "max_input_length": settings.max_length or _USUAL_LENGTH,

@@ -54,7 +54,9 @@ class TeiServices:
 
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """What the gateway serves."""
-        known = known_info(self._gateway.settings, self._gateway.served.default.name)
+        gateway = self._gateway
+        scored = gateway.scoring.contracts.get(gateway.settings.model)
+        known = known_info(gateway.settings, gateway.served.default.name, scored)
         del known["served_model_name"]  # gRPC's message has no such field
         return tei.InfoResponse(**known, model_type=tei.MODEL_TYPE_RERANKER)
 

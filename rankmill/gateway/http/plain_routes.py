@@ -103,14 +103,15 @@ def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
 @service_router.get("/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
     """What is known here without the model, and how its latest scores here were made."""
+    scored = gateway.scoring.contracts.get(gateway.settings.model)
     return {
-        **known_info(gateway.settings, gateway.served.default.name),
+        **known_info(gateway.settings, gateway.served.default.name, scored),
         "sha": None,
         "docker_label": None,
         "model_type": {"reranker": {"id2label": {"0": ONE_LABEL}, "label2id": {ONE_LABEL: 0}}},
         "max_batch_requests": None,
         "auto_truncate": True,
-        "scores": gateway.scoring.contracts.get(gateway.settings.model),
+        "scores": scored,
     }
 
 

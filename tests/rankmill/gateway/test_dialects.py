@@ -10,7 +10,7 @@ import pytest
 from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.gateway.dialects.routes import DIALECTS, score_paths
-from rankmill.gateway.dialects.tei import TEI
+from rankmill.gateway.dialects.tei import TEI, known_info
 from rankmill.gateway.dialects.vllm import VLLM, VllmRerank
 from rankmill.gateway.refusals import KINDS, Refusal, unscorable
 from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
@@ -122,6 +122,12 @@ def test_settings_for_pairs_and_windows_leave_out_what_does_not_fit_them() -> No
         assert within(settings, pairs.spec)["inputs"] == "pairs"
         refused = within(settings, {"long": "refuse"})
         assert ("long" in refused) == (long == "truncate")
+
+
+def test_tei_s_info_names_a_type_of_numbers_also_before_there_are_scores() -> None:
+    settings = load_settings({"precision": "auto"})
+    assert known_info(settings, "m", None)["model_dtype"] == "float32"
+    assert known_info(settings, "m", {"precision": "bf16"})["model_dtype"] == "bfloat16"
 
 
 def test_cohere_v2() -> None:
