@@ -2,8 +2,8 @@
 
     python -m benchmarks.engine.texts --model DIR --pairs FILE.parquet
 
-A text is a query, a full stop in the place of the token between the two, and the passage: as many tokens as the
-pair has. Both go through the same client, server and worker, and a pair of rounds gives a ratio.
+A text is a query, a full stop in the place of the token between the two, and the passage: as many tokens as
+the pair has. Both go through the same client, server and worker, and each round gives a ratio.
 """
 
 from __future__ import annotations
