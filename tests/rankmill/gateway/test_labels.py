@@ -48,7 +48,7 @@ def gateway(shared_queue: Server, model: Path, tmp_path_factory: pytest.TempPath
     log = place / "runner.log"
     own = {**ENVIRON, **QUICK_LEASE, "RANKMILL_METRICS_ADDRESS": "none"}
     with log.open("wb") as out:
-        command = ["rankmill", "runner", "--redis", shared_queue.url]
+        command = ["rankmill", "runner", "--redis", shared_queue.url, "--read", str(model)]
         runner: Any = PreloadedProcess(command, cwd=place, stdout=out, stderr=out, env=own)
     with running_gateway(shared_queue.url, place, "--model", str(model), environ=environ) as running:
         yield running
