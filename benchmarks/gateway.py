@@ -2,11 +2,15 @@
 
     python -m benchmarks.gateway                    # with the shipped model
     python -m benchmarks.gateway --simulated 1      # with a worker that sleeps a second for 1,000 pairs
+    python -m benchmarks.gateway --overload         # 40 requests of 2,000 documents at 200 pairs a second
 
-Compares, in turn: a lone request of 20 pairs through HTTP and through `Client`; the pairs as one bulk run and
-as requests of 20 by 16 clients, each with a connection of its own, with the CPU time that each process took
-for a request. Then it sends one request of 10,000 documents, and 1,000 requests at once, each until it is
-answered with 200, and looks at the gateway's memory.
+Compares, in turn: a lone request of 20 pairs through HTTP and through `Client`, and ``/health``; the pairs as
+one bulk run and as requests of 20 by 16 clients, each with a connection of its own, with the CPU time that
+each process took for a request. Then it sends one request of 10,000 documents, and 1,000 requests at once,
+each until it is answered with 200, and looks at the gateway's memory.
+
+``--overload`` does something else: all requests come at once, to a gateway and a worker that have just
+started, and those that are refused come again when they are told to. None that was taken may time out.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,12 +59,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--documents", type=int, default=10_000)
     parser.add_argument("--crowd", type=int, default=1000, help="requests at once")
+    parser.add_argument("--overload", action="store_true", help="send more than the worker can do")
     args = parser.parse_args()
+    if args.overload:
+        print(json.dumps(overload(requests=40, documents=2000, pairs_per_second=200, seconds=100), indent=2))
+        return
     rows = [json.loads(line) for line in EXAMPLE.read_text().splitlines()]
     known = [(row["query"], row["passage"]) for row in rows]
     pairs = [known[number % len(known)] for number in range(args.pairs)]
     place_of = simulated_cluster(1, args.simulated) if args.simulated else cluster(1, 2)
-    with place_of as place, gateway(place.url, args.model) as (port, process):
+    with place_of as place, gateway(place.url, args.model, backlog_seconds=600) as (port, process):
         client = Client(place.url, model=args.model)
         client.score(pairs[:200])  # the model is loaded
         result = lone(client, port, pairs[: args.size], args.lone)
@@ -79,11 +88,12 @@ def main() -> None:
 
 
 @contextmanager
-def gateway(url: str, model: str) -> Iterator[tuple[int, psutil.Process]]:
-    """A gateway's port and process."""
+def gateway(url: str, model: str, **settings: float) -> Iterator[tuple[int, psutil.Process]]:
+    """A gateway's port and process; `settings` are others of the gateway than those it has by itself."""
     program = Path(sys.executable).with_name("rankmill")
     options = ["--redis", url, "--model", model, "--port", "0", "--log-level", "warning"]
-    environ = {**os.environ, "RANKMILL_GATEWAY_BACKLOG_SECONDS": "600"}
+    given = {f"RANKMILL_GATEWAY_{name.upper()}": str(value) for name, value in settings.items()}
+    environ = {**os.environ, **given}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([str(program), "serve", *options], stderr=log, env=environ)
         try:
@@ -116,11 +126,11 @@ def ask(line: http.client.HTTPConnection, body: bytes) -> list[float]:
 
 
 def lone(client: Client, port: int, pairs: Pairs, times: int) -> dict[str, float]:
-    """Median latencies (ms) of a lone request by both ways, and the median of the difference."""
+    """Median latencies (ms) of a lone request by both ways, and of ``/health``, and how much HTTP adds."""
     line = http.client.HTTPConnection("127.0.0.1", port)
     body = body_of(pairs)
     ask(line, body)
-    by_http, by_client = [], []
+    by_http, by_client, by_health = [], [], []
     for _ in range(times):
         time.sleep(0.1)
         started = time.perf_counter()
@@ -131,9 +141,15 @@ def lone(client: Client, port: int, pairs: Pairs, times: int) -> dict[str, float
         client.score(pairs)
         by_http.append(1000 * (between - started))
         by_client.append(1000 * (time.perf_counter() - again))
+        time.sleep(0.1)
+        begun = time.perf_counter()
+        line.request("GET", "/health")
+        line.getresponse().read()
+        by_health.append(1000 * (time.perf_counter() - begun))
     more = statistics.median(one - other for one, other in zip(by_http, by_client, strict=True))
+    health = statistics.median(by_health)
     medians = {"lone_http_ms": statistics.median(by_http), "lone_client_ms": statistics.median(by_client)}
-    return {**medians, "http_takes_more_ms": more}
+    return {**medians, "http_takes_more_ms": more, "health_ms": health, "more_over_health": more / health}
 
 
 def processes_of(client: Client, gateway: psutil.Process) -> dict[str, psutil.Process]:
@@ -225,6 +241,50 @@ async def crowd(port: int, pairs: Pairs, requests: int, process: psutil.Process)
         "crowd_seconds": time.perf_counter() - started,
         "crowd_memory_mib": (most - before) / 2**20,
         "gateway_memory_mib": most / 2**20,
+    }
+
+
+def overload(
+    requests: int, documents: int, pairs_per_second: float, seconds: float
+) -> dict[str, float | dict[str, int]]:
+    """Send requests at once, and those that are refused again for so many seconds.
+
+    Counts the answers by status; ``waited_seconds`` is the longest time that one with 200 took since it was
+    taken.
+    """
+    body = body_of([("how far is the moon", f"text {number}") for number in range(documents)])
+    found: Counter[str] = Counter()
+    waited = [0.0]
+    started = time.monotonic()
+
+    def one(port: int) -> None:
+        status = 429
+        while status == 429 and time.monotonic() - started < seconds:
+            line = http.client.HTTPConnection("127.0.0.1", port)
+            sent = time.monotonic()
+            line.request("POST", "/score", body, {"content-type": "application/json"})
+            reply = line.getresponse()
+            reply.read()
+            status = reply.status
+            found[str(status)] += 1
+            if status == 200:
+                waited.append(time.monotonic() - sent)
+            elif status == 429:
+                time.sleep(int(reply.headers["retry-after"]))
+
+    with simulated_cluster(1, 1000 / pairs_per_second) as place, gateway(place.url, "demo") as (port, _):
+        Client(place.url, model="demo").score([("moon", "far")])  # the model is loaded
+        threads = [threading.Thread(target=one, args=(port,)) for _ in range(requests)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    took = time.monotonic() - started
+    return {
+        "answers": dict(found),
+        "waited_seconds": max(waited),
+        "pairs_per_second": found["200"] * documents / took,
+        "seconds": took,
     }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         AsyncSubmittedFile,
     )
     from rankmill.producer.client.cross_encoder import CrossEncoder
-    from rankmill.producer.client.runs import Ranked, RunStats, Scores, ScoringRun
+    from rankmill.producer.client.runs import Classified, Ranked, RunStats, Scores, ScoringRun
     from rankmill.producer.client.submitted import SubmittedFile
     from rankmill.producer.client.sync_client import Client
     from rankmill.workers.queue.connection import Connection
@@ -30,6 +30,7 @@ __all__ = [
     "AsyncDetachedRun",
     "AsyncScoringRun",
     "AsyncSubmittedFile",
+    "Classified",
     "Client",
     "Connection",
     "CrossEncoder",
@@ -51,6 +52,7 @@ _HOMES = {
     "AsyncDetachedRun": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "AsyncSubmittedFile": "producer.client.async_client",
+    "Classified": "producer.client.runs",
     "Client": "producer.client.sync_client",
     "Connection": "workers.queue.connection",
     "CrossEncoder": "producer.client.cross_encoder",

@@ -1,8 +1,8 @@
 """Filter a corpus by quality: score every text, keep the best share, and keep the scores.
 
-python examples/recipes/filter_corpus.py corpus.jsonl kept.parquet 0.5 [redis://…]
+python examples/recipes/filter_corpus.py corpus.jsonl kept.parquet 0.5 MODEL [redis://…]
 
-The model here scores pairs, so quality is how well a text answers what you ask of it.
+MODEL is a classifier or regressor of single texts, such as HuggingFaceTB/fineweb-edu-classifier.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import pyarrow.parquet as pq
 
 from rankmill import Client
 
-CRITERION = "a clear explanation with facts"
 
-
-def main(corpus: str, output: str, share: str, url: str = "") -> None:
+def main(corpus: str, output: str, share: str, model: str, url: str = "") -> None:
     """Keep the `share` of the corpus with the best scores; a text without a score is not kept."""
     texts = pyarrow.json.read_json(corpus)
-    pairs = pa.table({"query": [CRITERION] * len(texts), "passage": texts["text"]})
-    with Client(url, model="demo") if url else Client.embedded(model="demo") as client:
-        scores = client.score(pairs, timeout=600)
+    with Client(url, model=model) if url else Client.embedded(model=model) as client:
+        scores = client.score(texts=texts["text"], timeout=600)
     least = np.nanquantile(scores, 1 - float(share))
     kept = texts.append_column("quality", pa.array(scores)).filter(pa.array(scores >= least))
     pq.write_table(kept, output)

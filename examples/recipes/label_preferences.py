@@ -1,9 +1,10 @@
 """Label preference data: which of two answers is better, and how sure the model is.
 
-python examples/recipes/label_preferences.py preferences.jsonl labelled.jsonl [redis://…]
+python examples/recipes/label_preferences.py preferences.jsonl labelled.jsonl MODEL [redis://…]
 
-Each line has `prompt`, `chosen` and `rejected`. The lines come out with `chosen_score`, `rejected_score` and
-`margin`; with a margin under 0 the model prefers the answer that was rejected: look at these first.
+MODEL is a reward model, such as Skywork/Skywork-Reward-V2-Qwen3-0.6B. Each line has `prompt`, `chosen` and
+`rejected`. The lines come out with `chosen_score`, `rejected_score` and `margin`; with a margin under 0
+the model prefers the answer that was rejected: look at these first.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from pathlib import Path
 from rankmill import Client
 
 
-def main(source: str, output: str, url: str = "") -> None:
+def main(source: str, output: str, model: str, url: str = "") -> None:
     """Score both answers of every line in one run, and write the lines with their scores."""
     rows = [json.loads(line) for line in Path(source).read_text("utf-8").splitlines()]
-    pairs = [(row["prompt"], row[side]) for row in rows for side in ("chosen", "rejected")]
-    with Client(url, model="demo") if url else Client.embedded(model="demo") as client:
-        scores = client.score(pairs, timeout=600, activation="identity")
+    chats = [
+        [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[side]}]
+        for row in rows
+        for side in ("chosen", "rejected")
+    ]
+    with Client(url, model=model) if url else Client.embedded(model=model) as client:
+        scores = client.score(messages=chats, timeout=600)
     if scores.errors:
         row, reason = next(iter(scores.errors.items()))
         raise SystemExit(f"line {row // 2 + 1} has no score: {reason}")

@@ -6,6 +6,7 @@ Commands print it as it is, never with a traceback, and end with the exit code o
 
 from __future__ import annotations
 
+import re
 from enum import Enum, IntEnum
 from typing import ClassVar, Literal
 
@@ -150,6 +151,20 @@ class RunnerError(RankmillError):
 
 class RunExpired(InputError):
     """There is no such run, or its results are no longer kept."""
+
+
+_TOO_LONG = re.compile(r"the .+ has ([\d,]+) tokens, and ([\d,]+) are taken: shorten it")
+
+
+def too_long(what: str, tokens: int, most: int) -> str:
+    """Why a row with so many tokens, of which `most` are taken, has no score; `what` is what a row is."""
+    return f"the {what} has {tokens:,} tokens, and {most:,} are taken: shorten it"
+
+
+def read_too_long(reason: str) -> tuple[int, int] | None:
+    """The numbers of a reason that `too_long` gave; ``None`` if it is another reason."""
+    found = _TOO_LONG.fullmatch(reason)
+    return (int(found[1].replace(",", "")), int(found[2].replace(",", ""))) if found else None
 
 
 class StillWaiting(RankmillError):

@@ -15,14 +15,15 @@ from rankmill.jobs.contract.prompts import MAX_TEMPLATE_CHARS, answers_of
 from rankmill.jobs.contract.schema import Inputs
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
-Activation = Literal["default", "identity", "sigmoid", "softmax"]
+Activation = Literal["default", "identity", "sigmoid", "softmax", "probability"]
 
 Long = Literal["truncate", "split", "split-mean", "refuse"]
 
 Side = Literal["right", "left"]
 
 LATEST = frozenset({"deterministic", "truncation_side", "max_passage_tokens"})
-"""Fields that no release before this one knows, as it knows no ``long: refuse`` and ``split-mean``."""
+"""Fields that no release before this one knows, as it knows no ``long: refuse`` and ``split-mean``, and no
+activation ``probability``."""
 
 ADDED = LATEST | {"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"}
 """Fields that release 0.1 does not know; they are written only where they are set."""
@@ -79,7 +80,7 @@ class ScoreSpec(BaseModel):
     activation
         Function applied to the logit. ``default`` is the model's own, as
         ``sentence_transformers.CrossEncoder`` would apply it. ``softmax``: the model's own, then the
-        softmax over its outputs.
+        softmax over its outputs. ``probability``: of logits, the softmax of several and the sigmoid of one.
     instruction
         What the model is asked to do: text in its prompt, or before each query, as
         ``CrossEncoder.predict(prompt=...)`` has it. ``None`` is the model's own, empty is none.
@@ -147,7 +148,8 @@ class ScoreSpec(BaseModel):
     @property
     def is_latest(self) -> bool:
         """Whether it asks for what no release before this one knows."""
-        return self.long in {"refuse", "split-mean"} or not LATEST.isdisjoint(self.written())
+        values = self.long in {"refuse", "split-mean"} or self.activation == "probability"
+        return values or not LATEST.isdisjoint(self.written())
 
 
 class SpecOptions(TypedDict, total=False):

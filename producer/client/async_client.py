@@ -127,6 +127,11 @@ class _AsyncRun:
         """Reasons by row number (from 0) for the rows read so far that have no score."""
         return self._run.errors
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of a row's scores, with ``all_labels``; known after the first scored chunk."""
+        return self._run.labels
+
     async def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
         """Wait for the end of the run as `ScoringRun.wait` does."""
         return await self._read(self._run.wait, timeout, show_progress=show_progress)
@@ -295,6 +300,7 @@ class AsyncClient:
 
     score = _awaited(Client.score, _as_it_is)
     rank = _awaited(Client.rank, _as_it_is)
+    classify = _awaited(Client.classify, _as_it_is)
     begin = _awaited(Client.begin, AsyncScoringRun)
     attach = _awaited(Client.attach, _attached)
 

@@ -76,6 +76,30 @@ class Ranked:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class Classified:
+    """What `Client.classify` says of a text: its most likely label, and the probability of each by name.
+
+    ``error`` is the reason if there are none: ``label`` is empty then.
+    """
+
+    label: str
+    probabilities: Mapping[str, float]
+    error: str | None = None
+
+
+def classified(scores: Scores) -> list[Classified]:
+    """The labels of rows by their scores, one for each; the only output of a model is called ``LABEL_0``."""
+    names = scores.labels or ("LABEL_0",)
+    found = []
+    for row, values in enumerate(np.asarray(scores).reshape(len(scores), -1).tolist()):
+        if row in scores.errors:
+            found.append(Classified("", {}, scores.errors[row]))
+        else:
+            found.append(Classified(names[int(np.argmax(values))], dict(zip(names, values, strict=True))))
+    return found
+
+
 def ranked(scores: Scores, top_k: int | None) -> list[Ranked]:
     """Rank passages by their scores, best first; those without a score come last.
 

@@ -33,7 +33,15 @@ from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.jobs.runtime.specs import run_spec
 from rankmill.jobs.system import system
-from rankmill.producer.client.runs import Ranked, Scores, ScoringRun, ranked, read_together
+from rankmill.producer.client.runs import (
+    Classified,
+    Ranked,
+    Scores,
+    ScoringRun,
+    classified,
+    ranked,
+    read_together,
+)
 from rankmill.producer.client.several import start_each
 from rankmill.producer.client.split import rows_by_version, split_run
 from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file, submitted_files
@@ -346,6 +354,17 @@ class Client:
             raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
         return ranked(scores, top_k)
+
+    def classify(
+        self, texts: Texts, *, timeout: float | None = None, **spec: Unpack[SpecOptions]
+    ) -> list[Classified]:
+        """The most likely label of each text, and the probabilities of all labels; else as `score`.
+
+        They are the softmax of several outputs and the sigmoid of one. For labels that do not exclude each
+        other give ``activation="sigmoid"``.
+        """
+        options: SpecOptions = {"activation": "probability", "all_labels": True, **spec}
+        return classified(self.score(texts=texts, timeout=timeout, **options))
 
     def submit(
         self,

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     Table: TypeAlias = pd.DataFrame | pa.Table | pa.RecordBatch | ArrowStream
     Array: TypeAlias = np.ndarray[Any, Any]
-    Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table
-    Conversations: TypeAlias = Iterable[Sequence[Mapping[str, Any]] | None] | Table
+    Column: TypeAlias = pd.Series[Any] | pa.Array | pa.ChunkedArray | ArrowStream
+    Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table | Column
+    Conversations: TypeAlias = Iterable[Sequence[Mapping[str, Any]] | None] | Table | Column
     Pairs: TypeAlias = (
         Iterable[tuple[str | None, str | None]] | Iterable[Mapping[str, str | None]] | Array | Table
     )
@@ -114,18 +115,17 @@ def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs")
     InputError
         A column does not exist, is there twice, or holds no text.
     """
-    found = _table_of(pairs, columns)
+    found = _table_of(pairs, columns, inputs)
     if found is None:
         return None
     _check_columns(found.schema, columns, inputs)
     if inputs == "conversations":
         return (_with_json(table, columns) for table in found.tables)
-    return _alike(found.tables, columns) if found.is_loose else found.tables
+    return found.tables
 
 
 def _with_json(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
     """The columns of a table that hold conversations, as workers get them."""
-    _check_columns(table.schema, columns, "conversations")
     return pa.table({name: as_json(table[name]).cast(pa.large_string()) for name in columns})
 
 
@@ -142,24 +142,26 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs =
 
 
 class _Tables(NamedTuple):
-    """Tables that are read once, and the schema of the first; where it is loose, others may have another."""
+    """Tables of one schema, which are read once."""
 
     schema: pa.Schema
     tables: Iterator[pa.Table]
-    is_loose: bool = False
 
 
-def _table_of(pairs: Any, columns: tuple[str, ...]) -> _Tables | None:
+def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables | None:
     """Pairs as tables; ``None`` if they are no table of any kind. No library is imported for it.
 
     Of data frames and datasets only the `columns` are converted, if they have them.
     """
     try:
-        if hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
+        if len(columns) == 1 and _is_column(pairs):
+            column = pa.chunked_array([pairs] if isinstance(pairs, pa.Array) else pairs)
+            pairs = pa.table([column], names=list(columns))
+        elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
             has_both = set(columns) <= set(pairs.columns)
             pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
         elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):
-            return _of_dataset(pairs, columns)
+            return _of_dataset(pairs, columns) if pairs.features else None
         elif hasattr(pairs, "iter_slices") and hasattr(pairs, "select"):
             return _of_polars(pairs, columns)
         elif hasattr(pairs, "__arrow_c_array__"):
@@ -168,24 +170,28 @@ def _table_of(pairs: Any, columns: tuple[str, ...]) -> _Tables | None:
             return _Tables(pairs.schema, iter([pairs]))
         if hasattr(pairs, "__arrow_c_stream__"):
             reader = pa.RecordBatchReader.from_stream(pairs)
-            return _Tables(reader.schema, _read(reader, type(pairs).__name__))
+            return _Tables(reader.schema, _read(reader, f"{inputs} are {type(pairs).__name__}"))
     except (pa.ArrowException, TypeError, ValueError) as error:
         kind, reason = type(pairs).__name__, " ".join(map(str, error.args)) or type(error).__name__
         raise InputError(
-            f"pairs are {kind}, which is no table of texts: {' '.join(reason.split())}"
+            f"{inputs} are {kind}, which is no table of texts: {' '.join(reason.split())}"
         ) from None
     return None
 
 
+def _is_column(given: Any) -> bool:
+    """Whether rows that are scored alone are given as a column: an array of Arrow, or a series of a frame."""
+    if isinstance(given, pa.Array | pa.ChunkedArray):
+        return True
+    return hasattr(given, "__arrow_c_stream__") and hasattr(given, "dtype")  # a table has several
+
+
 def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
-    """A dataset of Hugging Face's, or one that is iterated, whose columns may not be known before."""
-    if set(columns) <= set(dataset.column_names or ()):
+    """A dataset of Hugging Face's, or one that is iterated, whose columns and their types are known."""
+    if set(columns) <= set(dataset.column_names):
         dataset = dataset.select_columns(list(columns))
     tables: Iterator[pa.Table] = iter(dataset.with_format("arrow").iter(_DATASET_ROWS))
-    first = next(tables, None)
-    if first is None:
-        return _Tables(pa.schema([(name, pa.string()) for name in columns]), iter(()))
-    return _Tables(first.schema, chain([first], tables), is_loose=True)
+    return _Tables(dataset.features.arrow_schema, tables)
 
 
 def _of_polars(frame: Any, columns: tuple[str, ...]) -> _Tables:
@@ -196,20 +202,13 @@ def _of_polars(frame: Any, columns: tuple[str, ...]) -> _Tables:
     return _Tables(pa.table(frame[:0]).schema, (pa.table(part) for part in slices))
 
 
-def _alike(tables: Iterator[pa.Table], columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    schema = pa.schema([(name, pa.large_string()) for name in columns])
-    for table in tables:
-        _check_columns(table.schema, columns)
-        yield table.select(list(columns)).cast(schema)
-
-
-def _read(reader: pa.RecordBatchReader, kind: str) -> Iterator[pa.Table]:
+def _read(reader: pa.RecordBatchReader, what: str) -> Iterator[pa.Table]:
     try:
         for batch in reader:
             yield pa.Table.from_batches([batch])
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split()).partition(". Detail: Python exception")[0]
-        raise InputError(f"pairs are {kind}, which could not be read to its end: {reason}") from None
+        raise InputError(f"{what}, which could not be read to its end: {reason}") from None
 
 
 def cut_tables(
@@ -328,15 +327,20 @@ def holds_messages(kind: pa.DataType) -> bool:
 
 
 def as_json(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Conversations as workers get them; a key that Arrow has filled with null is left out."""
+    """Conversations as workers get them; what Arrow has filled with null is left out, at any depth."""
     if is_text(column.type):
         return column
     return _texts([None if messages is None else _json_of(messages) for messages in column.to_pylist()])
 
 
 def _json_of(messages: Iterable[Mapping[str, object] | None]) -> str:
-    known = [each and {name: value for name, value in each.items() if value is not None} for each in messages]
-    return json.dumps(known, ensure_ascii=False, default=str)
+    return json.dumps([_known(each) for each in messages], ensure_ascii=False, default=str)
+
+
+def _known(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _known(each) for name, each in value.items() if each is not None}
+    return [_known(each) for each in value] if isinstance(value, list) else value
 
 
 def _texts(texts: list[str | None]) -> pa.Array:

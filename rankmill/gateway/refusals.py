@@ -19,20 +19,22 @@ from rankmill.jobs.contract.errors import (
     RunFailed,
     RunTimeout,
     SpecError,
+    read_too_long,
 )
 from rankmill.jobs.runtime.patience import redis_errors
 
 Kind = Literal[
     "invalid", "empty", "too_large", "no_key", "forbidden", "no_model", "not_found", "method", "conflict",
-    "media_type", "gone", "slow", "busy", "overloaded", "unscorable", "backend", "unavailable",
-    "timeout",
+    "media_type", "gone", "slow", "busy", "overloaded", "too_long", "unscorable", "backend",
+    "unavailable", "timeout",
 ]  # fmt: skip
 """What kind of trouble it is.
 
 ``method``: the path takes others. ``conflict``: what is there already stands in the way. ``gone``: the client
 has closed the connection; ``slow``: its body does not come. ``busy``: the caller asks too often;
-``overloaded``: all callers do. ``unscorable``: a row has no score; ``backend``: the workers cannot score the
-run; ``unavailable``: no worker or no server answers, or the server refuses the gateway.
+``overloaded``: all callers do. ``too_long``: a row has more tokens than are taken; ``unscorable``: it has no
+score for another reason; ``backend``: the workers cannot score the run; ``unavailable``: no worker or no
+server answers, or the server refuses the gateway.
 """
 
 
@@ -58,6 +60,7 @@ KINDS: dict[Kind, Words] = {
     "slow": Words(408, "DEADLINE_EXCEEDED"),
     "busy": Words(429, "RESOURCE_EXHAUSTED"),
     "overloaded": Words(429, "RESOURCE_EXHAUSTED"),
+    "too_long": Words(422, "INVALID_ARGUMENT"),
     "unscorable": Words(422, "INVALID_ARGUMENT"),
     "invalid": Words(400, "INVALID_ARGUMENT", (ConfigError, InputError)),
     "backend": Words(502, "INTERNAL", (SpecError, RunFailed, RunCancelled)),
@@ -83,21 +86,37 @@ class Refusal(Exception):  # it is an answer
         Seconds after which the same request may succeed, if that can be told.
     param
         Name of the field of the body that is wrong, if it is one.
+    tokens
+        Of a row that is too long: its tokens, and how many are taken.
     """
 
     def __init__(
-        self, kind: Kind, message: str, *, retry_after: float | None = None, param: str | None = None
+        self,
+        kind: Kind,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        param: str | None = None,
+        tokens: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.message = message
         self.retry_after = retry_after
         self.param = param
+        self.tokens = tokens
 
 
 def wrong(param: str, why: str) -> Refusal:
     """The refusal of a field or parameter."""
     return Refusal("invalid", f"{param}: {why}", param=param)
+
+
+def unscorable(row: int, reason: str) -> Refusal:
+    """The refusal of a request one of whose rows has no score."""
+    tokens = read_too_long(reason)
+    kind: Kind = "too_long" if tokens else "unscorable"
+    return Refusal(kind, f"text {row} cannot be scored: {reason}", tokens=tokens)
 
 
 EXPECTED = (Refusal, RankmillError, redis.RedisError)

@@ -4,36 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
+
+SpecFields: TypeAlias = dict[str, str | int | None]
+"""Fields of a `ScoreSpec` that a request asks for."""
+
+ONE_LABEL = "LABEL_0"
+"""What the only output of a model is called, as transformers calls it."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
     """What a request asks for.
 
-    ``queries`` is one text for all passages, or one for each. ``model`` is ``None`` for the gateway's own.
-    ``spec`` has other fields of `ScoreSpec` for this request.
+    ``queries`` is one text for all passages, or one for each; ``None``: each of `passages` is scored alone.
+    ``model`` is ``None`` for the gateway's own. ``spec`` has other fields of `ScoreSpec` for this request.
     """
 
-    queries: str | Sequence[str]
+    queries: str | Sequence[str] | None
     passages: Sequence[str]
     model: str | None = None
-    spec: Mapping[str, str | int] = field(default_factory=dict)
+    spec: Mapping[str, str | int | None] = field(default_factory=dict)
 
-    def pairs(self) -> list[tuple[str, str]]:
-        """The pairs to score, in order."""
+    def rows(self) -> list[tuple[str, ...]]:
+        """The rows to score, in order: pairs, or texts alone."""
+        if self.queries is None:
+            return [(text,) for text in self.passages]
         if isinstance(self.queries, str):
             return [(self.queries, passage) for passage in self.passages]
         return list(zip(self.queries, self.passages, strict=True))
 
 
-def within(settings: Settings, spec: Mapping[str, str | int]) -> dict[str, str | int]:
+def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
+    """The request to score texts alone: what a setting says of pairs is not for them."""
+    of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
+    return ScoreRequest(None, texts, model, {**of_pairs, **spec, "inputs": "texts"})
+
+
+def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
     """The fields of a request's spec, as far as the gateway's settings leave them to it.
 
-    No pair is too long where passages are split into windows.
+    Nothing is too long where texts are split into windows, of which the best is that of one label.
 
     Raises
     ------
@@ -42,13 +57,15 @@ def within(settings: Settings, spec: Mapping[str, str | int]) -> dict[str, str |
     """
     most, wanted = settings.max_length, spec.get("max_length")
     if most is not None and isinstance(wanted, int) and wanted > most:
-        raise Refusal("invalid", f"{wanted:,} tokens are more than the {most:,} of a pair: ask for fewer")
-    return {name: value for name, value in spec.items() if name != "long" or settings.long != "split"}
+        why = f"{wanted:,} tokens are more than the {most:,} of a pair: ask for fewer"
+        raise Refusal("invalid", why, param="max_length")
+    fixed = {"split": {"long", "all_labels", "label"}, "split-mean": {"long"}}.get(settings.long, set())
+    return {"inputs": "pairs", **{name: value for name, value in spec.items() if name not in fixed}}
 
 
 @dataclass(frozen=True)
 class RequestScores:
-    """Scores of a request, in input order.
+    """Scores of a request, in input order: numbers, or with ``labels`` a list of one for each of them.
 
     ``tokens`` are those that were computed, without padding. ``created`` is in seconds since 1970,
     ``seconds`` is the time that the scores took, ``work_seconds`` that of the slowest chunk in its worker,
@@ -57,7 +74,7 @@ class RequestScores:
     backend, device, revision and proven bound, as far as they are known.
     """
 
-    scores: Sequence[float]
+    scores: Sequence[Any]
     model: str
     tokens: int = 0
     seconds: float = 0.0
@@ -66,6 +83,7 @@ class RequestScores:
     forward_seconds: float | None = None
     chunks: int = 1
     contract: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: system.unique_id())  # noqa: PLW0108 -- a simulation replaces it
     created: int = field(default_factory=lambda: int(system.now()))
 
@@ -74,9 +92,20 @@ class RequestScores:
         order = sorted(range(len(self.scores)), key=lambda place: (-self.scores[place], place))
         return ((place, self.scores[place]) for place in order[:top])
 
+    def predictions(self) -> list[list[tuple[str, float]]]:
+        """Of each row all labels with their scores, in the model's order."""
+        if not self.labels:
+            return [[(ONE_LABEL, score)] for score in self.scores]
+        return [list(zip(self.labels, row, strict=True)) for row in self.scores]
+
     def stages(self) -> dict[str, float]:
         """Where the time went (s): those stages that are known."""
         queue = max(self.seconds - self.work_seconds, 0.0)
         parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}
         known = {stage: seconds for stage, seconds in parts.items() if seconds is not None}
         return {"queue": queue, "work": self.work_seconds, **known}
+
+
+def best_first(labels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Labels with their scores, the highest first; equal ones in the model's order."""
+    return sorted(labels, key=lambda each: -each[1])

@@ -15,9 +15,9 @@ from rankmill.gateway import metrics
 from rankmill.gateway.keys.admission import Admission
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.load_shedding import LoadShedder
-from rankmill.gateway.refusals import Refusal, refusal_of
+from rankmill.gateway.refusals import Refusal, refusal_of, unscorable
 from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
-from rankmill.jobs.contract.errors import ConfigError, RunFailed
+from rankmill.jobs.contract.errors import ConfigError, RunFailed, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
@@ -160,38 +160,44 @@ class Scoring:
         """Admit a request and submit its pairs; raises as `score`, also from the ``with`` block."""
         served = self.served.resolve(request.model)
         spec = within(self.settings, request.spec)
-        pairs = request.pairs()
-        chars = self._check(pairs)
+        rows = request.rows()
+        chars = self._check(rows)
+        given = rows if request.queries is not None else request.passages
         own = self.settings.tenant, self.settings.weight
         tenant = Tenant(key.name, key.weight) if key else Tenant(*own)
-        priority = choose_priority(key.priority if key else None, len(pairs))
+        priority = choose_priority(key.priority if key else None, len(rows))
         try:
-            with self.load.work(chars, len(pairs), priority, group_of(tenant.name)):
-                async with self.admission.admitted(key, served, len(pairs)):
+            with self.load.work(chars, len(rows), priority, group_of(tenant.name)):
+                async with self.admission.admitted(key, served, len(rows)):
                     began = time.perf_counter()
                     run = await self._submitted(
-                        pairs, priority=priority, tenant=tenant, model=served.model, **spec
+                        given, priority=priority, tenant=tenant, model=served.model, **spec
                     )
                     try:
                         shown = served.name if served.name != served.model else None
                         yield SubmittedRequest(
                             run, priority, self.settings.gateway_request_seconds, shown, began
                         )
-                    except BaseException:
+                    except BaseException as error:
                         await run.cancel()
+                        if isinstance(error, StillWaiting):
+                            raise error.of_a_cancelled_run() from None
                         raise
-            self.load.note(chars, len(pairs), run.stats.tokens, run.stats.chunks, served.model)
+            self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
-            if _OF_THE_CALLER.isdisjoint(spec):
+            given = sorted(_OF_THE_CALLER & spec.keys())
+            if not given:
                 raise refusal_of(error) from None
-            raise Refusal("invalid", f"the options of this request do not fit the model: {error}") from None
+            why = f"the options of this request do not fit the model: {error}"
+            param = next((name for name in given if name in str(error)), None)
+            raise Refusal("invalid", why, param=param) from None
 
-    async def _submitted(self, pairs: Sequence[tuple[str, str]], **options: Any) -> AsyncScoringRun:
-        """Submit pairs; a server that can be read and takes nothing is not waited for any longer."""
+    async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
+        """Submit rows; a server that can be read and takes nothing is not waited for any longer."""
         seconds = self.settings.gateway_request_seconds
         try:
             async with asyncio.timeout(seconds) as timer:
-                return await self.client.begin(pairs, **options)
+                return await self.client.begin(rows, **options)
         except TimeoutError:
             if not timer.expired():
                 raise
@@ -200,14 +206,14 @@ class Scoring:
                 f"the server took nothing for {seconds:g} s, and the gateway's log says why; ask again later",
             ) from None
 
-    def _check(self, pairs: Sequence[tuple[str, str]]) -> int:
-        """The characters of a request's pairs; raises `Refusal` if it has none, or too many."""
+    def _check(self, rows: Sequence[tuple[str, ...]]) -> int:
+        """The characters of a request's rows; raises `Refusal` if it has none, or too many."""
         most = self.settings.gateway_pairs
-        if not pairs:
+        if not rows:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
-        if len(pairs) > most:
-            raise Refusal("too_large", f"{len(pairs):,} pairs are more than the {most:,} of one request")
-        length = sum(len(query) + len(passage) for query, passage in pairs)
+        if len(rows) > most:
+            raise Refusal("too_large", f"{len(rows):,} pairs are more than the {most:,} of one request")
+        length = sum(len(text) for row in rows for text in row)
         if length > (limit := 8 * self.settings.gateway_body_mib << 20):
             raise Refusal(
                 "too_large",
@@ -222,7 +228,7 @@ class RowScores:
     """Scores of some rows that follow each other, from row `first` on; NaN for those in `errors`."""
 
     first: int
-    scores: Sequence[float]
+    scores: Sequence[Any]
     errors: Mapping[int, str]
 
 
@@ -262,7 +268,7 @@ class SubmittedRequest:
         Refusal
             They do not come in time, or the workers cannot score them.
         """
-        values: list[float] = []
+        values: list[Any] = []
         first = 0
         try:
             async with asyncio.timeout(self._seconds):
@@ -276,10 +282,11 @@ class SubmittedRequest:
         except TimeoutError:
             raise Refusal(
                 "timeout",
-                f"{first + len(values)} texts were scored after {self._seconds:g} s, the most of a request",
+                f"{first + len(values)} texts were scored after {self._seconds:g} s, the most of a request; "
+                "the run is cancelled",
             ) from None
 
-    def result(self, scores: list[float]) -> RequestScores:
+    def result(self, scores: list[Any]) -> RequestScores:
         """The scores of all chunks together.
 
         Raises
@@ -288,13 +295,15 @@ class SubmittedRequest:
             A row has no score.
         """
         for row, reason in self._run.errors.items():
-            raise Refusal("unscorable", f"text {row} cannot be scored: {reason}")
+            raise unscorable(row, reason)
         stats, seconds = self._run.stats, time.perf_counter() - self._began
         version = (self._run.model, stats.revision or "")
-        metrics.by_model.count(version, self._priority, np.array(scores, np.float32), seconds)
+        labels = self._run.labels
+        found = np.array(scores, np.float32)
+        metrics.by_model.count(version, self._priority, found, seconds, max(len(labels), 1))
         return RequestScores(
             scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
-            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), stats.contract(),
+            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), stats.contract(), labels,
             self._run.id,
         )  # fmt: skip
 

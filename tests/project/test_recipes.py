@@ -18,6 +18,8 @@ from datasets import load_dataset
 from nbclient import NotebookClient
 
 from tests.conftest import ENVIRON, Server, StartRunner, run_command
+from tests.harness.models.rerankers import make_decoder
+from tests.workers.models.test_texts import TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "examples" / "recipes"
@@ -90,10 +92,9 @@ def test_distil_from_two_teachers(shared_queue: Server, folder: Path, tiny_model
     assert all(len(row["scores"]) == 4 for row in rows)
 
 
-def test_filter_a_corpus(shared_queue: Server, folder: Path, tmp_path: Path) -> None:
-    shown = python(
-        "filter_corpus.py", folder / "corpus.jsonl", tmp_path / "kept.parquet", 0.5, shared_queue.url
-    )
+def test_filter_a_corpus(shared_queue: Server, folder: Path, tiny_model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "kept.parquet"
+    shown = python("filter_corpus.py", folder / "corpus.jsonl", output, 0.5, tiny_model, shared_queue.url)
     kept = pq.read_table(tmp_path / "kept.parquet")
     texts = len((folder / "corpus.jsonl").read_text("utf-8").splitlines())
     assert abs(len(kept) - texts / 2) <= 1, shown
@@ -101,15 +102,18 @@ def test_filter_a_corpus(shared_queue: Server, folder: Path, tmp_path: Path) -> 
 
 
 def test_label_preferences(shared_queue: Server, tmp_path: Path) -> None:
+    model = make_decoder(tmp_path / "model", "qwen3", task="classifier", template=TEMPLATE)
     row = {"prompt": "how far is the moon", "chosen": "About 384,400 km.", "rejected": "Cheese.", "id": 7}
     source, output = tmp_path / "preferences.jsonl", tmp_path / "labelled.jsonl"
     other = row | {"chosen": "Cheese.", "rejected": "About 384,400 km."}
     source.write_text("".join(json.dumps(each) + "\n" for each in (row, other)))
-    assert "agrees with 1 of 2" in python("label_preferences.py", source, output, shared_queue.url)
+    shown = python("label_preferences.py", source, output, model, shared_queue.url)
+    assert "agrees with 1 of 2" in shown  # what it prefers is chosen in one line, and rejected in the other
     first, second = map(json.loads, output.read_text().splitlines())
     assert {**row, **first} == first
     assert first["margin"] == pytest.approx(first["chosen_score"] - first["rejected_score"])
-    assert second["margin"] < 0 < first["margin"]
+    assert second["margin"] == pytest.approx(-first["margin"], abs=1e-5)
+    assert first["margin"] != 0
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rankmill.jobs.contract.errors import RowFault
+from rankmill.jobs.contract.errors import RowFault, too_long
 from rankmill.jobs.contract.proof import Way
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
@@ -236,8 +236,7 @@ class Engine:
         if most is None or (fits := tokens.lengths <= most).all():
             return part, tokens
         for row, length in zip(part[~fits].tolist(), tokens.lengths[~fits].tolist(), strict=True):
-            reason = f"the {self._row} has {length:,} tokens, and {most:,} are taken: shorten it"
-            scored.fail(row, "too_long", reason)
+            scored.fail(row, "too_long", too_long(self._row, length, most))
         return part[fits], tokens.take(np.flatnonzero(fits))
 
     def submit(self, parts: list[Part]) -> Flight:

@@ -35,6 +35,8 @@ def activation(asked: str, saved: str | None, model: str, outputs: int = 1) -> A
         The model's own function is not in `torch.nn`, or does not map logits to scores.
     """
     own = saved if saved is not None else _SIGMOID if outputs == 1 else _IDENTITY
+    if asked == "probability":
+        return _sigmoid if outputs == 1 else _softmax
     path = {"identity": _IDENTITY, "sigmoid": _SIGMOID}.get(asked, own)
     name = path.rpartition(".")[2] if path.startswith("torch.nn.") else ""
     function = _OWN.get(name) or _of_torch(name, outputs)

@@ -92,14 +92,19 @@ class ConversationTokenizer:
 
 
 def read_messages(text: str) -> Messages:
-    """The messages of a conversation in JSON.
+    """The messages of a conversation in JSON, each without the keys that are null.
+
+    They are there because another message has them: tables and datasets fill up what a message lacks.
 
     Raises
     ------
     ValueError
         It is no list of messages, each with a role and a content.
     """
-    found = json.loads(text)
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise ValueError("a conversation is a list of messages in JSON, and this is not JSON") from None
     if not isinstance(found, list) or not found:
         raise ValueError("a conversation is a list of messages")
     for number, message in enumerate(found):
@@ -109,4 +114,4 @@ def read_messages(text: str) -> Messages:
             raise ValueError(f"message {number} has no role")
         if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
             raise ValueError(f"message {number} has no content")
-    return found
+    return [{key: value for key, value in message.items() if value is not None} for message in found]

@@ -49,9 +49,9 @@ class BatchRequest:
     refusal: Refusal | None = None
 
     @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """The pairs to score; none if it is refused."""
-        return self.asked.pairs() if self.asked else []
+    def rows(self) -> list[tuple[str, ...]]:
+        """The rows to score; none if it is refused."""
+        return self.asked.rows() if self.asked else []
 
     def refused(self, refusal: Refusal) -> BatchRequest:
         """The request, refused after all."""
@@ -112,9 +112,16 @@ def holds_requests(path: Path) -> bool:
     return False
 
 
-def answer(request: BatchRequest, batch: str, model: str, scores: list[float], created: float) -> str:
-    """The line of the output for a request with scores."""
-    scored = RequestScores(scores, model, id=_id(batch, request), created=int(created))
+def answer(
+    request: BatchRequest,
+    batch: str,
+    model: str,
+    scores: list[Any],
+    created: float,
+    labels: tuple[str, ...] = (),
+) -> str:
+    """The line of the output for a request with scores, of which each has one for each of `labels`."""
+    scored = RequestScores(scores, model, id=_id(batch, request), created=int(created), labels=labels)
     assert request.body
     body = request.body.answer(scored)
     if isinstance(body, dict):  # tokens are counted by the chunk, which has the pairs of many requests
@@ -170,10 +177,10 @@ def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:
     try:
         form = path.body(line.body)
         body = read_as(form, line.body)
-        asked = body.score_request(path.dialect)
+        asked = path.score_request(body, line.body)
         if not asked.passages:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
-        asked.pairs()
+        asked.rows()
     except Refusal as refusal:
         return BatchRequest(number, line, form, None, None, refusal)
     return BatchRequest(number, line, form, body, asked)

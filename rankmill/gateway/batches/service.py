@@ -47,8 +47,8 @@ _CANCEL_SECONDS = 60
 
 
 _OF_PAIRS = (
-    "query_column", "passage_column", "score_column", "rank_column", "query_id_column", "passage_id_column",
-    "list_columns", "top_k", "limit", "output_format",
+    "query_column", "passage_column", "text_column", "messages_column", "score_column", "rank_column",
+    "query_id_column", "passage_id_column", "list_columns", "top_k", "limit", "output_format",
 )  # fmt: skip
 
 _fields: dict[str, Any] = {name: (FileRequest.model_fields[name].annotation, FileRequest.model_fields[name])
@@ -180,7 +180,7 @@ class Batches:
             named = (first and first.model) or default.name
             order = BatchOrder(
                 id=batch_id, owner=file.owner, endpoint=endpoint, model=named, default=default.name,
-                asked=besides_long(spec),
+                asked=besides_long(first.spec if first else {}),
             )  # fmt: skip
             output = self._folder.at(f"{batch_id}/output.jsonl")
             request = FileRequest(inputs=(str(source),), output=str(output))

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from rankmill.gateway.batches.folder import open_bytes
 from rankmill.gateway.batches.lines import BatchRequest, answer, besides_long, failure, read_requests
 from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.refusals import unscorable
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
@@ -32,6 +32,7 @@ from rankmill.score.score_file import Confirm
 
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
+_TEXTS = pa.schema([("line", pa.int64()), ("text", pa.string())])
 
 
 Score = Callable[[FileRequest, Confirm], None]
@@ -88,7 +89,8 @@ class BatchWork:
         pairs, scored = _steps(self._output)
         if not (self._run.outcome and scored.exists()):
             self._write_pairs(pairs, self._batch.endpoint)
-            asked = {"inputs": (str(pairs),), "output": str(scored), "force": True}
+            alone = {"text_column": "text"} if self._schema is _TEXTS else {}
+            asked = {"inputs": (str(pairs),), "output": str(scored), "force": True, **alone}
             self._score(self._request.model_copy(update=asked), self._note_scored)
         self._write_answers(scored, self._batch.endpoint)
         clear_batch(self._output)
@@ -108,22 +110,27 @@ class BatchWork:
         self._outcome = outcome
         self._keep(outcome)
 
+    @property
+    def _schema(self) -> pa.Schema:
+        """The columns of what all lines ask for."""
+        return _TEXTS if self._batch.asked.get("inputs") == "texts" else _PAIRS
+
     def _write_pairs(self, target: Path, endpoint: str) -> None:
-        """Write the pairs of all lines, unless a runner that has died has done so."""
+        """Write the rows of all lines, unless a runner that has died has done so."""
         if target.exists():
             return
         lines = 0
         with whole_file(target) as partial:
-            with pq.ParquetWriter(partial, _PAIRS) as writer:
-                rows: list[tuple[int, str, str]] = []
+            with pq.ParquetWriter(partial, self._schema) as writer:
+                rows: list[tuple[int | str, ...]] = []
                 for request in read_requests(self._input, endpoint):
                     self._check(request)
                     lines += 1
-                    rows += [(request.number, query, passage) for query, passage in request.pairs]
+                    rows += [(request.number, *row) for row in request.rows]
                     if len(rows) >= _ROWS:
-                        writer.write_batch(_batch(rows))
+                        writer.write_batch(_batch(rows, self._schema))
                         rows = []
-                writer.write_batch(_batch(rows))
+                writer.write_batch(_batch(rows, self._schema))
             self._store.count(self._batch.id, BatchCounts(total=lines))
 
     def _check(self, request: BatchRequest) -> None:
@@ -163,6 +170,7 @@ class BatchWork:
     def _write_lines(self, scored: Path, endpoint: str, answers: IO[bytes], errors: IO[bytes]) -> BatchCounts:
         """Write the line of each request; returns how many have an answer, and how many an error."""
         completed = failed = 0
+        labels = _labels(scored)
         for request, scores in self._scored(scored, endpoint):
             if request.refusal:
                 failed += 1
@@ -170,24 +178,24 @@ class BatchWork:
             else:
                 completed += 1
                 model = self._batch.model or self._run.order.spec.model
-                answers.write(answer(request, self._batch.id, model, scores, self._run.created).encode())
+                line = answer(request, self._batch.id, model, scores, self._run.created, labels)
+                answers.write(line.encode())
         return BatchCounts(total=completed + failed, completed=completed, failed=failed)
 
-    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[float]]]:
+    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[object]]]:
         """Each request with its scores; one that has a row without a score is refused."""
         reasons = _reasons(_errors_of(scored))
         row, found = 0, _scores(scored)
         for request in read_requests(self._input, endpoint):
-            scores: list[float] = []
+            scores: list[object] = []
             refused = request
-            for place in range(len(request.pairs)):
+            for place in range(len(request.rows)):
                 score = next(found, _END)
                 if score is _END:
                     raise RunFailed("the file of the batch has changed since its pairs were taken")
                 if score is None and refused.refusal is None:
-                    why = f"text {place} cannot be scored: {reasons.get(row, 'no reason is known')}"
-                    refused = request.refused(Refusal("unscorable", why))
-                scores.append(score if isinstance(score, float) else float("nan"))
+                    refused = request.refused(unscorable(place, reasons.get(row, "no reason is known")))
+                scores.append(float("nan") if score is None else score)
                 row += 1
             yield refused, scores
         if next(found, _END) is not _END:
@@ -236,11 +244,22 @@ def _steps(output: Path) -> tuple[Path, Path]:
 _END = object()
 
 
-def _scores(scored: Path) -> Iterator[object]:
-    """The scores of a file, row by row; ``None`` for a row without one."""
+def _labels(scored: Path) -> tuple[str, ...]:
+    """Names of the labels of which each row has a score; none if it has but one score."""
     with pq.ParquetFile(open_random(scored)) as file:
-        for batch in file.iter_batches(columns=["score"]):
-            yield from batch.column(0).to_pylist()
+        names = [name for name in file.schema_arrow.names if name not in {*_PAIRS.names, *_TEXTS.names}]
+    return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)
+
+
+def _scores(scored: Path) -> Iterator[object]:
+    """The scores of a file, row by row, with labels a list for each; ``None`` for a row without one."""
+    labels = _labels(scored)
+    names = [f"score_{label}" for label in labels] or ["score"]
+    with pq.ParquetFile(open_random(scored)) as file:
+        for batch in file.iter_batches(columns=names):
+            rows = zip(*(batch[name].to_pylist() for name in names), strict=True)
+            for row in rows:
+                yield None if row[0] is None else list(row) if labels else row[0]
 
 
 def _reasons(errors: Path) -> dict[int, str]:
@@ -256,8 +275,8 @@ def _errors_of(scored: Path) -> Path:
     return scored.with_name(f"{scored.name}.errors.jsonl")
 
 
-def _batch(rows: list[tuple[int, str, str]]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+def _batch(rows: list[tuple[int | str, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     return pa.RecordBatch.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, _PAIRS, strict=True)], schema=_PAIRS
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
     )

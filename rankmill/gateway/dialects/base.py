@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rankmill.gateway.refusals import KINDS, Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields
 from rankmill.jobs.contract.spec import Long
 
 MAX_TEXT_CHARS = 1 << 20
@@ -78,8 +78,30 @@ class Dialect:
         return self.statuses.get(refusal.kind, KINDS[refusal.kind].http)
 
 
-class Body(BaseModel):
-    """The body of a request. Fields that a dialect does not know are ignored, as its own server does.
+class Fields(BaseModel):
+    """Fields of a request's body. Those that a dialect does not know are ignored, as its own server does."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, found: Any) -> Any:
+        """Clients send null for what they do not set."""
+        if not isinstance(found, dict):
+            return found
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Options(Fields):
+    """Fields of a dialect that change scores."""
+
+    @abstractmethod
+    def spec(self, owner: Dialect) -> SpecFields:
+        """What they mean at a path of `owner`, as fields of a spec; raises `Refusal`."""
+
+
+class Body(Fields):
+    """The body of a request.
 
     Attributes
     ----------
@@ -91,19 +113,9 @@ class Body(BaseModel):
         A line for the documentation.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
-
     dialect: ClassVar[Dialect]
     paths: ClassVar[tuple[str, ...]]
     summary: ClassVar[str]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, found: Any) -> Any:
-        """Clients send null for what they do not set."""
-        if not isinstance(found, dict):
-            return found
-        return {name: value for name, value in found.items() if value is not None}
 
     stream: bool = Field(False, description="Answer with events: scores as they are there, then the result.")
 
@@ -144,6 +156,8 @@ class ScorePath:
         that are too long fare as with it. Errors are in its form where the body has not been read yet.
     choose
         Which body a JSON object is, where there are several.
+    options
+        Fields that mean here, in every body, what they mean in the body that has them.
     """
 
     path: str
@@ -151,15 +165,26 @@ class ScorePath:
     bodies: tuple[type[Body], ...]
     dialect: Dialect
     choose: Callable[[JsonObject], type[Body]] | None = None
+    options: tuple[type[Options], ...] = ()
 
     def body(self, found: JsonObject) -> type[Body]:
         """The kind of body that an object is."""
         return self.choose(found) if self.choose else self.bodies[0]
 
+    def score_request(self, body: Body, found: JsonObject) -> ScoreRequest:
+        """What a body that was read from an object asks for here; raises `Refusal`."""
+        wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
+        more: SpecFields = {}
+        for kind in self.options:
+            given = (found.keys() & kind.model_fields) - type(body).model_fields.keys()
+            said = read_as(kind, {name: found[name] for name in given}).spec(self.dialect) if given else {}
+            more |= {name: value for name, value in said.items() if usual.get(name) != value}
+        return replace(wanted, spec={**wanted.spec, **more})
+
 
 def spec_for(
     owner: Dialect, *, raw: bool = False, truncate: bool | None = None, **others: str | int | None
-) -> dict[str, str | int]:
+) -> SpecFields:
     """The fields of a spec for a body at a path of `owner`.
 
     Parameters
@@ -176,6 +201,12 @@ def spec_for(
     long = owner.long if truncate is None else "truncate" if truncate else "refuse"
     found = {"activation": "identity" if raw else owner.scale, "long": long, **others}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def of_labels(spec: SpecFields) -> SpecFields:
+    """A spec where all labels of a model are wanted, whatever the gateway's setting ``label`` says."""
+    probability = {"activation": "probability"} if spec.get("activation") == "sigmoid" else {}
+    return {**spec, **probability, "all_labels": True, "label": None}
 
 
 def read_as(kind: type[T], found: JsonObject) -> T:

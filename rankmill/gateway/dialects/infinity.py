@@ -9,11 +9,13 @@ from pydantic import Field
 from rankmill.gateway.dialects.base import (
     Body,
     Dialect,
+    Document,
     JsonObject,
     Text,
     Top,
     ranking,
     spec_for,
+    texts_of,
     usage,
 )
 from rankmill.gateway.refusals import Refusal
@@ -39,7 +41,7 @@ class InfinityRerank(Body):
     summary = "infinity: order documents by their score with a query"
 
     query: Text
-    documents: Annotated[list[Text], Field(min_length=1)]
+    documents: Annotated[list[Document], Field(min_length=1)]
     return_documents: bool = False
     raw_scores: bool = False
     model: str | None = None
@@ -47,14 +49,15 @@ class InfinityRerank(Body):
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
         model = None if self.model == _NO_MODEL else self.model
-        return ScoreRequest(self.query, self.documents, model, spec_for(owner, raw=self.raw_scores))
+        return ScoreRequest(self.query, texts_of(self.documents), model, spec_for(owner, raw=self.raw_scores))
 
     def answer(self, scores: RequestScores) -> object:
+        shown = texts_of(self.documents) if self.return_documents else None
         return {
             "object": "rerank",
             "id": f"infinity-{scores.id}",
             "created": scores.created,
             "model": scores.model,
             "usage": usage(scores),
-            "results": ranking(scores, self.top_n, self.documents if self.return_documents else None),
+            "results": ranking(scores, self.top_n, shown),
         }

@@ -6,19 +6,16 @@ Several dialects share some paths: the body decides, and where it does not, the 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
-from pydantic import Field
-
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, ScorePath, spec_for
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Options, ScorePath
 from rankmill.gateway.dialects.cohere import CohereRerankV1, CohereRerankV2, envelope
 from rankmill.gateway.dialects.infinity import InfinityRerank
 from rankmill.gateway.dialects.jina import JinaRerank
-from rankmill.gateway.dialects.tei import TEI, TeiPredict, TeiRerank
-from rankmill.gateway.dialects.vllm import ONLY_HERE, VLLM, VllmRerank, VllmScore
-from rankmill.gateway.dialects.voyage import VoyageRerank
+from rankmill.gateway.dialects.tei import TEI, TeiOptions, TeiPredict, TeiRerank
+from rankmill.gateway.dialects.vllm import ONLY_HERE, VLLM, VllmClassify, VllmOptions, VllmRerank, VllmScore
+from rankmill.gateway.dialects.voyage import VoyageOptions, VoyageRerank
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
@@ -34,13 +31,6 @@ class SharedRerankV1(JinaRerank):
 
     dialect = SHARED
 
-    max_tokens_per_doc: Annotated[int | None, Field(ge=0, description="Most tokens of a document.")] = None
-
-    def score_request(self, owner: Dialect) -> ScoreRequest:
-        asked = super().score_request(owner)
-        spec = {**asked.spec, **spec_for(owner, max_passage_tokens=self.max_tokens_per_doc or None)}
-        return replace(asked, spec=spec)
-
     def answer(self, scores: RequestScores) -> JsonObject:
         found = super().answer(scores)
         found["usage"] |= {"prompt_tokens": scores.tokens}
@@ -55,7 +45,7 @@ def _rerank(body: JsonObject) -> type[Body]:
 
 
 def _rerank_v1(body: JsonObject) -> type[Body]:
-    if {"top_k", "truncation"} & body.keys():
+    if "top_k" in body or ("truncation" in body and "top_n" not in body):
         return VoyageRerank
     if {"rank_fields", "max_chunks_per_doc"} & body.keys():
         return CohereRerankV1
@@ -72,6 +62,8 @@ def _invocation(body: JsonObject) -> type[Body]:
         return TeiPredict
     if "texts" in body:
         return TeiRerank
+    if "input" in body:
+        return VllmClassify
     return VllmRerank if "query" in body else VllmScore
 
 
@@ -80,6 +72,7 @@ BODIES: tuple[type[Body], ...] = (
     TeiPredict,
     VllmScore,
     VllmRerank,
+    VllmClassify,
     CohereRerankV1,
     CohereRerankV2,
     JinaRerank,
@@ -88,32 +81,36 @@ BODIES: tuple[type[Body], ...] = (
 )
 """All bodies that are scored."""
 
-_INVOCATIONS = (TeiRerank, TeiPredict, VllmRerank, VllmScore)
+_INVOCATIONS = (TeiRerank, TeiPredict, VllmRerank, VllmScore, VllmClassify)
 
 _V1 = (CohereRerankV1, JinaRerank, VoyageRerank, VllmRerank)
 
-_SHARED = {
-    "/rerank": ScorePath(
+_OPTIONS: tuple[type[Options], ...] = (TeiOptions, VllmOptions, VoyageOptions)
+
+_PATHS = (
+    ScorePath(
         "/rerank", "TEI (texts), infinity or vLLM (documents): order texts by their score with a query",
         (TeiRerank, VllmRerank, InfinityRerank), TEI, _rerank,
     ),
-    "/v1/rerank": ScorePath(
+    ScorePath(
         "/v1/rerank", "Cohere v1, Jina, Voyage or vLLM: order documents by their score with a query",
         _V1, SHARED, _rerank_v1,
     ),
-    "/v2/rerank": ScorePath(
+    ScorePath(
         "/v2/rerank", "Cohere v2 or vLLM: order documents by their score with a query",
         (CohereRerankV2, VllmRerank), SHARED, _rerank_v2,
     ),
-    "/reranking": ScorePath("/reranking", "As /v1/rerank, for clients of llama.cpp", _V1, SHARED, _rerank_v1),
-    "/v1/reranking": ScorePath(
+    ScorePath("/reranking", "As /v1/rerank, for clients of llama.cpp", _V1, SHARED, _rerank_v1),
+    ScorePath(
         "/v1/reranking", "As /v1/rerank, for clients of llama.cpp", _V1, SHARED, _rerank_v1
     ),
-    "/invocations": ScorePath(
+    ScorePath(
         "/invocations", "TEI or vLLM behind SageMaker: what their other paths take", _INVOCATIONS, TEI,
         _invocation,
     ),
-}  # fmt: skip
+)  # fmt: skip
+
+_SHARED = {each.path: replace(each, options=_OPTIONS) for each in _PATHS}
 """Paths that several services have: the body says which form the answer has, never its scale."""
 
 
@@ -136,7 +133,7 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
             found[f"/{dialect.name}{path}"] = replace(alone, path=f"/{dialect.name}{path}")
     for dialect in (TEI, VLLM):
         path = f"/{dialect.name}/invocations"
-        found[path] = replace(found["/invocations"], path=path, dialect=dialect)
+        found[path] = replace(found["/invocations"], path=path, dialect=dialect, options=())
         if dialect.name == owner:
             found["/invocations"] = replace(found[path], path="/invocations")
     return tuple(found.values())

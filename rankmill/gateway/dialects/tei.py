@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text, spec_for
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Options, Text, of_labels, spec_for
 from rankmill.gateway.refusals import Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
 from rankmill.jobs.runtime.settings import Settings
 
 ERROR_TYPES: dict[Kind, str] = {
@@ -24,18 +25,19 @@ ERROR_TYPES: dict[Kind, str] = {
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    return {"error": refusal.message, "error_type": ERROR_TYPES.get(refusal.kind, "Validation")}
+    message = refusal.message
+    if refusal.tokens:
+        given, most = refusal.tokens
+        message = f"`inputs` must have less than {most} tokens. Given: {given}; {message}"
+    return {"error": message, "error_type": ERROR_TYPES.get(refusal.kind, "Validation")}
 
 
 TEI = Dialect("tei", _error, {"invalid": 422, "backend": 424, "timeout": 424})
 
-LABEL = "LABEL_0"
-"""Name of the only output."""
-
 Direction = Literal["Right", "Left", "right", "left"]
 
 
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "float32"}
 
 _USUAL_LENGTH = 512
 """Told where the setting ``max_length`` leaves the limit to the model, which the gateway does not have."""
@@ -43,14 +45,18 @@ _USUAL_LENGTH = 512
 _USUAL_TOKENS = 16384
 
 
-def known_info(settings: Settings, name: str) -> JsonObject:
-    """What is known of the gateway's model (its public `name`) and limits, as HTTP and gRPC call it."""
+def known_info(settings: Settings, name: str, scored: Mapping[str, str] | None) -> JsonObject:
+    """What is known of the gateway's model (its public `name`) and limits, as HTTP and gRPC call it.
+
+    `scored` says how its latest scores were made; ``None``: there are none yet.
+    """
+    precision = (scored or {}).get("precision", settings.precision)
     return {
         "version": version("rankmill"),
         "model_id": name,
         "served_model_name": name,
         "model_sha": settings.revision,
-        "model_dtype": _DTYPES.get(settings.precision, settings.precision),
+        "model_dtype": _DTYPES.get(precision, precision),
         "max_concurrent_requests": settings.gateway_requests,
         "max_client_batch_size": settings.gateway_pairs,
         "max_input_length": settings.max_length or _USUAL_LENGTH,
@@ -61,8 +67,8 @@ def known_info(settings: Settings, name: str) -> JsonObject:
     }
 
 
-class _TeiOptions(Body):
-    dialect = TEI
+class TeiOptions(Options):
+    """Fields of both bodies."""
 
     truncate: bool | None = Field(
         None, description="Whether pairs that are too long are cut, or an error; null: they are cut."
@@ -70,15 +76,15 @@ class _TeiOptions(Body):
     truncation_direction: Direction = "Right"
     raw_scores: bool = False
 
-    def spec(self, owner: Dialect) -> dict[str, str | int]:
-        """The spec that the options mean."""
+    def spec(self, owner: Dialect) -> SpecFields:
         side = "left" if self.truncation_direction.lower() == "left" else None
         return spec_for(owner, raw=self.raw_scores, truncate=self.truncate, truncation_side=side)
 
 
-class TeiRerank(_TeiOptions):
+class TeiRerank(TeiOptions, Body):
     """``POST /rerank``."""
 
+    dialect = TEI
     paths = ("/rerank",)
     summary = "TEI: order texts by their score with a query"
 
@@ -96,32 +102,43 @@ class TeiRerank(_TeiOptions):
         return found
 
 
-class TeiPredict(_TeiOptions):
-    """``POST /predict``; each input is a pair, as a worker scores nothing else."""
+class TeiPredict(TeiOptions, Body):
+    """``POST /predict``: texts alone, or pairs of texts, which get all labels of the model."""
 
+    dialect = TEI
     paths = ("/predict",)
-    summary = "TEI: score pairs of texts"
+    summary = "TEI: score texts, or pairs of texts, by all labels"
 
     inputs: Annotated[
         Text | list[Text] | list[list[Text]],
-        Field(description="A pair of texts, or several; a single text has no score here."),
+        Field(
+            description="A text, a pair of texts, or several of either: [[text], ...] or [[text, text], ...]"
+        ),
     ]
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
-        pairs = self._pairs()
-        for pair in pairs:
-            if len(pair) != 2:
-                raise wrong("inputs", "a pair of texts has a score, one text has none")
-        return ScoreRequest([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec(owner))
+        rows = self._rows()
+        sizes = {len(row) for row in rows}
+        if not sizes <= {1, 2}:
+            raise wrong("inputs", "each is one text, or a pair of texts")
+        if len(sizes) > 1:
+            raise wrong("inputs", "single texts and pairs go into two requests")
+        spec = of_labels(self.spec(owner))
+        if sizes == {1}:
+            return alone([text for (text,) in rows], None, spec)
+        return ScoreRequest([row[0] for row in rows], [row[1] for row in rows], spec=spec)
 
     def answer(self, scores: RequestScores) -> object:
-        found = [[{"score": score, "label": LABEL}] for score in scores.scores]
+        found = [
+            [{"score": score, "label": label} for label, score in best_first(row)]
+            for row in scores.predictions()
+        ]
         return found if self._is_batch() else found[0]
 
     def _is_batch(self) -> bool:
         return isinstance(self.inputs, list) and not all(isinstance(each, str) for each in self.inputs)
 
-    def _pairs(self) -> list[list[str]]:
+    def _rows(self) -> list[list[str]]:
         if isinstance(self.inputs, str):
             return [[self.inputs]]
         if not self._is_batch():

@@ -11,14 +11,16 @@ from rankmill.gateway.dialects.base import (
     Dialect,
     Document,
     JsonObject,
+    Options,
     Text,
+    of_labels,
     ranking,
     spec_for,
     texts_of,
     usage,
 )
 from rankmill.gateway.refusals import Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
 from rankmill.jobs.contract.spec import Side
 
 _TYPES: dict[Kind, str] = {
@@ -35,13 +37,28 @@ _TYPES: dict[Kind, str] = {
 }
 
 
+_PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_tokens_per_doc"}
+"""Names of a spec's fields here."""
+
+
 def _error(refusal: Refusal, status: int) -> JsonObject:
+    """An error with the sentences by which clients know that a text is too long."""
     kind = _TYPES.get(refusal.kind, "BadRequestError")
-    found = {"message": refusal.message, "type": kind, "param": refusal.param, "code": status}
-    return {"error": found}
+    message, param = refusal.message, _PARAMS.get(refusal.param or "", refusal.param)
+    if refusal.tokens:
+        given, most = refusal.tokens
+        param = "input_tokens"
+        message = (
+            f"You passed {given} input tokens and requested 0 output tokens. However, the model's context "
+            f"length is only {most} tokens, resulting in a maximum input length of {most} tokens. Please "
+            f"reduce the length of the input prompt. (parameter=input_tokens, value={given}); {message}"
+        )
+    elif refusal.param == "max_length":
+        message = f"{message}. Please request a smaller truncation size."
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-VLLM = Dialect("vllm", _error, {"unscorable": 400}, scale=None, long="refuse")
+VLLM = Dialect("vllm", _error, {"unscorable": 400, "too_long": 400}, scale=None, long="refuse")
 
 Some = Document | list[Document]
 """One text, or several."""
@@ -66,30 +83,21 @@ class _Kwargs(BaseModel):
     instruction: Instruction | None = None
 
 
-class _VllmOptions(Body):
-    dialect = VLLM
+class VllmTextOptions(Options):
+    """Fields of all bodies that change scores."""
 
-    model: str | None = None
-    user: Annotated[str | None, Field(description="Has no effect.")] = None
-    request_id: Annotated[str | None, Field(max_length=200)] = None
-    priority: Annotated[int, Field(description="Has no effect.")] = 0
     truncate_prompt_tokens: Annotated[
         int | None,
         Field(
             ge=-1,
-            description="Longer pairs are cut to so many tokens, -1: to the model's limit; else an error.",
+            description="What is longer is cut to so many tokens, -1: to the model's limit; else an error.",
         ),
     ] = None
     truncation_side: Side | None = None
-    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
-    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
     use_activation: bool | None = None
-    instruction: Instruction | None = None
-    chat_template_kwargs: _Kwargs | None = None
 
-    def spec(self, owner: Dialect) -> dict[str, str | int]:
-        """The spec that the options mean."""
-        most, more = self.truncate_prompt_tokens, self.chat_template_kwargs
+    def spec(self, owner: Dialect) -> SpecFields:
+        most = self.truncate_prompt_tokens
         if most is not None and 0 <= most < 4:
             raise wrong("truncate_prompt_tokens", "a pair has at least 4 tokens")
         return spec_for(
@@ -98,12 +106,37 @@ class _VllmOptions(Body):
             truncate=None if most is None else True,
             max_length=None if most == -1 else most,
             truncation_side=self.truncation_side,
-            max_passage_tokens=self.max_tokens_per_doc or None,
-            instruction=(more and more.instruction) or self.instruction,
         )
 
 
-class VllmRerank(_VllmOptions):
+class VllmOptions(VllmTextOptions):
+    """And those of pairs."""
+
+    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
+    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
+    instruction: Instruction | None = None
+    chat_template_kwargs: _Kwargs | None = None
+
+    def spec(self, owner: Dialect) -> SpecFields:
+        more = self.chat_template_kwargs
+        of_pairs: SpecFields = {
+            "max_passage_tokens": self.max_tokens_per_doc or None,
+            "instruction": (more and more.instruction) or self.instruction,
+        }
+        given = {name: value for name, value in of_pairs.items() if value is not None}
+        return super().spec(owner) | given
+
+
+class _VllmBody(Body):
+    dialect = VLLM
+
+    model: str | None = None
+    user: Annotated[str | None, Field(description="Has no effect.")] = None
+    request_id: Annotated[str | None, Field(max_length=200)] = None
+    priority: Annotated[int, Field(description="Has no effect.")] = 0
+
+
+class VllmRerank(VllmOptions, _VllmBody):
     """``POST /rerank``, ``/v1/rerank``, ``/v2/rerank``."""
 
     paths = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -126,7 +159,7 @@ class VllmRerank(_VllmOptions):
         }
 
 
-class VllmScore(_VllmOptions):
+class VllmScore(VllmOptions, _VllmBody):
     """``POST /score``, ``/v1/score``: one text with one or several, or as many with as many."""
 
     paths = ("/score", "/v1/score")
@@ -172,6 +205,38 @@ class VllmScore(_VllmOptions):
                 return first, second
         pairs = ", ".join(" and ".join(names) for names in _SIDES)
         raise Refusal("invalid", f"the texts to score are missing: give {pairs}")
+
+
+class VllmClassify(VllmTextOptions, _VllmBody):
+    """``POST /classify``: texts alone, which get the probabilities of all labels."""
+
+    paths = ("/classify",)
+    summary = "vLLM: the probabilities of a model's labels, for texts"
+
+    input: Text | list[Text]
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        return alone(texts, self.model, of_labels({"activation": "sigmoid", **self.spec(owner)}))
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        found = scores.predictions()
+        return {
+            "id": f"classify-{self.request_id or scores.id}",
+            "object": "list",
+            "created": scores.created,
+            "model": scores.model,
+            "data": [
+                {
+                    "index": place,
+                    "label": best_first(row)[0][0],
+                    "probs": [score for _, score in row],
+                    "num_classes": len(row),
+                }
+                for place, row in enumerate(found)
+            ],
+            "usage": usage(scores),
+        }
 
 
 _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))

@@ -6,13 +6,24 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Dialect, RerankBody, Top, detail_error, ranking, spec_for
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.dialects.base import Dialect, Options, RerankBody, Top, detail_error, ranking, spec_for
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields
 
-VOYAGE = Dialect("voyage", detail_error, {"unscorable": 400})
+VOYAGE = Dialect("voyage", detail_error, {"unscorable": 400, "too_long": 400})
 
 
-class VoyageRerank(RerankBody):
+class VoyageOptions(Options):
+    """What changes scores."""
+
+    truncation: Annotated[
+        bool, Field(description="Whether pairs that are too long are cut, or an error.")
+    ] = True
+
+    def spec(self, owner: Dialect) -> SpecFields:
+        return spec_for(owner, truncate=None if self.truncation else False)
+
+
+class VoyageRerank(VoyageOptions, RerankBody):
     """``POST /v1/rerank``."""
 
     dialect = VOYAGE
@@ -20,14 +31,10 @@ class VoyageRerank(RerankBody):
     summary = "Voyage: order documents by their score with a query"
 
     top_k: Top = None
-    truncation: Annotated[
-        bool, Field(description="Whether pairs that are too long are cut, or an error.")
-    ] = True
     return_documents: bool = False
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
-        spec = spec_for(owner, truncate=None if self.truncation else False)
-        return ScoreRequest(self.query, self.texts, self.model, spec)
+        return ScoreRequest(self.query, self.texts, self.model, self.spec(owner))
 
     def answer(self, scores: RequestScores) -> object:
         return {

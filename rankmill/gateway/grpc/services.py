@@ -10,20 +10,23 @@ from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
-from rankmill.gateway.dialects.base import spec_for
-from rankmill.gateway.dialects.tei import LABEL, TEI, known_info
+from rankmill.gateway.dialects.base import of_labels, spec_for
+from rankmill.gateway.dialects.tei import TEI, known_info
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.observation import Observation
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
 
 _ROWS = 256
 _WAIT_SECONDS = 0.002
 """How long a batch of messages waits for one more."""
 
-_Pair: TypeAlias = tuple[str, str]
+_Row: TypeAlias = tuple[str, ...]
+"""A pair, or a text alone."""
+
+_Predict: TypeAlias = tei.PredictRequest | tei.PredictPairRequest
 
 M = TypeVar("M", bound=Message)
 
@@ -51,13 +54,16 @@ class TeiServices:
 
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """What the gateway serves."""
-        known = known_info(self._gateway.settings, self._gateway.served.default.name)
+        gateway = self._gateway
+        scored = gateway.scoring.contracts.get(gateway.settings.model)
+        known = known_info(gateway.settings, gateway.served.default.name, scored)
         del known["served_model_name"]  # gRPC's message has no such field
         return tei.InfoResponse(**known, model_type=tei.MODEL_TYPE_RERANKER)
 
     async def predict(self, request: tei.PredictRequest, call: Call) -> tei.PredictResponse:
-        """Refuse: one text has no score."""
-        raise _lone_text()
+        """Score one text alone."""
+        (found,) = await self._predict([request], call)
+        return found
 
     async def predict_pair(self, request: tei.PredictPairRequest, call: Call) -> tei.PredictResponse:
         """Score one pair."""
@@ -67,16 +73,15 @@ class TeiServices:
     async def predict_stream(
         self, requests: AsyncIterator[tei.PredictRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
-        """Refuse the first text."""
-        async for _ in requests:
-            raise _lone_text()
-        return
-        yield
+        """Score texts as they come; what has come is scored together, and answered in its order."""
+        async for batch in _batches(requests, self._most_bytes):
+            for found in await self._predict(batch, call):
+                yield found
 
     async def predict_pair_stream(
         self, requests: AsyncIterator[tei.PredictPairRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
-        """Score pairs as they come; what has come is scored together, and answered in its order."""
+        """Score pairs as they come, as `predict_stream`."""
         async for batch in _batches(requests, self._most_bytes):
             for found in await self._predict(batch, call):
                 yield found
@@ -84,7 +89,8 @@ class TeiServices:
     async def rerank(self, request: tei.RerankRequest, call: Call) -> tei.RerankResponse:
         """Order texts by their score."""
         pairs = [(request.query, text) for text in request.texts]
-        return _ranking(await self._score(pairs, request, call), pairs, with_text=request.return_text)
+        scored = await self._score(pairs, _spec(request), call)
+        return _ranking(scored, pairs, with_text=request.return_text)
 
     async def rerank_stream(
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
@@ -94,56 +100,58 @@ class TeiServices:
         if len({(each.truncate, each.truncation_direction) for each in found}) > 1:
             raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
         pairs = [(each.query, each.text) for each in found]
-        scored = await self._score(pairs, found[0] if found else tei.RerankStreamRequest(), call)
+        scored = await self._score(pairs, _spec(found[0] if found else tei.RerankStreamRequest()), call)
         return _ranking(scored, pairs, with_text=found[0].return_text)
 
-    async def _predict(
-        self, requests: Sequence[tei.PredictPairRequest], call: Call
-    ) -> list[tei.PredictResponse]:
+    async def _predict(self, requests: Sequence[_Predict], call: Call) -> list[tei.PredictResponse]:
         found = []
         for _, same in groupby(
             requests, lambda each: (each.raw_scores, each.truncate, each.truncation_direction)
         ):
             alike = list(same)
-            pairs = [_pair(each.inputs) for each in alike]
-            scored = await self._score(pairs, alike[0], call)
+            rows = [_row(each) for each in alike]
+            scored = await self._score(rows, of_labels(_spec(alike[0])), call)
             found += [
                 tei.PredictResponse(
-                    predictions=[tei.Prediction(score=score, label=LABEL)], metadata=_metadata(scored, pair)
+                    predictions=[
+                        tei.Prediction(score=score, label=label) for label, score in best_first(labels)
+                    ],
+                    metadata=_metadata(scored, row),
                 )
-                for score, pair in zip(scored.scores, pairs, strict=True)
+                for labels, row in zip(scored.predictions(), rows, strict=True)
             ]
         return found
 
-    async def _score(
-        self,
-        pairs: Sequence[_Pair],
-        options: tei.RerankRequest | tei.RerankStreamRequest | tei.PredictPairRequest,
-        call: Call,
-    ) -> RequestScores:
-        left = options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
-        spec = spec_for(
-            TEI, raw=options.raw_scores, truncate=options.truncate, truncation_side="left" if left else None
-        )
+    async def _score(self, rows: Sequence[_Row], spec: SpecFields, call: Call) -> RequestScores:
         with self._gateway.bodies.body() as body:
-            body.count(sum(len(query) + len(text) for query, text in pairs))
-            wanted = ScoreRequest([query for query, _ in pairs], [text for _, text in pairs], spec=spec)
+            body.count(sum(len(text) for row in rows for text in row))
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            if len(columns) == 1:
+                wanted = alone(columns[0], None, spec)
+            else:
+                queries, passages = columns or ([], [])
+                wanted = ScoreRequest(queries, passages, spec=spec)
             scored = await self._gateway.scoring.score(wanted, call.key)
         self._gateway.count(call.note, scored)
         return scored
 
 
-def _pair(inputs: Sequence[str]) -> _Pair:
-    if len(inputs) != 2:
-        raise Refusal("invalid", f"inputs: a pair has two texts, and this one {len(inputs):,}")
-    return inputs[0], inputs[1]
+def _spec(options: tei.RerankRequest | tei.RerankStreamRequest | _Predict) -> SpecFields:
+    left = options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
+    return spec_for(
+        TEI, raw=options.raw_scores, truncate=options.truncate, truncation_side="left" if left else None
+    )
 
 
-def _lone_text() -> Refusal:
-    return Refusal("invalid", "inputs: a pair of texts has a score, one text has none; call PredictPair")
+def _row(request: _Predict) -> _Row:
+    if isinstance(request, tei.PredictRequest):
+        return (request.inputs,)
+    if len(request.inputs) != 2:
+        raise Refusal("invalid", f"inputs: a pair has two texts, and this one {len(request.inputs):,}")
+    return request.inputs[0], request.inputs[1]
 
 
-def _ranking(scored: RequestScores, pairs: Sequence[_Pair], *, with_text: bool) -> tei.RerankResponse:
+def _ranking(scored: RequestScores, pairs: Sequence[_Row], *, with_text: bool) -> tei.RerankResponse:
     ranks = [
         tei.Rank(index=place, score=score, text=pairs[place][1] if with_text else None)
         for place, score in scored.ranked()
@@ -151,11 +159,11 @@ def _ranking(scored: RequestScores, pairs: Sequence[_Pair], *, with_text: bool) 
     return tei.RerankResponse(ranks=ranks, metadata=_metadata(scored, *pairs))
 
 
-def _metadata(scored: RequestScores, *pairs: _Pair) -> tei.Metadata:
+def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
     took = scored.stages()
     return tei.Metadata(
-        compute_chars=sum(len(query) + len(text) for query, text in pairs),
-        compute_tokens=scored.tokens if len(pairs) == len(scored.scores) else 0,  # of others as well
+        compute_chars=sum(len(text) for row in rows for text in row),
+        compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,  # of others as well
         total_time_ns=round(scored.seconds * 1e9),
         tokenization_time_ns=round(took.get("tokenize", 0.0) * 1e9),
         queue_time_ns=round(took["queue"] * 1e9),

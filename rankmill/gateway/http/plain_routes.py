@@ -16,12 +16,13 @@ from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.cluster.usage import listed
 from rankmill.gateway import metrics
 from rankmill.gateway.dialects.routes import DIALECTS
-from rankmill.gateway.dialects.tei import LABEL, known_info
+from rankmill.gateway.dialects.tei import known_info
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.dependencies import Admin, Caller, Scraper, TheGateway, from_json, new_router
 from rankmill.gateway.http.document import json_body
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.refusals import wrong
+from rankmill.gateway.score_request import ONE_LABEL
 from rankmill.jobs.contract.errors import NoWorkers
 from rankmill.jobs.protocol.accounts import KEPT_DAYS, read_accounts
 from rankmill.jobs.runtime.connection import unreachable
@@ -102,14 +103,15 @@ def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
 @service_router.get("/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
     """What is known here without the model, and how its latest scores here were made."""
+    scored = gateway.scoring.contracts.get(gateway.settings.model)
     return {
-        **known_info(gateway.settings, gateway.served.default.name),
+        **known_info(gateway.settings, gateway.served.default.name, scored),
         "sha": None,
         "docker_label": None,
-        "model_type": {"reranker": {"id2label": {"0": LABEL}, "label2id": {LABEL: 0}}},
+        "model_type": {"reranker": {"id2label": {"0": ONE_LABEL}, "label2id": {ONE_LABEL: 0}}},
         "max_batch_requests": None,
         "auto_truncate": True,
-        "scores": gateway.scoring.contracts.get(gateway.settings.model),
+        "scores": scored,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -63,7 +62,7 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
             kind = path.body(found)
             note.dialect = kind.dialect.name
             body = read_as(kind, found)
-            wanted = body.score_request(path.dialect)
+            wanted = path.score_request(body, found)
             metrics.stages.labels("admission").observe(time.perf_counter() - note.began)
             if body.stream or _wants_events(request):
                 run = await stack.enter_async_context(gateway.scoring.begin(wanted, key))
@@ -86,7 +85,7 @@ async def _events(
     gateway: Gateway, note: Observation, run: SubmittedRequest, body: Body, ends: AsyncExitStack
 ) -> AsyncGenerator[bytes]:
     """Events ``scores`` (from place ``first`` on, with the errors of others), ``result`` and ``error``."""
-    values: list[float] = []
+    values: list[object] = []
     try:
         async with ends:
             async for chunk in run.chunks():
@@ -101,8 +100,8 @@ async def _events(
 
 
 def _shown(chunk: RowScores) -> JsonObject:
-    scores = [None if math.isnan(score) else score for score in chunk.scores]
-    here = range(chunk.first, chunk.first + len(scores))
+    here = range(chunk.first, chunk.first + len(chunk.scores))
+    scores = [None if row in chunk.errors else score for row, score in zip(here, chunk.scores, strict=True)]
     return {
         "first": chunk.first,
         "scores": scores,

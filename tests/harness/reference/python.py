@@ -33,6 +33,7 @@ _FIRST = (
     "ScoringRun",
     "Scores",
     "Ranked",
+    "Classified",
     "RunStats",
     "SubmittedFile",
 )
@@ -40,7 +41,7 @@ _INSIDE = {"begin", "files", "note_durability", "start", "submit_request", "tabl
 """Methods for rankmill's own rooms."""
 _WIDTH = 88
 
-_INHERITED = {"Connection", "Ranked", "RankmillError", "ScoreSpec", "Scores", "ScoringWorker"}
+_INHERITED = {"Classified", "Connection", "Ranked", "RankmillError", "ScoreSpec", "Scores", "ScoringWorker"}
 """Classes whose own methods are not for callers: what they are made from is."""
 
 

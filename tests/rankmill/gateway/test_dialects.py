@@ -10,10 +10,13 @@ import pytest
 from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.gateway.dialects.routes import DIALECTS, score_paths
-from rankmill.gateway.dialects.tei import TEI
+from rankmill.gateway.dialects.tei import TEI, known_info
 from rankmill.gateway.dialects.vllm import VLLM, VllmRerank
-from rankmill.gateway.refusals import KINDS, Refusal
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.refusals import KINDS, Refusal, unscorable
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
+from rankmill.jobs.contract.errors import too_long
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.specs import run_spec
 
 TEXTS = ["a", "b", "c"]
 SCORED = RequestScores([0.25, 0.75, 0.5], "m", tokens=30, id="r1", created=1700000000)
@@ -35,7 +38,7 @@ def kind_of(path: str, body: dict[str, Any]) -> type[Body]:
 def asked(path: str, owner: str | None = None, /, **body: Any) -> ScoreRequest:
     """What a body asks for at a path."""
     found = path_of(path, owner)
-    return read_as(found.body(body), body).score_request(found.dialect)
+    return found.score_request(read_as(found.body(body), body), body)
 
 
 def read(path: str, **body: Any) -> Body:
@@ -60,14 +63,71 @@ def test_tei_ranks_with_the_sigmoid_unless_raw_scores_are_wanted() -> None:
 
 def test_tei_predicts_pairs() -> None:
     one = read("/predict", inputs=["a", "b"])
-    assert one.score_request(VLLM).pairs() == [("a", "b")]
+    assert one.score_request(VLLM).rows() == [("a", "b")]
     assert one.answer(SCORED) == [{"score": 0.25, "label": "LABEL_0"}]
     several = read("/predict", inputs=[["a", "b"], ["c", "d"], ["e", "f"]])
-    assert several.score_request(VLLM).pairs() == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert several.score_request(VLLM).rows() == [("a", "b"), ("c", "d"), ("e", "f")]
     assert several.answer(SCORED) == [[{"score": score, "label": "LABEL_0"}] for score in SCORED.scores]
-    for single in ("a", ["a"], [["a"], ["b"]]):
-        with pytest.raises(Refusal, match="one text has none"):
-            asked("/predict", inputs=single)
+    assert asked("/predict", inputs=["a", "b"]).spec == {
+        "activation": "probability", "all_labels": True, "label": None,
+    }  # fmt: skip
+    assert asked("/predict", inputs=["a", "b"], raw_scores=True).spec["activation"] == "identity"
+
+
+LABELLED = RequestScores([[0.25, 0.75], [0.75, 0.25]], "m", tokens=30, id="r1", labels=("bad", "good"))
+
+
+def test_tei_predicts_single_texts_by_all_labels() -> None:
+    for single in ("a", ["a"]):
+        found = asked("/predict", inputs=single)
+        assert (found.rows(), found.spec["inputs"]) == ([("a",)], "texts")
+        assert answer("/predict", inputs=single) == [{"score": 0.25, "label": "LABEL_0"}]
+    assert asked("/predict", inputs=[["a"], ["b"]], truncate=False).spec["long"] == "refuse"
+    assert asked("/predict", inputs=[["a"], ["b"]]).rows() == [("a",), ("b",)]
+    shown = read("/predict", inputs=[["a"], ["b"]]).answer(LABELLED)
+    assert shown == [
+        [{"score": 0.75, "label": "good"}, {"score": 0.25, "label": "bad"}],
+        [{"score": 0.75, "label": "bad"}, {"score": 0.25, "label": "good"}],
+    ]
+    for wrong, reason in (
+        ([["a"], ["b", "c"]], "go into two requests"),
+        (["a", "b", "c"], "one text, or a pair"),
+        ([[]], "one text, or a pair"),
+    ):
+        with pytest.raises(Refusal, match=f"^inputs: .*{reason}"):
+            asked("/predict", inputs=wrong)
+
+
+def test_vllm_classifies_texts() -> None:
+    for path in ("/classify", "/vllm/classify", "/invocations", "/vllm/invocations"):
+        found = asked(path, input=["a", "b"], model="m")
+        assert (found.rows(), found.model, found.spec["activation"]) == ([("a",), ("b",)], "m", "probability")
+    assert asked("/classify", input="a", use_activation=False).spec["activation"] == "identity"
+    shown: Any = read("/classify", input=["a", "b"]).answer(LABELLED)
+    assert shown["data"] == [
+        {"index": 0, "label": "good", "probs": [0.25, 0.75], "num_classes": 2},
+        {"index": 1, "label": "bad", "probs": [0.75, 0.25], "num_classes": 2},
+    ]
+    assert (shown["object"], shown["usage"]["total_tokens"]) == ("list", 30)
+
+
+def test_settings_for_pairs_and_windows_leave_out_what_does_not_fit_them() -> None:
+    texts, pairs = asked("/predict", inputs="a"), asked("/predict", inputs=["a", "b"])
+    plain = load_settings({})
+    for long, kept in (("truncate", True), ("split-mean", True), ("split", False)):
+        settings = plain.model_copy(update={"long": long, "instruction": "find", "label": "1"})
+        spec = within(settings, texts.spec)
+        assert (spec["inputs"], spec["instruction"], "all_labels" in spec) == ("texts", None, kept)
+        run_spec(settings, spec)  # it is valid
+        assert within(settings, pairs.spec)["inputs"] == "pairs"
+        refused = within(settings, {"long": "refuse"})
+        assert ("long" in refused) == (long == "truncate")
+
+
+def test_tei_s_info_names_a_type_of_numbers_also_before_there_are_scores() -> None:
+    settings = load_settings({"precision": "auto"})
+    assert known_info(settings, "m", None)["model_dtype"] == "float32"
+    assert known_info(settings, "m", {"precision": "bf16"})["model_dtype"] == "bfloat16"
 
 
 def test_cohere_v2() -> None:
@@ -126,10 +186,10 @@ def test_jina_returns_documents_unless_told_not_to() -> None:
 def test_vllm_scores_one_to_many_and_many_to_many(one: str, many: str) -> None:
     for path in ("/score", "/v1/score", "/vllm/score"):
         single = read(path, **{one: "q", many: TEXTS, "model": "m"})
-        assert single.score_request(VLLM).pairs() == [("q", text) for text in TEXTS]
+        assert single.score_request(VLLM).rows() == [("q", text) for text in TEXTS]
         both = read(path, **{one: ["x", "y", "z"], many: TEXTS})
-        assert both.score_request(VLLM).pairs() == [("x", "a"), ("y", "b"), ("z", "c")]
-        assert asked(path, **{one: "q", many: "a"}).pairs() == [("q", "a")]
+        assert both.score_request(VLLM).rows() == [("x", "a"), ("y", "b"), ("z", "c")]
+        assert asked(path, **{one: "q", many: "a"}).rows() == [("q", "a")]
     shown: Any = answer("/score", **{one: "q", many: TEXTS})
     assert shown == {
         "id": "score-r1",
@@ -169,7 +229,7 @@ def test_vllm_options_are_fields_of_the_spec() -> None:
     ):  # fmt: skip
         with pytest.raises(Refusal, match=next(iter(wrong))):
             asked("/vllm/rerank", **body, **wrong)
-    assert asked("/vllm/rerank", query="q", documents="a").pairs() == [("q", "a")]
+    assert asked("/vllm/rerank", query="q", documents="a").rows() == [("q", "a")]
     with pytest.raises(Refusal, match="at least 4 tokens"):
         asked("/vllm/rerank", **body, truncate_prompt_tokens=2)
     shown: Any = answer("/vllm/rerank", **body, top_n=0, request_id="mine")
@@ -277,6 +337,25 @@ def test_every_dialect_words_every_refusal_in_its_form(kind: Any) -> None:
             assert WORDING[dialect.name](found) == "what is wrong"
 
 
+def test_what_is_too_long_is_told_as_each_service_tells_it() -> None:
+    refusal = unscorable(3, too_long("pair", 1808, 512))
+    found = {
+        name: WORDING[name](each.error(refusal, each.status(refusal))) for name, each in DIALECTS.items()
+    }
+    for message in found.values():
+        assert message.endswith(
+            "text 3 cannot be scored: the pair has 1,808 tokens, and 512 are taken: shorten it"
+        )
+    assert found["tei"].startswith("`inputs` must have less than 512 tokens. Given: 1808;")
+    assert "Please reduce the length of the input prompt." in found["vllm"]
+    assert "You passed 1808 input tokens" in found["vllm"]
+    assert VLLM.error(refusal, 400)["error"]["param"] == "input_tokens"
+    statuses = {name: each.status(refusal) for name, each in DIALECTS.items()}
+    assert statuses == {"tei": 422, "vllm": 400, "cohere": 422, "jina": 422, "infinity": 422, "voyage": 400}
+    other = unscorable(3, "the tokenizer fails")
+    assert (other.kind, other.tokens) == ("unscorable", None)
+
+
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
@@ -307,11 +386,15 @@ def test_a_hostile_body_is_one_clear_line(raw: bytes, reason: str) -> None:
         ({"query": "q", "texts": ["x" * ((1 << 20) + 1)]}, r"texts\.0"),
         ({"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
         ({"query": "q", "documents": [{"image": "a"}]}, "documents"),
+        (
+            {"query": "q", "documents": ["a"], "return_documents": True, "use_activation": "?"},
+            "use_activation",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(body: dict[str, Any], field: str) -> None:
     with pytest.raises(Refusal, match=f"^{field}") as refused:
-        read("/rerank", **body)
+        asked("/rerank", **body)
     assert refused.value.kind == "invalid"
     assert len(refused.value.message) < 500
 
@@ -336,6 +419,55 @@ def test_a_path_has_one_scale_whatever_the_form(owner: str | None) -> None:
         assert scales == {None if model_s_own else "sigmoid"}, path
 
 
+IDENTITY, REFUSED = {"activation": "identity"}, {"long": "refuse"}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"return_documents": True},
+        {"top_k": 2},
+        {"rank_fields": ["text"]},
+        {"user": "u"},
+        {"texts": TEXTS},
+    ],
+    ids=["plain", "return_documents", "top_k", "rank_fields", "user", "texts"],
+)
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ({"use_activation": False}, IDENTITY),
+        ({"raw_scores": True}, IDENTITY),
+        ({"truncate": False}, REFUSED),
+        ({"truncation": False}, REFUSED),
+        ({"truncation_direction": "Left"}, {"truncation_side": "left"}),
+        ({"truncation_side": "left"}, {"truncation_side": "left"}),
+        ({"truncate_prompt_tokens": 64}, {"long": "truncate", "max_length": 64}),
+        ({"max_tokens_per_doc": 9}, {"max_passage_tokens": 9}),
+        ({"instruction": "Find."}, {"instruction": "Find."}),
+    ],
+    ids=lambda found: next(iter(found)),
+)
+def test_a_field_means_the_same_in_every_form_of_a_path(
+    shape: dict[str, Any], field: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking"):
+        body = {"query": "q", "documents": TEXTS, **shape, **field}
+        assert asked(path, **body).spec == {"activation": "sigmoid", **meant}, path
+    with pytest.raises(Refusal, match="at least 4 tokens"):
+        asked("/rerank", query="q", documents=TEXTS, **shape, truncate_prompt_tokens=2)
+
+
+def test_a_prefix_takes_the_fields_of_its_service_alone() -> None:
+    body = {"query": "q", "documents": TEXTS, "use_activation": False, "max_tokens_per_doc": 9}
+    for path in ("/jina/v1/rerank", "/infinity/rerank", "/cohere/v1/rerank", "/voyage/v1/rerank"):
+        assert asked(path, **body).spec == {"activation": "sigmoid"}
+    assert asked("/tei/invocations", query="q", texts=TEXTS, use_activation=False).spec == {
+        "activation": "sigmoid"
+    }
+
+
 def test_only_what_means_a_scale_changes_it() -> None:
     raw = {"activation": "identity"}
     assert asked("/rerank", query="q", texts=TEXTS, raw_scores=True).spec == raw
@@ -355,7 +487,7 @@ def test_an_owner_has_the_form_of_its_paths_too() -> None:
 
 def test_invocations_take_what_the_other_paths_take() -> None:
     assert answer("/invocations", query="q", texts=TEXTS)[0] == {"index": 1, "score": 0.75}
-    assert asked("/invocations", inputs=["a", "b"]).pairs() == [("a", "b")]
+    assert asked("/invocations", inputs=["a", "b"]).rows() == [("a", "b")]
     assert answer("/vllm/invocations", query="q", documents=TEXTS)["id"] == "rerank-r1"
     assert asked("/vllm/invocations", query="q", documents=TEXTS).spec == {"long": "refuse"}
     assert asked("/invocations", data_1="q", data_2="a").spec == {"activation": "sigmoid"}

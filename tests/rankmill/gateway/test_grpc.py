@@ -103,6 +103,18 @@ def test_a_ranking_has_the_scores_of_http(gateway: Running, channel: grpc.Channe
     assert [each.score for each in lone.predictions] == [dict(wanted)[1]]
 
 
+def test_texts_alone_have_the_scores_of_http(gateway: Running, channel: grpc.Channel) -> None:
+    body = {"inputs": [[text] for text in TEXTS], "raw_scores": True}
+    wanted = [each["score"] for (each,) in gateway.post("/predict", body).json]
+    requests = [tei.PredictRequest(inputs=text, raw_scores=True) for text in TEXTS]
+    for replies in (
+        [call(channel, "Predict.Predict", each) for each in requests],
+        call(channel, "Predict.PredictStream", iter(requests)),
+    ):
+        found = [(each.label, each.score) for reply in replies for each in reply.predictions]
+        assert found == [("LABEL_0", pytest.approx(score, abs=1e-4)) for score in wanted]
+
+
 def test_long_texts_are_cut_at_the_side_that_is_wanted(gateway: Running, channel: grpc.Channel) -> None:
     texts = [LONG, f"{TEXTS[1]} {LONG}", f"{LONG} {TEXTS[1]}"]
     for direction, side, cut_off in ((RIGHT, "Right", 2), (LEFT, "Left", 1)):
@@ -203,7 +215,7 @@ PAIR_REQUEST = tei.PredictPairRequest(inputs=[QUERY, TEXTS[0]])
             "must be the same",
         ),
         ("Rerank.RerankStream", [], "the list of texts is empty"),
-        ("Predict.Predict", tei.PredictRequest(inputs=QUERY), "call PredictPair"),
+        ("Predict.Predict", tei.PredictRequest(inputs=LONG), "512 are taken"),
         ("Predict.PredictPair", tei.PredictPairRequest(inputs=[QUERY]), "two texts, and this one 1"),
         ("Predict.PredictPairStream", [PAIR_REQUEST, tei.PredictPairRequest()], "two texts, and this one 0"),
     ],

@@ -30,7 +30,7 @@ from tests.harness.servers.valkey import Server
 
 LEFT_OUT = {
     "vllm test_basic, its second half": "/tokenize: the gateway has no tokenizer, and workers no job for it",
-    "vllm test_pooling_classify": "/pooling scores a text alone",
+    "vllm test_pooling_classify": "/pooling is not there; /classify is",
     "vllm test_pooling_token_classify": "a score for each token is none of a pair",
     "vllm test_pooling_not_supported (3)": "/pooling: see test_pooling_classify",
     "vllm test_rerank_max_tokens_per_doc_validation, of 0": "no limit here, as in later releases of vLLM",
@@ -40,7 +40,6 @@ LEFT_OUT = {
     "infinity test_embedding… (5), test_encoding_base_64": "embeddings",
     "infinity test_openapi_same_as_docs_file": "its own document",
     "tei /tokenize": "as vLLM's",
-    "tei /predict with single texts": "a pair has a score, one text has none",
     "tei test_rerank, the order of equal scores": "TEI has the later text first; here they keep their order",
     "tei /embed, /embed_all, /embed_sparse, /similarity, /v1/embeddings, /decode": "embeddings",
 }
@@ -132,8 +131,9 @@ def test_vllm_refuses_what_is_longer_than_the_model(gateway: Running, path: str)
     """test_rerank_api_max_model_len, test_score_api_max_model_len."""
     query = {("queries" if "score" in path else "query"): FRANCE * 20}
     body = {"model": "demo", **query, "documents": DOCUMENTS}
-    assert "tokens, and 100 are taken: shorten it" in refused(gateway.post(path, body))
-    assert "ask for fewer" in refused(gateway.post(path, {**body, "truncate_prompt_tokens": MAX_LENGTH + 1}))
+    assert "Please reduce the length of the input prompt" in refused(gateway.post(path, body))
+    more = {**body, "truncate_prompt_tokens": MAX_LENGTH + 1}
+    assert "Please request a smaller truncation size." in refused(gateway.post(path, more))
     for most in (-1, MAX_LENGTH, 50):
         found = answered(gateway.post(path, {**body, "truncate_prompt_tokens": most}))
         assert found["usage"]["prompt_tokens"] == 2 * (50 if most == 50 else MAX_LENGTH)
@@ -327,11 +327,13 @@ def test_tei_gives_equal_texts_equal_scores(gateway: Running) -> None:
 
 
 def test_tei_s_predict(gateway: Running) -> None:
-    """PredictRequest, PredictInput (a pair, a batch of pairs), PredictResponse, Prediction."""
+    """PredictRequest, PredictInput (texts and pairs, one or a batch), PredictResponse, Prediction."""
     one = answered(gateway.post("/tei/predict", {"inputs": [FRANCE, DOCUMENTS[0]]}))
     several = answered(gateway.post("/tei/predict", {"inputs": [[FRANCE, text] for text in DOCUMENTS]}))
-    assert len(several) == len(DOCUMENTS)
-    for predictions in (one, *several):
+    alone = answered(gateway.post("/tei/predict", {"inputs": FRANCE}))
+    texts = answered(gateway.post("/tei/predict", {"inputs": [[text] for text in DOCUMENTS]}))
+    assert len(several) == len(texts) == len(DOCUMENTS)
+    for predictions in (one, *several, alone, *texts):
         assert [{name: type(each) for name, each in found.items()} for found in predictions] == [
             {"score": float, "label": str}
         ]

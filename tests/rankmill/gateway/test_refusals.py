@@ -25,7 +25,7 @@ from rankmill.jobs.runtime.passwords import remember_password
 from rankmill.jobs.runtime.settings import load_settings
 from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.models.registries import put_version
-from tests.harness.servers.valkey import Server
+from tests.harness.servers.valkey import Server, nothing_left
 from tests.rankmill.gateway.test_grpc import grpc_address, refusal
 
 QUERY, TEXTS = PAIR
@@ -117,6 +117,16 @@ def test_a_full_server_is_not_waited_for(
     assert "the server took nothing for 1 s" in score.json()["error"]
     assert (reply.status_code, "OOM command not allowed" in reply.json()["message"]) == (503, True)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_request_that_takes_too_long_is_given_up_and_the_answer_says_so(server: Server) -> None:
+    settings = load_settings({"model": "demo", "gateway_request_seconds": 0.5})
+    with TestClient(make_app(settings, server.url, "if there are any")) as client, nothing_left(server):
+        late = client.post("/vllm/rerank", json=DOCUMENTS)
+        events = client.post("/vllm/rerank", json={**DOCUMENTS, "stream": True})
+    assert (late.status_code, late.json()["error"]["type"]) == (504, "GatewayTimeoutError")
+    assert late.json()["error"]["message"].endswith("the time was over; the run is cancelled")
+    assert "0.5 s, the most of a request; the run is cancelled" in events.text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Texts by the labels of a classifier: a real gateway, a real worker, a model with three outputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from rankmill import Client
+from tests.conftest import ENVIRON, QUICK_LEASE
+from tests.harness.gateways import Running, running_gateway
+from tests.harness.models.tiny import make_bert
+from tests.harness.preloaded import PreloadedProcess
+from tests.harness.servers.valkey import Server
+from tests.rankmill.gateway.test_batches import ended, upload
+
+TEXTS = ["the moon", "big cat", "tea and bread"]
+NAMES = ["LABEL_0", "LABEL_1", "LABEL_2"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("labels"), labels=3)
+
+
+@pytest.fixture(scope="module")
+def logits(model: Path) -> torch.Tensor:
+    """transformers' own, of each text alone."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return torch.cat([network(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
+
+
+@pytest.fixture(scope="module")
+def gateway(shared_queue: Server, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway whose rankings are by one label, with files and a runner."""
+    place = tmp_path_factory.mktemp("gateway")
+    (place / "files").mkdir()
+    files = {"RANKMILL_GATEWAY_FILES": str(place / "files"), "RANKMILL_LABEL": "1"}
+    environ = {**files, "RANKMILL_PRECISION": "fp32"}
+    log = place / "runner.log"
+    own = {**ENVIRON, **QUICK_LEASE, "RANKMILL_METRICS_ADDRESS": "none"}
+    with log.open("wb") as out:
+        command = ["rankmill", "runner", "--redis", shared_queue.url, "--read", str(model)]
+        runner: Any = PreloadedProcess(command, cwd=place, stdout=out, stderr=out, env=own)
+    with running_gateway(shared_queue.url, place, "--model", str(model), environ=environ) as running:
+        yield running
+    runner.terminate()
+    assert runner.wait(timeout=60) == 0
+
+
+def by_label(row: torch.Tensor) -> list[dict[str, Any]]:
+    order = sorted(range(3), key=lambda at: -float(row[at]))
+    return [{"score": pytest.approx(float(row[at]), abs=1e-5), "label": NAMES[at]} for at in order]
+
+
+def test_tei_s_predict_has_all_labels_of_a_text(gateway: Running, logits: torch.Tensor) -> None:
+    chances = logits.softmax(1)
+    one = gateway.post("/tei/predict", {"inputs": TEXTS[0]})
+    assert one.json == by_label(chances[0]), one.body
+    batch = {"inputs": [[text] for text in TEXTS]}
+    assert gateway.post("/predict", batch).json == [by_label(row) for row in chances]
+    assert gateway.post("/predict", {**batch, "raw_scores": True}).json == [by_label(row) for row in logits]
+    pair = gateway.post("/predict", {"inputs": [TEXTS[0], TEXTS[1]]}).json
+    assert sorted(each["label"] for each in pair) == NAMES
+    ranked = gateway.post("/rerank", {"query": TEXTS[0], "texts": TEXTS[1:]}).json  # by the setting's label
+    assert {each["index"] for each in ranked} == {0, 1}
+
+
+def test_vllm_s_classify_has_the_probabilities(gateway: Running, logits: torch.Tensor) -> None:
+    chances = logits.softmax(1)
+    found = gateway.post("/vllm/classify", {"input": TEXTS}).json
+    np.testing.assert_allclose([each["probs"] for each in found["data"]], chances, atol=1e-5)
+    assert [each["label"] for each in found["data"]] == [NAMES[int(row.argmax())] for row in chances]
+    assert found["usage"]["total_tokens"] > 6
+    events = gateway.post("/vllm/classify", {"input": TEXTS, "stream": True}).body.decode()
+    scores = json.loads(events.partition("event: scores\ndata: ")[2].partition("\n")[0])
+    np.testing.assert_allclose(scores["scores"], chances, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("/tei/predict", {"inputs": [1]}, 422, "inputs"),
+        ("/tei/predict", {"inputs": None}, 422, "inputs"),
+        ("/tei/predict", {"inputs": [["a"], ["b", "c"]]}, 422, "single texts and pairs go into two requests"),
+        ("/tei/predict", {"inputs": "moon " * 600, "truncate": False}, 422, "tokens"),
+        ("/vllm/classify", {"input": []}, 400, "the list of texts is empty"),
+        ("/vllm/classify", {"input": [["a"]]}, 400, "input"),
+        ("/vllm/classify", {"input": "moon " * 600}, 400, "tokens"),
+        ("/vllm/classify", {"input": ["a"], "model": "none"}, 404, "no model"),
+    ],
+)
+def test_what_cannot_be_classified_is_one_line(
+    gateway: Running, path: str, body: dict[str, Any], status: int, reason: str
+) -> None:
+    reply = gateway.post(path, body)
+    assert (reply.status, reason in reply.body.decode()) == (status, True), reply.body
+    assert "Traceback" not in gateway.log.read_text()
+
+
+def test_a_batch_of_texts(gateway: Running, logits: torch.Tensor) -> None:
+    lines = [
+        {"custom_id": text, "method": "POST", "url": "/predict", "body": {"inputs": text}} for text in TEXTS
+    ]
+    lines += [{"custom_id": "x", "method": "POST", "url": "/predict", "body": {"inputs": ["a", "b", "c"]}}]
+    file = upload(gateway, "in.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode()).json
+    made = gateway.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/predict"})
+    batch = ended(gateway, made.json["id"])
+    assert (batch["status"], batch["request_counts"]["failed"]) == ("completed", 1), batch
+    content = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body.decode()
+    found = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, content.splitlines())}
+    assert found == dict(zip(TEXTS, map(by_label, logits.softmax(1)), strict=True))
+
+
+def test_a_client_classifies(
+    shared_queue: Server, model: Path, tiny_model: Path, logits: torch.Tensor
+) -> None:
+    with Client(shared_queue.url, model=str(model), precision="fp32") as client:
+        *found, missing = client.classify([*TEXTS, None], timeout=60)
+        for each, row in zip(found, logits.softmax(1), strict=True):
+            assert (each.label, list(each.probabilities)) == (NAMES[int(row.argmax())], NAMES)
+            np.testing.assert_allclose(list(each.probabilities.values()), row, atol=1e-5)
+        assert (missing.label, missing.probabilities, missing.error) == ("", {}, "text is null")
+        apart = client.classify(TEXTS, timeout=60, activation="sigmoid")
+        values = [list(each.probabilities.values()) for each in apart]
+        np.testing.assert_allclose(values, logits.sigmoid(), atol=1e-5)
+        (alone,) = client.classify(TEXTS[:1], timeout=60, model=str(tiny_model))
+        assert 0 < alone.probabilities["LABEL_0"] < 1
+        assert client.classify([], timeout=60) == []
