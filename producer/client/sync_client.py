@@ -240,7 +240,7 @@ class Client:
         rows: int | None,
         priority: Priority | None,
         tenant: Tenant | None = None,
-        **spec: Any,
+        **spec: Unpack[SpecOptions],
     ) -> Run:
         settings = self.settings
         asked = run_spec(settings, spec)
@@ -452,7 +452,7 @@ class Client:
         return self.submit_request(file_request(inputs, output, options), webhook=webhook, **spec)
 
     def submit_request(
-        self, request: FileRequest, *, webhook: str | None = None, **spec: Any
+        self, request: FileRequest, *, webhook: str | None = None, **spec: Unpack[SpecOptions]
     ) -> SubmittedFile:
         """`submit_file`, for a request that is made already."""
         self._warn_of_losses()
