@@ -33,13 +33,11 @@ from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.jobs.runtime.specs import run_spec
 from rankmill.jobs.system import system
+from rankmill.producer.client.joined import rows_by_version, split_run, start_each
 from rankmill.producer.client.runs import Ranked, Scores, ScoringRun, ranked, read_together
-from rankmill.producer.client.several import start_each
-from rankmill.producer.client.split import rows_by_version, split_run
 from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file, submitted_files
 from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.detached import collect_detached, submit_detached
-from rankmill.producer.collect.driver import RunDriver, expired
+from rankmill.producer.collect.driver import RunDriver, collect_detached, expired, submit_detached
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.pairs import COLUMNS, USUAL_COLUMNS, RowsAt, cut_pairs, rows_given
