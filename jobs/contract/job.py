@@ -25,7 +25,6 @@ OLD_JOB_FUNCTION = "jobs.score_chunk"
 
 _SUSPECT = "suspect"
 _TIMES = "times"
-_DEVICE = "device"
 _READS = "reads"
 TRACE = "trace"
 """Keys in a job's metadata."""
@@ -75,7 +74,6 @@ def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTIO
         meta={
             _SUSPECT: payload.suspect,
             _READS: EXTENDED_FORMAT,
-            _DEVICE: True,
             **({TRACE: dict(payload.trace)} if payload.trace else {}),
             **({_TIMES: True} if payload.times else {}),
         },
@@ -130,11 +128,6 @@ def is_suspect(job: Job) -> bool:
 def asks_for_times(job: Job) -> bool:
     """Whether the result is to say how long the stages took."""
     return bool(job.meta.get(_TIMES))
-
-
-def asks_for_device(job: Job) -> bool:
-    """Whether the result is to name the device, and its seconds."""
-    return bool(job.meta.get(_DEVICE))
 
 
 def read_format(job: Job) -> int:

@@ -35,11 +35,10 @@ class ChunkStats(WireModel):
     ``forward_seconds`` are parts of ``seconds``: the second is the time of the batches that have the chunk's
     rows. They are written only for a job that asks for them (`rankmill.jobs.contract.job.asks_for_times`).
     ``digest`` is the SHA-256 of the model's weights, configuration and tokenizer; ``bound`` is the largest
-    difference between a score and the model's own that the worker has proven. They are written only for a
-    job whose producer reads them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
-    deterministic run alone, of which no older release knows. ``device_name``, and ``device_seconds``, the
-    part of the device's time that this chunk's tokens had, are written only for a job that asks for them
-    (`rankmill.jobs.contract.job.asks_for_device`).
+    difference between a score and the model's own that the worker has proven; ``device_seconds`` is the part
+    of the time of the device ``device_name`` that this chunk's tokens had. They are written only for a job
+    whose producer reads them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
+    deterministic run alone, of which no older release knows.
     """
 
     seldom: ClassVar[frozenset[str]] = frozenset(

@@ -14,10 +14,13 @@ from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.connection import impatient, unreachable
 from rankmill.jobs.system import system
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    import redis
 
 MANY_PORTS = 100
 """How many successive ports are tried by processes of which a host may have several."""
@@ -110,6 +113,35 @@ def answer(
         return [body]
 
     return app
+
+
+def health(
+    client: redis.Redis,
+    ailment: Callable[[], str | None] = lambda: None,
+    obstacle: Callable[[], str | None] = lambda: None,
+) -> dict[str, WSGIApplication]:
+    """What answers at ``/healthz`` and ``/readyz``.
+
+    Parameters
+    ----------
+    client
+        A client of the process's Redis server: without it nothing is ready.
+    ailment, obstacle
+        Why the process cannot go on; why it is not ready, for another reason. ``None``: it is.
+    """
+    probe = impatient(client)
+
+    def says(word: str, why: Callable[[], str | None]) -> WSGIApplication:
+        def make() -> tuple[HTTPStatus, str]:
+            reason = why()
+            return (HTTPStatus.OK, word) if reason is None else (HTTPStatus.SERVICE_UNAVAILABLE, reason)
+
+        return answer(make)
+
+    return {
+        "/healthz": says("alive", ailment),
+        "/readyz": says("ready", lambda: obstacle() or unreachable(probe)),
+    }
 
 
 def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:

@@ -12,7 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 class Periodic:
-    """Calls `do` every `seconds` in a thread of its own; what it raises is logged, and the next call follows.
+    """Calls `do` every `seconds` in a thread of its own; the next one follows what it raises.
+
+    An error that is raised again and again is logged once.
 
     Parameters
     ----------
@@ -38,7 +40,7 @@ class Periodic:
         at_once: bool = True,
     ) -> None:
         self._name, self._do, self._seconds = name, do, seconds
-        self._at_once, self._stopped = at_once, False
+        self._at_once, self._stopped, self._failed = at_once, False, ""
         self._woken = woken or system.Event()
         self._thread = system.Thread(target=self._run, name=name, daemon=True)
 
@@ -68,8 +70,11 @@ class Periodic:
         while not self._stopped:
             try:
                 self._do()
-            except Exception:  # whatever it is: leases must be renewed, and others must be seen
-                logger.exception("%s failed, trying again", self._name)
+                self._failed = ""
+            except Exception as error:  # whatever it is: leases must be renewed, and others must be seen
+                if repr(error) != self._failed:
+                    logger.exception("%s failed, trying again", self._name)
+                self._failed = repr(error)
             self._wait()
 
     def _wait(self) -> None:

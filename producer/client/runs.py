@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -313,85 +313,6 @@ class ScoringRun:
             yield
         finally:
             self._driver.on_wait = before
-
-
-class JoinedRuns(ScoringRun):
-    """Several runs that are read as one.
-
-    Parameters
-    ----------
-    runs
-        The runs.
-    tables
-        Joins their tables; each has the tables that it was made of as its parts.
-    progress
-        Joins their progress.
-    """
-
-    def __init__(
-        self,
-        runs: Sequence[ScoringRun],
-        tables: Callable[[], Iterator[ScoredTable]],
-        progress: Callable[[Sequence[Progress]], Progress],
-    ) -> None:
-        self._runs, self._join, self._join_progress = runs, tables, progress
-        self._scores, self._all = [], None
-        self.errors = {}
-        self.stats = RunStats()
-        self.labels = ()
-
-    @property
-    def id(self) -> str:
-        """The ids of the runs."""
-        return ",".join(run.id for run in self._runs)
-
-    @property
-    def model(self) -> str:
-        """The models that score."""
-        return ",".join(run.model for run in self._runs)
-
-    @property
-    def is_detached(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def rows(self) -> int | None:
-        """The number of all their pairs."""
-        return sum(run.rows or 0 for run in self._runs)  # each has a table
-
-    @property
-    def progress(self) -> Progress:
-        """The progress of all runs."""
-        return self._join_progress([run.progress for run in self._runs])
-
-    @property
-    def scoring_since(self) -> float:
-        """When a worker began to score the first of them."""
-        return min(run.scoring_since for run in self._runs)
-
-    def cancel(self) -> None:
-        """Cancel all of them."""
-        for run in self._runs:
-            run.cancel()
-
-    def _tables(self) -> Iterator[ScoredTable]:
-        return self._join()
-
-    def _wait_until(self, deadline: float) -> None:
-        for run in self._runs:
-            run._wait_until(deadline)
-
-    @property
-    def _seen(self) -> Progress:
-        return self._join_progress([run._seen for run in self._runs])
-
-    @contextmanager
-    def _looking(self, look: Callable[[], None]) -> Iterator[None]:
-        with ExitStack() as stack:
-            for run in self._runs:
-                stack.enter_context(run._looking(look))
-            yield
 
 
 def read_together(

@@ -33,6 +33,7 @@ from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.jobs.runtime.specs import run_spec
 from rankmill.jobs.system import system
+from rankmill.producer.client.joined import rows_by_version, split_run, start_each
 from rankmill.producer.client.runs import (
     Classified,
     Ranked,
@@ -42,12 +43,9 @@ from rankmill.producer.client.runs import (
     ranked,
     read_together,
 )
-from rankmill.producer.client.several import start_each
-from rankmill.producer.client.split import rows_by_version, split_run
 from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file, submitted_files
 from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.detached import collect_detached, submit_detached
-from rankmill.producer.collect.driver import RunDriver, expired
+from rankmill.producer.collect.driver import RunDriver, collect_detached, expired, submit_detached
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.pairs import COLUMNS, USUAL_COLUMNS, RowsAt, cut_pairs, rows_given
@@ -248,7 +246,7 @@ class Client:
         rows: int | None,
         priority: Priority | None,
         tenant: Tenant | None = None,
-        **spec: Any,
+        **spec: Unpack[SpecOptions],
     ) -> Run:
         settings = self.settings
         asked = run_spec(settings, spec)
@@ -471,7 +469,7 @@ class Client:
         return self.submit_request(file_request(inputs, output, options), webhook=webhook, **spec)
 
     def submit_request(
-        self, request: FileRequest, *, webhook: str | None = None, **spec: Any
+        self, request: FileRequest, *, webhook: str | None = None, **spec: Unpack[SpecOptions]
     ) -> SubmittedFile:
         """`submit_file`, for a request that is made already."""
         self._warn_of_losses()

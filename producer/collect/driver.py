@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 
 import pyarrow as pa
 from opentelemetry.trace import Span
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import (
+    InputError,
     RedisUnavailable,
     RunCancelled,
     RunExpired,
@@ -40,7 +42,7 @@ from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.collect.sizing import Sizes
+from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from rankmill.producer.collect.spool import Spool
 
 _SWEEP_SECONDS = 10
@@ -513,6 +515,52 @@ class RunDriver:
         """Redis commands in the ``with`` block wait for the server; `_look_around` is called meanwhile."""
         with about(run=self.run.id), redis_errors(), waiting(look=self._look_around, until=self.deadline):
             yield
+
+
+def submit_detached(
+    store: RunStore, run: Run, tables: Iterator[pa.Table], columns: tuple[str, ...], most_bytes: int
+) -> DetachedChunks:
+    """Put all pairs of a run into Redis, `most_bytes` of payload at most.
+
+    Raises
+    ------
+    InputError
+        There are none, or too many.
+    """
+    chunks: list[tuple[int, int]] = []
+    size, start = 0, 0
+    with redis_errors():
+        try:
+            while batch := list(islice(tables, AT_ONCE)):
+                is_new, payloads = not chunks, dict[int, Payload]()
+                for table in batch:
+                    payload = encode_rows([table[name] for name in columns], run.inputs)
+                    size += len(payload)
+                    if size > most_bytes:
+                        raise InputError(
+                            f"the pairs need more than {most_bytes >> 20} MiB in Redis (window_mib): write "
+                            "them to a file, and hand it to runners with submit_file"
+                        )
+                    chunks.append((start, len(table)))
+                    payloads[start] = Payload(payload, len(table))
+                    start += len(table)
+                store.enqueue(run, payloads, new=is_new)
+            if not chunks:
+                raise InputError("there are no pairs to score")
+            found = DetachedChunks(chunks=tuple(chunks))
+            store.write_chunks(run, found)
+            store.unlist(run)  # it would be listed as unfinished until it expires
+        except BaseException:
+            if chunks:
+                store.delete(run, [first for first, _ in chunks])
+            raise
+    return found
+
+
+def collect_detached(store: RunStore, run: Run, chunks: DetachedChunks) -> RunDriver:
+    """Collects a run that some process has submitted."""
+    sizes = Sizes(WindowSize(len(chunks.chunks), 0), ChunkSize(1, run.spec.model, None, {}))
+    return RunDriver(store, run, RunCleaner(store), iter(()), ("", ""), sizes, detached=chunks)
 
 
 def log_result(piece: Piece, result: ChunkResult, run: str) -> None:

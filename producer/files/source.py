@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -19,10 +19,17 @@ from rankmill.jobs.system import system
 from rankmill.producer.collect.pairs import RowsAt, as_json, cut_tables, holds_messages
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.base import Reader, ReadOptions, Survey, TextColumns, text_of
+from rankmill.producer.files.formats.notations import (
+    ALL_NOTATIONS,
+    Notation,
+    Notations,
+    fits,
+    notations_of,
+    type_of,
+)
 from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.manifest import fingerprint
-from rankmill.producer.files.schema import conform, to_ask_for, unify, with_partition
 
 _BATCH_ROWS = 1024
 """Rows that are read at once, about; more would read faster, and take more memory where texts are long."""
@@ -176,10 +183,10 @@ class FileSource(PairSource):
         for each in opened:
             path, found = each.file.path, 0
             try:
-                for batch in each.reader.batches(to_ask_for(each.survey, schema), size):
+                for batch in each.reader.batches(_to_ask_for(each.survey, schema), size):
                     found += batch.num_rows
                     self._check_texts(path, batch, found)
-                    yield conform(batch, schema, each.file)
+                    yield _conform(batch, schema, each.file)
             except (InputError, pa.ArrowException) as error:
                 _check_file_unchanged(path, each.fingerprint)
                 if isinstance(error, InputError):
@@ -260,7 +267,7 @@ def open_source(
     for file, before in zip(files, fingerprints or [fingerprint(file.path) for file in files], strict=True):
         reader = open_reader(file.path, columns.texts, options)
         found = reader.survey(find_nulls=not allow_nulls)
-        survey = with_partition(file, found)
+        survey = _with_partition(file, found)
         if found.schema.names or found.rows:
             _check_columns(file.path, survey.schema, columns)
         null = survey.first_null
@@ -271,7 +278,7 @@ def open_source(
             )
         rows += survey.rows
         opened.append(_OpenFile(file, before, reader, survey))
-    schema = unify(files, [each.survey for each in opened], columns.names, as_text)
+    schema = _unify(files, [each.survey for each in opened], columns.names, as_text)
     return FileSource(opened, columns, schema, limit, shard)
 
 
@@ -315,3 +322,125 @@ def _check_columns(path: Path, schema: pa.Schema, columns: TextColumns) -> None:
                 way_out = f"--list-columns {name} makes a row of each item"
                 way_out = "--messages-column is for conversations" if holds_messages(kind) else way_out
             raise InputError(f"{path}: column {name!r} holds {kind}, not text ({way_out})")
+
+
+def _with_partition(file: InputFile, survey: Survey) -> Survey:
+    """Add the columns from the names of the file's folders to the survey: integers if possible, else text.
+
+    Raises
+    ------
+    InputError
+        The file itself has a column of the same name.
+    """
+    schema, notations = survey.schema, dict(survey.notations)
+    for name, text in file.partition:
+        if name in schema.names:
+            raise InputError(
+                f"{file.path}: column {name!r} is in the file and in its folder's name, {name}={text}; "
+                "rename one"
+            )
+        schema = schema.append(pa.field(name, pa.string()))
+        known = notations_of(pa.array([text], pa.string()))
+        notations[name] = known if text is None else known & {Notation.INT}
+    return replace(survey, schema=schema, notations=notations)
+
+
+def _unify(
+    files: Sequence[InputFile],
+    surveys: Sequence[Survey],
+    query_and_passage: Sequence[str],
+    as_text: Collection[str],
+) -> pa.Schema:
+    """Merge the columns of all files. A column is text if its values would otherwise be written differently.
+
+    Raises
+    ------
+    InputError
+        A column of `as_text` is in none of the files or cannot be text, or columns of the files are
+            incompatible.
+    """
+    unknown = set(as_text) - {name for survey in surveys for name in survey.schema.names}
+    if unknown and any(survey.schema.names for survey in surveys):
+        raise InputError(f"--text-columns: no column {min(unknown)!r} in the input")
+    notations = _common_notations(surveys)
+    texts = {*as_text, *(name for name, known in notations.items() if not _typed(name, known, surveys))}
+    merged = pa.schema([])
+    for file, survey in zip(files, surveys, strict=True):
+        own = pa.schema([_chosen(file, field, survey, notations, texts, as_text) for field in survey.schema])
+        try:
+            options = "permissive" if merged.names else "default"
+            merged = pa.unify_schemas([merged, own], promote_options=options)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise InputError(
+                f"{file.path}: its columns do not fit those of the files before it: {error} "
+                "(--text-columns NAME reads a column as text)"
+            ) from None
+        if survey.schema.metadata and not merged.metadata:
+            merged = merged.with_metadata(survey.schema.metadata)
+    return merged if merged.names else pa.schema([(name, pa.string()) for name in query_and_passage])
+
+
+def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
+    """Return the schema to read a file with: a number in JSON must be read as one before it becomes text."""
+    fields = []
+    for field in schema:
+        place = survey.schema.get_field_index(field.name)
+        if place >= 0 and field.name not in survey.notations and is_text(field.type):
+            own = survey.schema.field(place)
+            field = field if is_text(own.type) else own  # noqa: PLW2901
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def _conform(batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.RecordBatch:
+    """Convert the batch to `schema`; a file may lack columns or have narrower types."""
+    if not file.partition and batch.schema.equals(schema):  # JSON has all columns that it is asked for
+        return batch
+    constant = dict(file.partition)
+    columns = []
+    for field in schema:
+        if field.name in constant:
+            column = pa.repeat(pa.scalar(constant[field.name], pa.string()), len(batch)).cast(field.type)
+        elif batch.schema.get_field_index(field.name) >= 0:
+            column = batch[field.name].cast(field.type)
+        else:
+            column = pa.nulls(len(batch), field.type)
+        columns.append(column)
+    return pa.record_batch(columns, schema=schema)
+
+
+def _common_notations(surveys: Sequence[Survey]) -> dict[str, Notations]:
+    names = {name for survey in surveys for name in survey.notations}
+    return {
+        name: ALL_NOTATIONS.intersection(*(survey.notations.get(name, ALL_NOTATIONS) for survey in surveys))
+        for name in names
+    }
+
+
+def _typed(name: str, notations: Notations, surveys: Sequence[Survey]) -> bool:
+    """Whether an untyped column need not be text: its notations agree, and fit its types in other files."""
+    declared = [
+        survey.schema.field(name).type
+        for survey in surveys
+        if name not in survey.notations and survey.schema.get_field_index(name) >= 0
+    ]
+    return bool(notations) and all(fits(notations, kind) for kind in declared)
+
+
+def _chosen(
+    file: InputFile,
+    field: pa.Field,
+    survey: Survey,
+    notations: Mapping[str, Notations],
+    texts: Collection[str],
+    as_text: Collection[str],
+) -> pa.Field:
+    if field.name not in texts:
+        return field.with_type(type_of(notations[field.name])) if field.name in survey.notations else field
+    if is_text(field.type):
+        return field.with_type(pa.string()) if pa.types.is_null(field.type) else field
+    if pa.types.is_primitive(field.type) or pa.types.is_decimal(field.type):
+        return field.with_type(pa.string())
+    if field.name in as_text:
+        raise InputError(f"--text-columns: column {field.name!r} of {file.path} holds {field.type}")
+    return field

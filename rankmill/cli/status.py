@@ -18,7 +18,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.durability import read_durability
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.submitted import SubmittedFile, find_submitted, submitted_files
-from rankmill.producer.collect.detached import collect_detached
+from rankmill.producer.collect.driver import collect_detached
 
 _STATUS_RUNS = 10
 

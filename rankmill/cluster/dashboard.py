@@ -7,6 +7,7 @@ import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from itertools import accumulate
 from pathlib import Path
@@ -22,6 +23,7 @@ from rankmill.cluster.snapshot import Snapshot, read_cluster
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import system
+from rankmill.jobs.system.periodic import Periodic
 
 WINDOW_SECONDS = 30
 """Rates are computed over this many seconds."""
@@ -204,24 +206,20 @@ def page_apps(client: redis.Redis) -> dict[str, WSGIApplication]:
         Client of the server from `jobs.runtime.connection.impatient`: it does not wait for the server.
     """
     history = History()
-    system.Thread(target=_watch, args=(client, history), name="history", daemon=True).start()
+    Periodic("the page's history", partial(_look, client, history), _LOOK_SECONDS).start()
     names = [path.name for path in _PAGE.iterdir() if path.suffix in _TYPES]
     files = {f"/{name}": _file(_PAGE / name) for name in names}
     return {"/": files.pop("/index.html"), **files, "/api/cluster.json": _cluster_json(client, history)}
 
 
-def _watch(client: redis.Redis, history: History) -> None:
-    """Add a snapshot to the history every 2 s while the process lives; log each new error once."""
-    logged = ""
-    while True:
-        try:
-            history.add(read_cluster(client))
-        except Exception as error:
-            if not isinstance(error, redis.RedisError | OSError) and logged != repr(error):
-                logged = repr(error)
-                logger.exception("no snapshot for the page's plots; trying again every %g s", _LOOK_SECONDS)
-            history.add_gap(system.now())
-        system.sleep(_LOOK_SECONDS)
+def _look(client: redis.Redis, history: History) -> None:
+    """Add a snapshot to the history, or a gap where there is none."""
+    try:
+        history.add(read_cluster(client))
+    except Exception as error:
+        history.add_gap(system.now())
+        if not isinstance(error, redis.RedisError | OSError):
+            raise
 
 
 def _cluster_json(client: redis.Redis, history: History) -> WSGIApplication:

@@ -16,6 +16,7 @@ from rankmill.jobs.contract.errors import InputError, RankmillError
 from rankmill.jobs.protocol.worker_report import STAGES, queue_workers, worker_reports
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
+from rankmill.jobs.system.periodic import Periodic
 from rankmill.producer.collect.pairs import COLUMNS
 from rankmill.producer.local.embedded import worker_environs
 from rankmill.score.session import RunScores, Session
@@ -115,7 +116,10 @@ class Bench:
             self._session = stack.enter_context(Session(self.settings))
             assert self._session.embedded is not None
             self._embedded = self._session.embedded
-            self._memory = stack.enter_context(_PeakMemory(self._embedded.pid))
+            self._memory = PeakMemory(self._embedded.pid)
+            watch = Periodic("memory", self._memory.look, _LOOK_SECONDS)
+            stack.callback(watch.stop)
+            watch.start()
             self._redis = self._session.client.store.redis  # once the server is up
             self._stack = stack.pop_all()
         return self
@@ -186,32 +190,19 @@ def split_requests(pairs: pa.Table, requests: int, size: int) -> list[pa.Table]:
     return [whole.slice(start, size) for start in range(0, len(whole), size)]
 
 
-class _PeakMemory:
-    """Records the highest resident memory of the worker processes among a process's children."""
+class PeakMemory:
+    """The highest resident memory of the workers among a process's children, as `look` has seen it."""
 
     def __init__(self, pid: int) -> None:
         self.peak = 0
         self._parent = psutil.Process(pid)
-        self._ended = system.Event()
-        self._thread = system.Thread(target=self._watch, name="memory", daemon=True)
 
-    def __enter__(self) -> _PeakMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
-            self.peak = max(self.peak, self._now())
-
-    def _now(self) -> int:
+    def look(self) -> None:
+        """Look at the processes there are now."""
         total = 0
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in self._parent.children():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if "rankmill.ScoringWorker" in process.cmdline():
                         total += process.memory_info().rss
-        return total
+        self.peak = max(self.peak, total)

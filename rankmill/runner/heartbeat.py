@@ -61,9 +61,9 @@ class RunnerHeartbeat:
             self._claim, self.held = claim, "held"
         self._periodic.wake()
 
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._periodic.is_alive
+    def ailment(self) -> str | None:
+        """Why the runner cannot go on, if it cannot."""
+        return None if self._periodic.is_alive else "the heartbeat has ended"
 
     @property
     def claim(self) -> RunLease:

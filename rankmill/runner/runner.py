@@ -6,11 +6,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
 from dataclasses import replace
-from http import HTTPStatus
-
-import redis
 
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
@@ -21,8 +17,7 @@ from rankmill.jobs.contract.errors import (
 )
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.submitted.store import FileRunStore, RunLease, names_of
-from rankmill.jobs.runtime.connection import impatient, unreachable
-from rankmill.jobs.runtime.http import MANY_PORTS, answer, paths, serve
+from rankmill.jobs.runtime.http import MANY_PORTS, health, paths, serve
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -76,7 +71,9 @@ class Runner:
             signal.signal(number, self._on_signal)
         self._heartbeat.start()
         self._webhooks.start()
-        _serve_health(self._settings.metrics_address, self._store.redis, self._heartbeat.is_alive)
+        if (address := self._settings.metrics_address) != "none":
+            apps = health(self._store.redis, ailment=self._heartbeat.ailment)
+            serve(paths(apps), "metrics_address", address, ports=MANY_PORTS)
         logger.info("runner %s takes runs of queue %r", self.name, self._store.queue.name)
         try:
             with waiting(look=self._check_stop):
@@ -232,37 +229,3 @@ class _Left(Exception):
 
 class _Stopped(Exception):
     """A signal arrived while the runner waited for Redis."""
-
-
-def _serve_health(address: str, client: redis.Redis, is_alive: Callable[[], bool]) -> None:
-    """Serve ``/healthz`` and ``/readyz`` until the process ends.
-
-    Parameters
-    ----------
-    address
-        ``metrics_address``: ``HOST:PORT`` or ``none``.
-    client
-        A client of the runner's Redis server.
-    is_alive
-        Whether the runner can go on.
-
-    Raises
-    ------
-    ConfigError
-        The process cannot listen at `address`.
-    """
-    if address == "none":
-        return
-    probe = impatient(client)
-
-    def alive() -> tuple[HTTPStatus, str]:
-        if is_alive():
-            return HTTPStatus.OK, "alive"
-        return HTTPStatus.SERVICE_UNAVAILABLE, "the heartbeat has ended"
-
-    def ready() -> tuple[HTTPStatus, str]:
-        reason = unreachable(probe)
-        return (HTTPStatus.OK, "ready") if reason is None else (HTTPStatus.SERVICE_UNAVAILABLE, reason)
-
-    app = paths({"/healthz": answer(alive), "/readyz": answer(ready)})
-    serve(app, "metrics_address", address, ports=MANY_PORTS)

@@ -18,8 +18,8 @@ from rankmill.jobs.contract.errors import ConnectionFailed, InputError, Rankmill
 from rankmill.jobs.contract.results import ChunkStats
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.client.joined import start_several
 from rankmill.producer.client.runs import Scores, ScoringRun, as_array
-from rankmill.producer.client.several import start_several
 from rankmill.producer.client.sync_client import Client
 from rankmill.producer.collect.pairs import USUAL_COLUMNS, RowsAt, cut_pairs
 from rankmill.producer.local.embedded import EmbeddedCluster

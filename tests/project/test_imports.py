@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from itertools import combinations
@@ -110,6 +111,13 @@ def test_no_two_folders_beside_each_other_import_each_other() -> None:
 
 def test_imports_have_no_cycles() -> None:
     assert list(TopologicalSorter(IMPORTS).static_order())  # raises CycleError, which names the modules
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    product = [path for module, path in MODULES.items() if room_of(module) != "benchmarks"]
+    bodies = [ast.parse(path.read_text()).body for path in product if not path.stem.endswith("_pb2")]
+    names = [each.name for body in bodies for each in body if isinstance(each, ast.ClassDef)]
+    assert [name for name, times in Counter(names).items() if times > 1 and not name.startswith("_")] == []
 
 
 def test_workers_read_nothing_but_their_settings() -> None:

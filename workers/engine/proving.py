@@ -343,10 +343,11 @@ class _Model:
             self._loaded_model.close()
 
     def _get(self) -> Any:
-        from rankmill.workers.models.reference import Reference  # torch, which a known proof does not need
+        # It imports torch, which a known proof does not need.
+        from rankmill.workers.models.reference import ReferenceModel
 
         if self._loaded_model is None:
-            self._loaded_model = Reference(self._spec, self._loaded.source, self._loaded.revision)
+            self._loaded_model = ReferenceModel(self._spec, self._loaded.source, self._loaded.revision)
             if self._large:
                 self._cast()
         return self._loaded_model

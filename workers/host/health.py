@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from http import HTTPStatus
 
 import redis
 from prometheus_client import make_wsgi_app
 
-from rankmill.jobs.runtime.connection import impatient, unreachable
-from rankmill.jobs.runtime.http import MANY_PORTS, answer, paths, serve
+from rankmill.jobs.runtime.http import MANY_PORTS, health, paths, serve
 from rankmill.workers.host import metrics
 
 
@@ -24,7 +22,7 @@ def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str |
     client
         A client of the worker's Redis server.
     obstacle
-        Returns why the worker cannot score now, or ``None``; this module itself tests whether Redis answers.
+        Returns why the worker cannot score now, or ``None``.
 
     Returns
     -------
@@ -37,21 +35,8 @@ def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str |
     """
     if address == "none":
         return None
-
-    probe = impatient(client)
-
-    def ready() -> tuple[HTTPStatus, str]:
-        reason = obstacle() or unreachable(probe)
-        return (HTTPStatus.OK, "ready") if reason is None else (HTTPStatus.SERVICE_UNAVAILABLE, reason)
-
-    app = paths(
-        {
-            "/metrics": make_wsgi_app(metrics.REGISTRY),
-            "/healthz": answer(lambda: (HTTPStatus.OK, "alive")),
-            "/readyz": answer(ready),
-        }
-    )
-    host, port = serve(app, "metrics_address", address, ports=MANY_PORTS)
+    apps = {"/metrics": make_wsgi_app(metrics.REGISTRY), **health(client, obstacle=obstacle)}
+    host, port = serve(paths(apps), "metrics_address", address, ports=MANY_PORTS)
     return f"http://{_reachable(host, client)}:{port}/metrics"
 
 

@@ -39,7 +39,7 @@ Row = dict[str, list[int]]
 """Token ids, mask and types of a pair, by their names in transformers."""
 
 
-class Reference:
+class ReferenceModel:
     """A model as transformers has it, which is asked for one pair at a time.
 
     Parameters

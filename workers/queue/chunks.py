@@ -25,7 +25,7 @@ from rankmill.jobs.contract.errors import (
     WireError,
     WorkerError,
 )
-from rankmill.jobs.contract.job import asks_for_device, asks_for_times, attempt, read_format
+from rankmill.jobs.contract.job import asks_for_times, attempt, read_format
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
@@ -349,8 +349,9 @@ class ChunkScorer:
         scored = claim.work.scored
         model = claim.engine.model
         times = claim.work.seconds if asks_for_times(claim.job) else {}
-        device = claim.job.has_pairs or asks_for_device(claim.job)
-        proof = model.proof if read_format(claim.job) >= EXTENDED_FORMAT else None
+        reads_all = read_format(claim.job) >= EXTENDED_FORMAT
+        proof = model.proof if reads_all else None
+        names_device = reads_all or claim.job.has_pairs  # a job with its pairs is counted here
         return ChunkScores(
             chunk=claim.chunk,
             scores=_as_arrow(scored.scores),
@@ -373,8 +374,8 @@ class ChunkScorer:
                 forward_seconds=times.get("forward"),
                 bound=proof.bound if proof else None,
                 kind=model.kind,
-                device_name=device_name(model.backend.device) if device else None,
-                device_seconds=claim.work.seconds.get("device", 0.0) if device else None,
+                device_name=device_name(model.backend.device) if names_device else None,
+                device_seconds=claim.work.seconds.get("device", 0.0) if names_device else None,
             ),
         )
 

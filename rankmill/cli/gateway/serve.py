@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from shlex import quote
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from rankmill.jobs.runtime.durability import Concerns, read_durability, warn_of_
 from rankmill.jobs.runtime.http import is_loopback, split_address
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.jobs.system import system
+from rankmill.jobs.system.periodic import Periodic
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 0.5
@@ -132,34 +133,25 @@ def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
     The watch ends with the ``with`` block: the end of the cluster, which follows, is no reason for a signal.
     """
     failed: list[EmbeddedError] = []
-    ended = system.Event()
 
-    def watch() -> None:
-        while not failed and not ended.wait(_LOOK_SECONDS):
-            try:
+    def look() -> None:
+        try:
+            if not failed:
                 cluster.check()
-            except EmbeddedError as error:
-                failed.append(error)
-                os.kill(os.getpid(), signal.SIGTERM)
+        except EmbeddedError as error:
+            failed.append(error)
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    thread = system.Thread(target=watch, name="embedded", daemon=True)
-    thread.start()
+    watch = Periodic("embedded", look, _LOOK_SECONDS)
+    watch.start()
     try:
         yield failed
     finally:
-        ended.set()
-        thread.join()
+        watch.stop(seconds=None)
 
 
 def _require_packages() -> None:
     """Raise `ConfigError` if a package of the extra is missing."""
-    try:
-        import fastapi  # noqa: F401
-        import grpc_health.v1  # noqa: F401
-        import grpc_reflection.v1alpha  # noqa: F401
-        import httptools  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"serving needs packages ({error.name} missing): pip install 'rankmill[serve]'"
-        ) from None
+    for name in ("fastapi", "grpc_health", "grpc_reflection", "httptools", "uvicorn"):
+        if find_spec(name) is None:
+            raise ConfigError(f"serving needs packages ({name} missing): pip install 'rankmill[serve]'")

@@ -13,8 +13,8 @@ from rankmill import AsyncClient, Client
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.worker_report import worker_reports
 from rankmill.jobs.registry.documents import Alias, Reference, target_of
+from rankmill.producer.client.joined import rows_by_version, version_of
 from rankmill.producer.client.runs import Scores
-from rankmill.producer.client.split import rows_by_version, version_of
 from rankmill.registry.store import RegistryStore
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.registries import put_version

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankmill import Client
 from rankmill.jobs.registry.documents import Alias, Reference, target_of
-from rankmill.producer.client.split import version_of
+from rankmill.producer.client.joined import version_of
 from rankmill.registry.store import RegistryStore
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.gateways import Running, running_gateway

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from rankmill.cli.quality.experiment import experiment
 from rankmill.jobs.contract.errors import InputError
-from rankmill.lab.bench import Records, _PeakMemory
+from rankmill.lab.bench import PeakMemory, Records
 from rankmill.lab.experiment import Finding, load_experiment, shipped
 from rankmill.lab.pairs import sample
 from rankmill.lab.statistics import measured_value, pareto
@@ -167,8 +167,13 @@ def test_the_memory_of_workers_is_that_of_the_processes_below() -> None:
     code = f"import subprocess as s; a, b = s.Popen({worker}), s.Popen({other}); a.wait(), b.wait()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as above:
         try:
-            with _PeakMemory(above.pid) as memory:
-                wait_for(lambda: memory.peak > size, above)
+            memory = PeakMemory(above.pid)
+
+            def is_seen() -> bool:
+                memory.look()
+                return memory.peak > size
+
+            wait_for(is_seen, above)
             assert memory.peak < 1.8 * size
         finally:
             above.communicate(b"\n\n")

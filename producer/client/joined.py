@@ -1,22 +1,106 @@
-"""Runs of several models over the same pairs, which are read once."""
+"""Several runs that are read as one: of several models over the same pairs, or of an alias' versions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import tee
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rankmill.jobs.contract.run import Progress
-from rankmill.producer.client.runs import JoinedRuns, ScoringRun, as_array
+from rankmill.producer.client.runs import RunStats, ScoringRun, as_array
 from rankmill.producer.collect.earlier import no_earlier
 from rankmill.producer.collect.pairs import RowsAt
 from rankmill.producer.collect.scored import ScoredTable
 
 if TYPE_CHECKING:
     from rankmill.producer.collect.journal import Journal
+
+RowNumbers = npt.NDArray[np.int64]
+
+
+class JoinedRuns(ScoringRun):
+    """Several runs that are read as one.
+
+    Parameters
+    ----------
+    runs
+        The runs.
+    tables
+        Joins their tables; each has the tables that it was made of as its parts.
+    progress
+        Joins their progress.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[ScoringRun],
+        tables: Callable[[], Iterator[ScoredTable]],
+        progress: Callable[[Sequence[Progress]], Progress],
+    ) -> None:
+        self._runs, self._join, self._join_progress = runs, tables, progress
+        self._scores, self._all = [], None
+        self.errors = {}
+        self.stats = RunStats()
+        self.labels = ()
+
+    @property
+    def id(self) -> str:
+        """The ids of the runs."""
+        return ",".join(run.id for run in self._runs)
+
+    @property
+    def model(self) -> str:
+        """The models that score."""
+        return ",".join(run.model for run in self._runs)
+
+    @property
+    def is_detached(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def rows(self) -> int | None:
+        """The number of all their pairs."""
+        return sum(run.rows or 0 for run in self._runs)  # each has a table
+
+    @property
+    def progress(self) -> Progress:
+        """The progress of all runs."""
+        return self._join_progress([run.progress for run in self._runs])
+
+    @property
+    def scoring_since(self) -> float:
+        """When a worker began to score the first of them."""
+        return min(run.scoring_since for run in self._runs)
+
+    def cancel(self) -> None:
+        """Cancel all of them."""
+        for run in self._runs:
+            run.cancel()
+
+    def _tables(self) -> Iterator[ScoredTable]:
+        return self._join()
+
+    def _wait_until(self, deadline: float) -> None:
+        for run in self._runs:
+            run._wait_until(deadline)
+
+    @property
+    def _seen(self) -> Progress:
+        return self._join_progress([run._seen for run in self._runs])
+
+    @contextmanager
+    def _looking(self, look: Callable[[], None]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for run in self._runs:
+                stack.enter_context(run._looking(look))
+            yield
 
 
 class SharedTables:
@@ -150,3 +234,61 @@ def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
             named = zip(models, row, strict=True)
             rows.append("; ".join(f"{model}: {reason}" for model, reason in named if reason is not None))
     return pa.array(rows, pa.string())
+
+
+def version_of(name: str, versions: Mapping[str, float], query: str | None) -> str:
+    """The version of model `name` that scores a query: always the same, as long as the shares are.
+
+    The first version keeps its queries as its share grows, and so does the last.
+    """
+    text = f"{name}\0{query or ''}".encode(errors="replace")
+    at = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
+    for version, share in versions.items():
+        at -= share
+        if at < 0:
+            return version
+    return list(versions)[-1]  # the shares add up to a little less than 1
+
+
+def rows_by_version(
+    name: str, versions: Mapping[str, float], queries: Iterable[str | None]
+) -> dict[str, RowNumbers]:
+    """Row numbers by the version that scores them."""
+    known: dict[str | None, str] = {}
+    found: dict[str, list[int]] = {}
+    for row, query in enumerate(queries):
+        if query not in known:
+            known[query] = version_of(name, versions, query)
+        found.setdefault(known[query], []).append(row)
+    return {version: np.array(rows, np.int64) for version, rows in found.items()}
+
+
+def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
+    """Runs that score some rows of `table` each, read as one; its scores are there when all of them are."""
+    read: list[list[ScoredTable]] = [[] for _ in runs]
+
+    def tables() -> Iterator[ScoredTable]:
+        for run, found in zip(runs, read, strict=True):
+            for part in run.tables():
+                found.append(part)  # to be there if the wait ends, and is taken up again
+        parts = [part for found in read for part in found]
+        read[:] = [[] for _ in runs]
+        if not parts:
+            return
+        kinds = [part.scores.type for part in parts]
+        kind = next((kind for kind in kinds if pa.types.is_fixed_size_list(kind)), pa.float32())
+        scores = [
+            part.scores if part.scores.type == kind else pa.nulls(len(part.scores), kind) for part in parts
+        ]
+        order = pa.array(np.argsort(np.concatenate(rows)))
+        yield ScoredTable(
+            table=table,
+            scores=pa.concat_arrays(scores).take(order),
+            errors=pa.concat_arrays([part.errors for part in parts]).take(order),
+            stats=None,
+            attempts=max(part.attempts for part in parts),
+            worker="",
+            parts=tuple(parts),
+        )
+
+    return JoinedRuns(runs, tables, lambda each: Progress(rows=sum(one.rows for one in each)))
