@@ -76,6 +76,7 @@ class IdleDevice:
     bytes: int = 0
     shares_prefixes: bool = False
     packs: bool = False
+    pieces: int = 1
     _free: float = 0.0
 
     def submit(self, batch: Batch) -> IdleForward:

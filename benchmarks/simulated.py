@@ -146,6 +146,7 @@ class _Backend:
     bytes: int = 0
     shares_prefixes: bool = False
     packs: bool = False
+    pieces: int = 1
     _free: float = 0.0
 
     def submit(self, batch: Batch) -> _Pending:

@@ -15,7 +15,7 @@ from rankmill.jobs.contract.errors import ConfigError
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 """Padded tokens in a batch, by device: enough to keep it busy, few enough to pad little and fit caches."""
 
-CLAIM_AHEAD = {"cpu": 1024, "cuda": 32_768, "mps": 8_192}
+CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
 """A worker stops claiming at this many pairs, by device: its forward never waits, and others get jobs too."""
 
 FOR_TESTS = frozenset({("mlx", "cpu")})

@@ -289,7 +289,8 @@ class RunDriver:
         self._looked = now
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
             if window.follows_workers:
-                window.follow(self._store.capacity(self.run.queue), self.collector.chunk_rows)
+                capacity = self._store.capacity(self.run.queue)
+                window.follow(capacity, self.collector.chunk_rows, sized=self._sizes.chunks.known)
             if self.collector.see(self._store.scored_rows(self.run), system.now()):
                 self._store.note(self.run, self.progress)
 
@@ -329,8 +330,9 @@ class RunDriver:
         accepted = self.collector.accept(results, system.now())
         for piece, result in accepted.taken:
             if isinstance(result, ChunkScores):
-                self._sizes.chunks.see(result.stats.worker, len(result.scores))
-                self.scoring_since = min(self.scoring_since, system.monotonic() - result.stats.seconds)
+                stats = result.stats
+                self._sizes.chunks.see(stats.worker, len(result.scores), stats.device_seconds)
+                self.scoring_since = min(self.scoring_since, system.monotonic() - stats.seconds)
             if not self.is_detached:  # whoever collects it again is told of nothing new
                 log_result(piece, result, self.run.id)
         self._keep_finished()

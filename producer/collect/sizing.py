@@ -12,6 +12,9 @@ from rankmill.producer.collect.journal import Journal
 MIN_CHUNKS = 32
 """Fewest chunks in the window with ``window: auto``."""
 
+_FIRST_CHUNKS = 8
+"""The same before a worker's speed is known: what is cut until then is small, and small chunks cost time."""
+
 _AHEAD = 2
 """With ``window: auto`` the window is as many times what the workers claim ahead."""
 
@@ -20,6 +23,9 @@ _REFILL_SHARE = 4
 
 CHUNK_SECONDS = 1.0
 """With ``chunk_size: auto``, seconds of work in a chunk, for the slowest worker."""
+
+_STATED_SECONDS = 0.5
+"""The same by the time that a worker's device took for its first results; what else it does takes time, too."""
 
 REQUEST_ROWS = 64
 """With ``chunk_size: auto``, fewest rows in a chunk of a request: few chunks cost it less."""
@@ -61,7 +67,8 @@ class WindowSize:
     Parameters
     ----------
     chunks
-        The setting ``window``. ``auto``: twice what the live workers claim ahead, at least `MIN_CHUNKS`.
+        The setting ``window``. ``auto``: twice what the live workers claim ahead, at least `MIN_CHUNKS`; before
+        their speed is known, two of the smallest chunks for each, at least 8.
     payload_bytes
         Most bytes of payload, whatever the workers claim.
     sharers
@@ -75,9 +82,16 @@ class WindowSize:
         self._payload_bytes = payload_bytes // sharers
         self._sharers = sharers
 
-    def follow(self, capacity: QueueCapacity, chunk_rows: int) -> None:
-        """Take note of what the workers claim ahead; each may claim a chunk more, as it claims whole ones."""
+    def follow(self, capacity: QueueCapacity, chunk_rows: int, *, sized: bool) -> None:
+        """Take note of what the workers claim ahead; each may claim a chunk more, as it claims whole ones.
+
+        `sized`: the size of chunks follows the workers' speed by now.
+        """
+        if not sized:
+            capacity = QueueCapacity(workers=capacity.workers)
+            chunk_rows = max(chunk_rows, MIN_ROWS)
         self._pairs = _AHEAD * (capacity.claim_ahead + capacity.workers * chunk_rows) // self._sharers
+        self._chunks = max((MIN_CHUNKS if sized else _FIRST_CHUNKS) // self._sharers, 1)
 
     def is_full(self, load: Load) -> bool:
         """Whether no piece fits beside the `load`."""
@@ -121,6 +135,12 @@ class ChunkSize:
         self._learnt = learnt
         self._fixed = None if rows == "auto" else rows
         self._results: dict[str, deque[tuple[float, int]]] = {}
+        self._stated: dict[str, float] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether the size is set, or follows the workers' speed by now."""
+        return bool(self._fixed) or self._model in self._learnt
 
     def at(self, start: int) -> int:
         """Rows of the chunk that begins at row `start` of the input."""
@@ -130,8 +150,8 @@ class ChunkSize:
             return rows
         return known[1] if known[0] == start else min(rows, known[0] - start)
 
-    def see(self, worker: str, rows: int) -> None:
-        """Take note of a result of `worker` with `rows` rows."""
+    def see(self, worker: str, rows: int, device_seconds: float | None = None) -> None:
+        """Take note of a result of `worker` with `rows` rows, for which its device took `device_seconds`."""
         if self._fixed:
             return
         now = system.monotonic()
@@ -139,11 +159,21 @@ class ChunkSize:
         results.append((now, rows))
         while len(results) > 2 and now - results[1][0] > _SPEED_SECONDS:
             results.popleft()
-        speeds = [speed for each in self._results.values() if (speed := _speed(each, now))]
-        if speeds:
+        if device_seconds:
+            self._stated[worker] = rows / device_seconds
+        wanted = [size for name in self._results if (size := self._wanted(name, now))]
+        if wanted:
             before = self._learnt.get(self._model, MIN_ROWS)
-            wanted = min(round(min(speeds) * CHUNK_SECONDS), before * _GROWTH)
-            self._learnt[self._model] = min(max(wanted, MIN_ROWS), MAX_ROWS)
+            self._learnt[self._model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)
+
+    def _wanted(self, worker: str, now: float) -> int | None:
+        """Rows of a chunk for a worker, by its speed; ``None`` if it is gone, or says nothing."""
+        results = self._results[worker]
+        if now - results[-1][0] > _GONE_SECONDS:
+            return None
+        if speed := _speed(results):
+            return round(speed * CHUNK_SECONDS)
+        return round(self._stated[worker] * _STATED_SECONDS) if worker in self._stated else None
 
 
 class Sizes(NamedTuple):
@@ -153,9 +183,9 @@ class Sizes(NamedTuple):
     chunks: ChunkSize
 
 
-def _speed(results: deque[tuple[float, int]], now: float) -> float | None:
-    """Rows a second of a worker with these results; ``None`` if it cannot be told, or it is gone."""
+def _speed(results: deque[tuple[float, int]]) -> float | None:
+    """Rows a second of a worker with these results; ``None`` if it cannot be told."""
     first, last = results[0][0], results[-1][0]
-    if last - first < _LEAST_SECONDS or now - last > _GONE_SECONDS:
+    if last - first < _LEAST_SECONDS:
         return None
     return sum(rows for at, rows in results if at - first > _TOGETHER_SECONDS) / (last - first)

@@ -27,6 +27,7 @@ class MisbehavingBackend:
 
     shares_prefixes = False
     packs = False
+    pieces = 1
 
     def __init__(self, real: Backend, tokenizer: Any) -> None:
         self.name, self.device, self.precision = real.name, real.device, real.precision

@@ -11,7 +11,8 @@ from rankmill import Client
 from rankmill.jobs.contract.results import ChunkFailure
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.sizing import MAX_ROWS, MIN_ROWS, ChunkSize
+from rankmill.jobs.protocol.queues import QueueCapacity
+from rankmill.producer.collect.sizing import MAX_ROWS, MIN_ROWS, ChunkSize, Load, WindowSize
 from tests.conftest import Server
 
 
@@ -57,6 +58,38 @@ def test_results_that_come_together_are_no_speed(monkeypatch: pytest.MonkeyPatch
             size.see("w", 50)
             assert size.at(0) <= 1200
     assert size.at(0) >= 900
+
+
+def test_first_chunks_follow_what_a_worker_says_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second of the device's work, with the first result; then what is measured counts."""
+    clock = Clock(monkeypatch)
+    size = ChunkSize("auto", "m", None, {})
+    assert not size.known
+    size.see("w", 16, device_seconds=0.16)
+    assert size.known
+    assert size.at(0) == 50
+    size.see("slow", 16, device_seconds=0.8)
+    assert size.at(0) == MIN_ROWS
+    for _ in range(3):
+        clock.now += 0.4
+        size.see("w", 20, device_seconds=0.2)
+        size.see("slow", 20, device_seconds=1.0)
+    assert size.at(0) == 50  # they score 50 pairs a second each: others use their devices as well
+    size.see("old", 16)  # says nothing
+    assert size.at(0) == 50
+
+
+def test_few_small_chunks_are_cut_before_the_speed_is_known() -> None:
+    def fits(window: WindowSize) -> int:
+        return next(pieces for pieces in range(20_000) if window.is_full(Load(pieces, 16 * pieces)))
+
+    window, capacity = WindowSize("auto", 1 << 30), QueueCapacity(workers=100, claim_ahead=100_000)
+    window.follow(QueueCapacity(), 0, sized=False)
+    assert fits(window) == 8
+    window.follow(capacity, 0, sized=False)
+    assert fits(window) == 200
+    window.follow(capacity, 16, sized=True)
+    assert fits(window) == 2 * (100_000 + 100 * 16) // 16
 
 
 def test_a_chunk_ends_where_the_journal_has_one(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ class Device:
     bytes: int = 1
     shares_prefixes: bool = False
     packs: bool = False
+    pieces: int = 1
 
     def submit(self, batch: Batch) -> Pending:
         world().history.forward(batch.ids[:, 0].tolist())

@@ -46,6 +46,7 @@ class Alone:
 
     shares_prefixes = False
     packs = False
+    pieces = 1
 
     def __init__(self, backend: Backend, about: BackendKind) -> None:
         self.name, self.device, self.precision = backend.name, backend.device, backend.precision

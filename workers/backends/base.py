@@ -52,7 +52,7 @@ class Backend(Protocol):
     ``depth`` is the best number of forwards in progress at a time: 1 if `submit` itself computes, more if
     the device computes while the next batch is prepared. ``bytes`` is the size of the weights.
     ``shares_prefixes``: it computes what rows begin with in common only once (`Batch.groups`). ``packs``: it
-    leaves padding out.
+    leaves padding out. ``pieces``: into how many pieces it cuts a batch (`cut_batch`), each padded by itself.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Backend(Protocol):
     bytes: int
     shares_prefixes: bool
     packs: bool
+    pieces: int
 
     def submit(self, batch: Batch) -> Pending:
         """Begin a forward; raises `OutOfMemory` and `DeviceLost`."""

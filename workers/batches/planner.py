@@ -103,6 +103,8 @@ class WaitingRows(Generic[Work]):
     def __init__(self) -> None:
         self._ahead = sys.maxsize
         self._mixed_tokens = 0
+        self._tokens: dict[int, int] = {}
+        self._together = 0
         self._behind: deque[_Batch] = deque()
         self._cut: Callable[..., list[Rows]] = plan_batches
         self._works: dict[int, Work] = {}
@@ -131,8 +133,8 @@ class WaitingRows(Generic[Work]):
     ) -> None:
         """Add the rows of `work`, with their lengths in tokens; the limits are for all waiting rows.
 
-        With `mixed_batches`, works are cut together that make about so many batches, the oldest first, and
-        younger ones only when these are scored: then works are finished one after the other, but more is
+        With `mixed_batches`, works are cut together that make no more than so many batches, the oldest first,
+        and younger ones only when these are scored: then works are finished one after the other, but more is
         padded. With `whole`, works are cut one by one, and those behind can be given away (`whole`).
         `groups` and `packed` as in `plan_batches`.
         """
@@ -141,6 +143,7 @@ class WaitingRows(Generic[Work]):
             return
         number, self._next = self._next, self._next + 1
         self._works[number], self._left[number], self._size[number] = work, count, count
+        self._tokens[number] = int(np.sum(lengths))
         self._ahead = _CUT_AHEAD if whole else sys.maxsize if mixed_batches is None else 2
         self._mixed_tokens = 0 if whole or mixed_batches is None else mixed_batches * token_budget
         self._cut = partial(
@@ -161,22 +164,33 @@ class WaitingRows(Generic[Work]):
             parts.append((self._works[number], mine))
             self._left[number] -= len(mine)
             if not self._left[number]:
-                del self._works[number], self._left[number], self._size[number]
+                del self._works[number], self._left[number], self._size[number], self._tokens[number]
         self._cut_next()
         return parts
 
     def _cut_next(self) -> None:
-        """Cut the oldest works that wait whole together with the next batches, if these are few."""
-        while self._behind and len(self._batches) < self._ahead:
-            mixed = [*self._batches, self._behind.popleft()]
-            tokens = sum(int(rows[_LENGTH].sum()) for rows in mixed)
-            while self._behind and tokens < self._mixed_tokens:
-                mixed.append(self._behind.popleft())
-                tokens += int(mixed[-1][_LENGTH].sum())
-            waiting = np.concatenate(mixed, axis=1)
+        """Cut works that wait whole together with the batches: one if few are left, and as many as fit."""
+        while self._behind:
+            few = len(self._batches) < self._ahead
+            if few:
+                self._together = sum(int(rows[_LENGTH].sum()) for rows in self._batches)
+            fresh: list[_Batch] = []
+            while self._behind and (
+                (few and not fresh) or self._together + self._next_tokens <= self._mixed_tokens
+            ):
+                self._together += self._next_tokens
+                fresh.append(self._behind.popleft())
+            if not fresh:
+                return
+            waiting = np.concatenate([*self._batches, *fresh], axis=1)
             groups = waiting[_GROUP] if waiting[_GROUP].any() else None
             batches = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH], groups=groups)]
             self._batches = deque(sorted(batches, key=lambda batch: int(batch[_NUMBER].min())))
+
+    @property
+    def _next_tokens(self) -> int:
+        """Tokens of the oldest work that waits whole."""
+        return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
     def whole(self) -> list[Work]:
         """The works of which no row was taken, the oldest first."""
@@ -192,5 +206,5 @@ class WaitingRows(Generic[Work]):
             some.clear()
             some.extend(batch for batch in others if batch.size)
         self._cut_next()
-        del self._works[number], self._size[number]
+        del self._works[number], self._size[number], self._tokens[number]
         return self._left.pop(number)

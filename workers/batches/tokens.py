@@ -169,14 +169,35 @@ def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
     >>> [piece.rows.tolist() for piece in cut_batch(Batch(mask, None, np.repeat(mask, 200, axis=1)), 2)]
     [[1], [2, 0]]
     """
-    lengths = batch.mask.sum(axis=1)
+    pieces = _pieces(batch.mask.sum(axis=1), most)
+    if len(pieces) == 1:
+        return [BatchPiece(np.arange(len(batch.mask)), batch)]
+    longest = [int(batch.mask[rows[0]].sum()) for rows in pieces]
+    return [BatchPiece(rows, _part(batch, rows, width)) for rows, width in zip(pieces, longest, strict=True)]
+
+
+def padded_lengths(lengths: Ids, most: int) -> Ids:
+    """The tokens that are computed for each row of a batch, shape ``[n]``, if it is cut as `cut_batch` does.
+
+    >>> padded_lengths(np.array([200, 600, 400]), 1).tolist()
+    [600, 600, 600]
+    >>> padded_lengths(np.array([200, 600, 400]), 2).tolist()
+    [400, 600, 400]
+    """
+    found = np.empty_like(lengths)
+    for rows in _pieces(lengths, most):
+        found[rows] = lengths[rows].max(initial=0)
+    return found
+
+
+def _pieces(lengths: Ids, most: int) -> list[Rows]:
+    """The rows of each of up to `most` pieces of a batch, the longest first if there are several."""
     pieces = min(most, len(lengths), -(-int(lengths.sum()) // _FEWEST_TOKENS))
     if pieces <= 1:
-        return [BatchPiece(np.arange(len(lengths)), batch)]
+        return [np.arange(len(lengths))]
     order = np.argsort(-lengths, kind="stable")
     sizes = _even(lengths[order].tolist(), pieces)
-    found = np.split(order, np.cumsum(sizes)[:-1])
-    return [BatchPiece(rows, _part(batch, rows, int(lengths[rows[0]]))) for rows in found]
+    return np.split(order, np.cumsum(sizes)[:-1])
 
 
 def _even(lengths: list[int], pieces: int) -> list[int]:

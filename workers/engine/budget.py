@@ -25,8 +25,8 @@ from rankmill.workers.backends.base import Backend, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import device_name, empty_cache, threads
 
-_MIXED_SECONDS = 3.5
-"""Chunks whose rows take about so long share batches. The oldest are finished first: what is lost when all
+_MIXED_SECONDS = 4.25
+"""Chunks whose rows take so long at most share batches. The oldest are finished first: what is lost when all
 processes die at once, scored rows of unfinished chunks, is less than 5 s of work."""
 
 BATCH_SECONDS = 0.5

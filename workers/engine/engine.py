@@ -17,7 +17,7 @@ from rankmill.jobs.contract.proof import Way
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.batches.planner import Rows, WaitingRows
-from rankmill.workers.batches.tokens import Batch, Tokens, pad
+from rankmill.workers.batches.tokens import Batch, Tokens, pad, padded_lengths
 from rankmill.workers.engine.budget import BatchSizes, BudgetSearch
 from rankmill.workers.engine.headroom import Headroom
 from rankmill.workers.host import metrics
@@ -279,7 +279,7 @@ class Engine:
 
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
         """Record the time of a batch; returns whether it is time to call `adapt`."""
-        self._sizes.see(self._computed(flight.parts), seconds)
+        self._sizes.see(self._planned(flight.parts), seconds)
         return self._search is not None and self._search.see(
             rows_in(flight.parts), tokens_in(flight.parts), seconds
         )
@@ -289,9 +289,17 @@ class Engine:
         """Whether rows of a batch are padded to one length: not where they are packed, or computed alone."""
         return not (self.model.backend.packs or self.model.kind)
 
-    def _computed(self, parts: list[Part]) -> int:
-        """Tokens of a batch with its padding."""
+    def _planned(self, parts: list[Part]) -> int:
+        """Tokens of a batch as the token budget counts them."""
         return rows_in(parts) * longest_in(parts) if self._pads else tokens_in(parts)
+
+    def _computed(self, parts: list[Part]) -> list[int]:
+        """Tokens that are computed for each part of a batch, with padding."""
+        lengths = [work.tokens.lengths[rows] for work, rows in parts]
+        if not self._pads:
+            return [int(some.sum()) for some in lengths]
+        padded = padded_lengths(np.concatenate(lengths), self.model.backend.pieces)
+        return [int(some.sum()) for some in np.split(padded, np.cumsum([len(some) for some in lengths])[:-1])]
 
     def adapt(self, flight: Flight) -> None:
         """Find the best token budget, with batches like that of `flight`; raises `DeviceLost`.
@@ -378,9 +386,8 @@ class Engine:
 
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
-        longest, pads = longest_in(parts), self._pads
-        done = 0
-        for work, rows in parts:
+        computed, done = self._computed(parts), 0
+        for (work, rows), mine_computed in zip(parts, computed, strict=True):
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
             done += len(rows)
             finite = np.isfinite(mine).reshape(len(mine), -1).all(axis=1)
@@ -391,13 +398,12 @@ class Engine:
             for place in places[~finite].tolist():
                 precision = self.model.backend.precision
                 out.fail(place, "not_a_number", f"the model's output is not a number in {precision}")
-            mine_real = int(work.tokens.lengths[rows].sum())
-            out.tokens += mine_real
-            out.padded_tokens += longest * len(rows) if pads else mine_real
+            out.tokens += int(work.tokens.lengths[rows].sum())
+            out.padded_tokens += mine_computed
             out.batches += 1
         if self._counted:
             budget = self._budget(parts[0][0].tokens)
-            metrics.count_batch(done, tokens_in(parts), self._computed(parts), budget)
+            metrics.count_batch(done, tokens_in(parts), sum(computed), budget)
 
 
 class ScoresChanged(Exception):

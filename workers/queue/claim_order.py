@@ -108,7 +108,7 @@ class ClaimOrder:
     @property
     def last(self) -> bool:
         """Whether few jobs wait, so that a worker may soon have none and take what another has claimed."""
-        return self._waiting < self._workers
+        return self._workers > 1 and self._waiting < self._workers
 
     def saw(self, waiting: Mapping[str, int], workers: int) -> None:
         """Note how many jobs wait, by queue, and for how many workers."""

@@ -65,7 +65,7 @@ def test_a_score_depends_on_its_pair_alone(
 class Wrapped:
     """A backend of one output; `score` makes the logits of a batch."""
 
-    name, device, precision, depth, bytes = "torch", "cpu", "fp32", 1, 0
+    name, device, precision, depth, bytes, pieces = "torch", "cpu", "fp32", 1, 0, 1
     shares_prefixes = packs = False
 
     def __init__(self, score: Callable[[Batch], np.ndarray]) -> None:

@@ -82,7 +82,7 @@ def test_a_work_that_is_removed_leaves_the_others_their_rows() -> None:
 
 
 def test_works_are_finished_one_after_the_other() -> None:
-    """Of unfinished works, no more rows are scored than about two mixtures have; little is padded for it."""
+    """Of unfinished works, no more tokens are scored than one mixture has; little is padded for it."""
     rng = np.random.default_rng(0)
     works = [np.clip(rng.lognormal(4.4, 0.45, 100), 8, 512).astype(int) for _ in range(40)]
 
@@ -98,11 +98,22 @@ def test_works_are_finished_one_after_the_other() -> None:
                 works[work][rows].max() for work, rows in parts
             )
             for work, rows in parts:
-                scored[work] += len(rows)
-            most = max(most, sum(rows for rows in scored if rows < 100))
+                scored[work] += int(works[work][rows].sum())
+            whole = [int(lengths.sum()) for lengths in works]
+            most = max(most, sum(some for some, all_ in zip(scored, whole, strict=True) if some < all_))
         return most, 1 - sum(lengths.sum() for lengths in works) / padded
 
     at_once, one_by_one = score(None), score(16)
-    assert at_once[0] > 2500
-    assert one_by_one[0] < 600
+    assert at_once[0] > 250_000
+    assert one_by_one[0] < 17 * 2048  # a batch may be left of the mixture before
     assert one_by_one[1] < at_once[1] + 0.06
+
+
+def test_a_work_shares_the_batches_of_a_mixture_that_has_room_for_it() -> None:
+    waiting = WaitingRows[str]()
+    waiting.add("first", [20] * 20, token_budget=100, mixed_batches=6)
+    assert set(dict(waiting.take())) == {"first"}
+    waiting.add("second", [30] * 2, token_budget=100, mixed_batches=6)
+    waiting.add("third", [30] * 20, token_budget=100, mixed_batches=6)  # too much for this mixture
+    assert set(dict(waiting.take())) == {"first", "second"}
+    assert waiting.whole() == ["third"]

@@ -31,6 +31,7 @@ class Costing:
     name, device, precision, depth, bytes = "costing", "cpu", "fp32", 2, 0
     shares_prefixes = False
     packs = False
+    pieces = 1
 
     def __init__(self, batch: float, square: float, memory: int = 10**9) -> None:
         self.batch, self.square, self.memory = batch, square, memory

@@ -198,6 +198,7 @@ class Misbehaving:
 
     name, device, precision, depth = "misbehaving", "cpu", "fp32", 1
     packs = False
+    pieces = 1
 
     def __init__(self, poison: int = -1, most_tokens: int = 1 << 30, value: float = 0.0) -> None:
         self.poison, self.most_tokens, self.value = poison, most_tokens, value

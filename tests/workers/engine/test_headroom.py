@@ -27,7 +27,7 @@ TOKEN = 1000
 class Hungry:
     """A backend with so many bytes of memory, of which others may use some; notes its batches."""
 
-    name, device, precision, bytes = "hungry", "cpu", "fp32", 0
+    name, device, precision, bytes, pieces = "hungry", "cpu", "fp32", 0, 1
 
     def __init__(self, size: int, depth: int = 1) -> None:
         self.size, self.depth, self.shares_prefixes, self.packs = size, depth, False, False

@@ -27,6 +27,7 @@ class Paced:
 
     name, device, precision, depth = "paced", "cpu", "fp32", 1
     packs = False
+    pieces = 1
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -53,6 +53,7 @@ class MlxBackend:
     name = "mlx"
     shares_prefixes = False
     packs = False
+    pieces = 1
     depth = 2
 
     def __init__(self, classifier: Any, device: str, precision: str, compiled: bool | None = None) -> None:

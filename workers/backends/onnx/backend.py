@@ -32,6 +32,7 @@ class OnnxBackend:
     name = "onnx"
     shares_prefixes = False
     packs = False
+    pieces = 1
     depth = 1
 
     def __init__(self, path: Path, device: str, precision: str, threads: int) -> None:

@@ -49,7 +49,7 @@ class OpenVinoBackend:
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
         native = next((name for name, hint in _PRECISIONS.items() if hint == used), used)
         self.precision = "int8 weights" if precision == "int8" else native
-        self._streams = int(self._compiled.get_property("NUM_STREAMS"))
+        self.pieces = int(self._compiled.get_property("NUM_STREAMS"))
         self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
         weights = sum(math.prod(node.get_output_shape(0)) for node in constants)
@@ -59,7 +59,7 @@ class OpenVinoBackend:
     def submit(self, batch: Batch) -> OpenVinoForward:
         """Begin a forward in OpenVINO's own threads, in all streams; raises `OutOfMemory`."""
         started: list[tuple[BatchPiece, Any]] = []
-        for piece in cut_batch(batch, self._streams):
+        for piece in cut_batch(batch, self.pieces):
             named = inputs_of(piece.batch)
             request = self._idle.pop() if self._idle else self._compiled.create_infer_request()
             try:

@@ -37,6 +37,7 @@ class TorchBackend:
     """
 
     name = "torch"
+    pieces = 1
 
     def __init__(self, network: Any, device: str, precision: str) -> None:
         self.device = device
