@@ -121,7 +121,7 @@ class RunDriver:
             reuse=reuse,
             used=journal.used if journal else None,
         )
-        self._used_before = self.collector.used
+        self._used = self._used_before = self.collector.used
         self._usage = RunUsage(run)
         self._spool = Spool(journal.folder if journal else None)
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
@@ -381,6 +381,7 @@ class RunDriver:
         results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
         if self._journal and results:
             self._journal.add(results, self.collector.used)
+        self._used = self.collector.used
         for chunk in finished:
             self._spool.put(chunk.number, chunk.part)
             if span := self._spans.pop(chunk.number, None):
@@ -399,7 +400,7 @@ class RunDriver:
 
     def _count(self, *, complete: bool = False) -> None:
         """Sum up what this run has used of what is in the journal, so that the server can count it."""
-        used = self.collector.used_in_all() if complete else self.collector.used
+        used = self.collector.used_in_all() if complete else self._used
         if complete and self._journal:
             self._journal.keep_used(used)
         self._usage.total = beyond(used, self._used_before)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from rq.timeouts import BaseDeathPenalty
 
-from rankmill.jobs.contract.errors import SpecError
-from rankmill.jobs.contract.priority import Priority
+from rankmill.jobs.contract.errors import SpecError, WorkerError
+from rankmill.jobs.contract.priority import NOBODY, Priority, Tenant
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.orders import give_order
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
 MODEL = "simulated/model"
 NO_MODEL = "nobody/has-it"
+REQUEST_ROWS = 8
+"""Pairs of each of the requests that one producer sends after the other."""
+
+REFUSALS = ("has content", "cannot be had", "the run is deterministic")
+"""What a worker says that is another machine than the run's first one, by a part of it."""
 POISON = "kills its worker"
 """A passage whose forward ends the worker's process."""
 
@@ -41,8 +47,37 @@ Pair = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What decides the scores of a worker beside their pairs: its precision, its model's files, its CPU."""
+
+    precision: str = "fp32"
+    content: str | None = None
+    cpu: str = "x"
+
+    @property
+    def kind(self) -> str:
+        """What decides the bits of deterministic scores."""
+        return f"{self.cpu}, {self.precision}"
+
+
+MACHINES = (
+    Machine(),
+    Machine("bf16"),
+    Machine(cpu="y"),
+    Machine("int8 weights"),
+    Machine(content="a" * 64),
+    Machine(content="b" * 64),
+    Machine("bf16", content="b" * 64),
+)
+"""What workers may be; the place of one says what it adds to its scores."""
+
+_APART = 4.0
+"""What a machine adds to its scores more than the one before it; scores of a broken device are 2 too high."""
+
+
+@dataclass(frozen=True)
 class Submitted:
-    """A run of a scenario: what is scored, how, and when it begins."""
+    """A run of a scenario: what is scored, how, for whom, and when it begins."""
 
     name: str
     pairs: tuple[Pair, ...]
@@ -50,6 +85,15 @@ class Submitted:
     kind: str
     priority: Priority | None = None
     model: str = MODEL
+    tenant: Tenant = NOBODY
+    deterministic: bool = False
+    of_texts: bool = False
+    """Whether the passages alone are scored."""
+
+    def texts(self, row: int) -> tuple[str, str]:
+        """What of a row is scored."""
+        query, passage = self.pairs[row]
+        return "" if self.of_texts else query or "", passage or ""
 
     @property
     def kills(self) -> bool:
@@ -57,9 +101,19 @@ class Submitted:
         return any(passage == POISON for _, passage in self.pairs)
 
 
-def score_of(query: str, passage: str) -> float:
-    """The score of a pair, as a float32 has it."""
-    return float(np.float32(first_token(query, passage) / 2**31 - 1))
+class Told(NamedTuple):
+    """What a score says of its device: the place of its machine, and whether it was broken."""
+
+    place: int
+    broken: bool
+
+
+def told_by(score: float, query: str, passage: str) -> Told | None:
+    """What a pair's score says of the device; ``None``: it is not that pair's."""
+    twice = (score - (first_token(query, passage) / 2**31 - 1)) / (_APART / 2)
+    if not math.isclose(twice, round(twice), abs_tol=1e-5):
+        return None
+    return Told(*divmod(round(twice), 2))
 
 
 def first_token(query: str, passage: str) -> int:
@@ -72,8 +126,9 @@ class Tokenizer:
 
     pad_id = 0
 
-    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
-        pairs = list(zip(queries, passages, strict=True))
+    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None) -> Tokens:
+        alone = passages is None  # these are no queries then
+        pairs = [("", text) for text in queries] if alone else list(zip(queries, passages or (), strict=True))
         lengths = [1 + len(query.split()) + len(passage.split()) for query, passage in pairs]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.ones(offsets[-1], np.int64)
@@ -87,6 +142,7 @@ class Pending:
 
     batch: Batch
     seconds: float
+    device: Device
 
     def result(self) -> npt.NDArray[np.float32]:
         first = self.batch.ids[:, 0]
@@ -96,33 +152,71 @@ class Pending:
         if (first >= 2**40).any():
             world().tell("a row kills its worker")
             world().exit(137)
-        return (first / 2**31 - 1).astype(np.float32)
+        return (first / 2**31 - 1 + self.device.added).astype(np.float32)
+
+
+@dataclass
+class Proven:
+    """What the probes have shown."""
+
+    holds: bool
 
 
 @dataclass
 class Device:
-    """A backend that computes nothing; ``row_seconds`` is its time for a row."""
+    """A backend that computes nothing; ``row_seconds`` is its time for a row.
+
+    ``broken``: since when it has computed wrong scores.
+    """
 
     row_seconds: float
+    machine: Machine
+    process: Process
     name: str = "simulated"
     device: str = "cpu"
-    precision: str = "fp32"
     depth: int = 1
     bytes: int = 1
     shares_prefixes: bool = False
     packs: bool = False
     pieces: int = 1
 
+    @property
+    def precision(self) -> str:
+        """That of its machine."""
+        return self.machine.precision
+
+    @property
+    def added(self) -> float:
+        """What it adds to its scores."""
+        return _APART * (MACHINES.index(self.machine) + 0.5 * (self.process in world().history.broken))
+
     def submit(self, batch: Batch) -> Pending:
         world().history.forward(batch.ids[:, 0].tolist())
-        return Pending(batch, self.row_seconds * len(batch.ids))
+        return Pending(batch, self.row_seconds * len(batch.ids), self)
+
+    def prove(self) -> Proven:
+        """Score the probes."""
+        world().sleep(0.1)
+        if is_broken := self.process in world().history.broken:
+            world().history.noticed(self.process)
+        return Proven(not is_broken)
 
 
 class SimulatedLoaded(Loaded):
-    """Its model is the same for every spec."""
+    """Its model is the same for every spec, but for what rows are."""
 
     def model(self, spec: ScoreSpec) -> Model:
-        return Model(MODEL, Tokenizer(), self.backend, lambda logits: logits, None)  # type: ignore[arg-type]
+        device: Any = self.backend
+        return Model(
+            MODEL,
+            Tokenizer(),
+            device,
+            lambda logits: logits,
+            self.revision,
+            kind=device.machine.kind if spec.deterministic else None,
+            prove_again=device.prove,
+            inputs=spec.inputs,
+        )
 
 
 class NoPenalty(BaseDeathPenalty):
@@ -140,6 +234,7 @@ class Worker(ScoringWorker):
 
     death_penalty_class = NoPenalty
     row_seconds = 0.01
+    machine = MACHINES[0]
     lame_until = 0.0
     """Until when it can load no model."""
 
@@ -150,7 +245,14 @@ class Worker(ScoringWorker):
         if world().stumbles:
             world().stumbles -= 1
             raise RuntimeError("an error that nobody has foreseen")
-        return SimulatedLoaded(None, Device(self.row_seconds), None)  # type: ignore[arg-type]
+        here, machine = world().current, self.machine
+        assert here
+        if spec.precision not in {"auto", machine.precision.partition(" ")[0]}:
+            raise SpecError(f"{spec.precision} cannot be had on this host")
+        if spec.revision not in {None, machine.content}:
+            raise WorkerError(f"the model has content {machine.content}, and the run has {spec.revision}")
+        device = Device(self.row_seconds, machine, here.process)
+        return SimulatedLoaded(None, device, machine.content)  # type: ignore[arg-type]
 
     def _report(self) -> WorkerReport:
         """Without figures, which all workers of this process would have in common."""
@@ -214,7 +316,9 @@ class Cluster:
         self._number = 0
         mine.patch(Client, "_new_run", self._noting(Client._new_run))
 
-    def worker(self, *, row_seconds: float = 0.01, clock: float = 0.0, lame: float = 0.0) -> Process:
+    def worker(
+        self, *, row_seconds: float = 0.01, clock: float = 0.0, lame: float = 0.0, machine: int = 0
+    ) -> Process:
         """Start a worker, which is `lame` for the first seconds of the world: it can load no model."""
         self._number += 1
         name = f"worker-{self._number}"
@@ -222,6 +326,7 @@ class Cluster:
         def main() -> None:
             worker = Worker([self.settings.queue], connection=self.world.redis.client(), name=name)
             worker.row_seconds, worker.lame_until = row_seconds, lame
+            worker.machine = MACHINES[machine]
             self._running[process] = worker
             worker.work(logging_level="ERROR")
 
@@ -229,7 +334,7 @@ class Cluster:
         self.workers.append(process)
         return process
 
-    def keep(self, **how: float) -> None:
+    def keep(self, **how: Any) -> None:
         """Start a worker, and another one in its place a second after each of its ends."""
         process = self.worker(**how)
         process.on_exit.append(lambda: self.later(1.0, lambda: self.keep(**how)))
@@ -270,17 +375,23 @@ class Cluster:
 
         return noting
 
-    @property
-    def file_settings(self) -> Settings:
+    def settings_of(self, run: Submitted | None) -> Settings:
+        """Settings of a process that submits a run, or of one that submits none."""
+        if run is None:
+            return self.settings
+        own = {"deterministic": run.deterministic, "tenant": run.tenant.name, "weight": run.tenant.weight}
+        return self.settings.model_copy(update=own)
+
+    def file_settings(self, run: Submitted | None = None) -> Settings:
         """Settings of processes with files."""
         assert self.disk
         cache = str(self.disk.root / "cache")
         own = {"redis_url": "redis://simulated", "metrics_address": "none", "cache_dir": cache}
-        return self.settings.model_copy(update=own)
+        return self.settings_of(run).model_copy(update=own)
 
-    def client(self) -> Client:
+    def client(self, run: Submitted | None = None) -> Client:
         """A client, for the code of a producer's process."""
-        return SimulatedClient("redis://simulated", settings=self.settings)
+        return SimulatedClient("redis://simulated", settings=self.settings_of(run))
 
     def producer(self, name: str, main: Callable[[Client], object], *, clock: float = 0.0) -> Process:
         """Start a process that submits runs."""

@@ -167,6 +167,12 @@ def breaks(cluster: Cluster, fault: Fault) -> None:
     cluster.later(10.0, lambda: setattr(cluster.world.redis, "broken", 0.0))
 
 
+def miscompute(cluster: Cluster, fault: Fault) -> None:
+    """A worker's device computes wrong scores from now on, until its process ends; the probes will tell."""
+    if living := [each for each in cluster.workers if each.alive]:
+        cluster.world.history.broken.setdefault(living[fault.which % len(living)], cluster.world.now)
+
+
 def jump(cluster: Cluster, fault: Fault) -> None:
     """The clock of a worker's host jumps by up to an hour."""
     if cluster.workers:
@@ -209,7 +215,7 @@ LOSSES = frozenset({"flush", "roll_back", "fail_over", "two_masters", "evict", "
 KINDS: dict[str, Callable[[Cluster, Fault], None]] = {
     each.__name__: each
     for each in (
-        *(kill, lose, stop, term, drain, breaks, jump),
+        *(kill, lose, stop, term, drain, breaks, jump, miscompute),
         *(restart, flush, roll_back, fail_over, two_masters, load, full, no_replicas, evict, evict_any),
         *(freeze, cut_off, half_open, server_clock),
     )

@@ -6,6 +6,7 @@ device tells of its forwards. Once a virtual second `History.look` finds out wha
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class History:
     worst
         The longest that anything took, in seconds, beside its bound.
     open
-        Runs whose producer waits.
+        Runs whose producer waits, and its process.
     queue
         Name of the queue.
     max_retries, claim_ahead_jobs, window
@@ -97,7 +98,7 @@ class History:
         self.world = world
         self.found: list[str] = []
         self.worst: defaultdict[str, float] = defaultdict(float)
-        self.open: set[str] = set()
+        self.open: dict[str, Process] = {}
         self.queue = "q"
         self.max_retries = 3
         self.claim_ahead_jobs = 64
@@ -105,6 +106,8 @@ class History:
         self._detached: set[bytes] = set()
         self.fair = True
         self.calm = False
+        self.undisturbed = False
+        """Whether nothing goes wrong at all."""
         self.lost = False
         """Whether the server has lost data, and with them the count of attempts."""
         self.jobs: defaultdict[str, Job] = defaultdict(Job)
@@ -118,6 +121,11 @@ class History:
         """Workers that got SIGTERM, and when."""
         self.drained: dict[Process, float] = {}
         """Workers that are to take no job, and since when."""
+        self.broken: dict[Process, float] = {}
+        """Workers whose device computes wrong scores, and since when."""
+        self._withdrawn: dict[Process, float] = {}
+        """Of these, those that have seen it and told so, and when they had."""
+        self._noticed: set[Process] = set()
         self.abandoned: set[str] = set()
         """Runs whose producer has died; the cluster adds to it."""
         self.results = 0
@@ -167,9 +175,19 @@ class History:
         self.computing.pop(self.world.current.process, None)
         self._advanced = self._busy[self.world.current.process] = self.world.now
 
+    def noticed(self, process: Process) -> None:
+        """A worker has seen that its device computes wrong scores; it ends when it has told so."""
+        self._noticed.add(process)
+
+    def may_be_wrong(self, since: float) -> bool:
+        """Whether nobody had told by `since`, when a run ended, that a device is broken."""
+        return any(self._withdrawn.get(each, math.inf) >= since for each in self.broken)
+
     def ended(self, process: Process) -> None:
         """A process has ended."""
         self.computing.pop(process, None)
+        if process in self._noticed and process.status == 1:
+            self._withdrawn[process] = self.world.now
         held = [name for name in self._held if self.jobs[name].holder is process]
         if process.status == 0 and held and self._is_up and self.world.now > self._disturbed_until:
             self._tell(f"{process.name} ended and kept {', '.join(held)}")
@@ -341,7 +359,9 @@ class History:
                 self._took(
                     "split", self.world.now - since, SPLIT, f"the halves of a chunk of {run} are not sent"
                 )
-            if not self.open or any(each in self.computing for each in able):
+            if all(each.stopped for each in self.open.values()) or any(
+                each in self.computing for each in able
+            ):
                 self._advanced = max(self._advanced, now)
             self._took("without progress", now - self._advanced, PROGRESS, "nothing goes on")
         for worker, since in list(self.ending.items()):

@@ -6,21 +6,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rankmill.jobs.contract.errors import ConnectionFailed, RankmillError, RunCancelled, RunExpired
+from rankmill.jobs.contract.errors import (
+    ConnectionFailed,
+    RankmillError,
+    RunCancelled,
+    RunExpired,
+    RunFailed,
+    ScoresWithdrawn,
+)
 from rankmill.jobs.system import system
 from rankmill.producer.client.async_client import AsyncClient
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
 from tests.simulation import checker, tasks
-from tests.simulation.cluster import Cluster, Submitted
+from tests.simulation.cluster import REFUSALS, REQUEST_ROWS, Cluster, Submitted
 from tests.simulation.world import Process, world
 
 KILLED = 137
 
 _ATTEMPTS = 120
 """How often a command is given again, at most."""
-
-_REQUEST_ROWS = 8
 
 
 @dataclass
@@ -46,6 +51,8 @@ class Command:
         What it has found in the end: scores, or the error with which it has ended.
     problems
         What it has seen that must not be.
+    ended
+        When its process has ended last, in seconds.
     """
 
     def __init__(self, cluster: Cluster, run: Submitted) -> None:
@@ -53,7 +60,7 @@ class Command:
         self.found: Any = None
         self.problems: list[str] = []
         self.over = False
-        self.attempts = 0
+        self.attempts, self.ended = 0, 0.0
         self.process = self._begin(run.at)
         cluster.producers.append(self)
 
@@ -67,17 +74,51 @@ class Command:
         """How the pairs are scored."""
         return {"priority": self.run.priority, "model": self.run.model}
 
+    def rows(self, first: int = 0, last: int | None = None) -> dict[str, Any]:
+        """Some of the pairs, or what is scored alone, as arguments."""
+        if self.run.of_texts:
+            return {"texts": [passage for _, passage in self.run.pairs[first:last]]}
+        return {"pairs": list(self.run.pairs[first:last])}
+
+    def client(self) -> Client:
+        """A client with the settings of the run."""
+        return self.cluster.client(self.run)
+
     def do(self) -> Any:
         """What the process does; what it returns is found."""
         raise NotImplementedError
 
     def is_final(self, error: RankmillError) -> bool:
         """Whether the user does not give the same command again after an error."""
-        return not isinstance(error, ConnectionFailed)  # the server was away when it began
+        if isinstance(error, ConnectionFailed | ScoresWithdrawn):  # the server was away when it began
+            return False
+        return not self.finds_other_machines(error)
+
+    def finds_other_machines(self, error: object) -> bool:
+        """Whether something that went wrong has left no worker that scores as the first one of the run."""
+        disturbed = not self.cluster.world.history.undisturbed
+        return disturbed and isinstance(error, RunFailed) and any(each in str(error) for each in REFUSALS)
 
     def wrong(self, *, lost_data: bool) -> list[str]:
         """What is wrong with what it has found."""
-        return self.problems or checker.wrong(self.run, self.found, lost_data=lost_data)
+        return self.problems or checker.wrong(
+            self.run, self.found, lost_data=lost_data, may_be_wrong=self.may_be_wrong
+        )
+
+    @property
+    def may_be_wrong(self) -> bool:
+        """Whether it had ended when it was told that a device is broken."""
+        return self.cluster.world.history.may_be_wrong(self.ended)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has found what becomes of each row."""
+        return self.found is not None and not isinstance(self.found, RankmillError | str)
+
+    def used(self) -> tuple[int, int]:
+        """How many rows it has used, at least and at most; a process that dies has told of some, or none."""
+        rows = len(self.run.pairs)
+        return rows if self.is_complete else 0, rows * self.attempts
 
     def _begin(self, wait: float) -> Process:
         self.attempts += 1
@@ -87,7 +128,7 @@ class Command:
 
     def _main(self, wait: float) -> None:
         world().sleep(wait)
-        world().history.open.add(self.run.name)
+        world().history.open[self.run.name] = self.process
         try:
             self.found = self.do()
             self.over = True
@@ -96,7 +137,8 @@ class Command:
             self.found, self.over = error, self.is_final(error)
 
     def _ended(self) -> None:
-        self.cluster.world.history.open.discard(self.run.name)
+        self.cluster.world.history.open.pop(self.run.name, None)
+        self.ended = self.cluster.world.now
         if self.process.status == KILLED:
             self.cluster.abandoned |= self.cluster.begun.pop(self.process, set())
         elif self.process.status:  # it has crashed
@@ -114,15 +156,15 @@ class Live(Command):
     """Scores pairs, and waits."""
 
     def do(self) -> Any:
-        return self.cluster.client().score(list(self.run.pairs), **self.options)
+        return self.client().score(**self.rows(), **self.options)
 
 
 class Cancelled(Command):
     """Scores pairs, and somebody else cancels the run."""
 
     def do(self) -> Any:
-        client = self.cluster.client()
-        run = client.submit(list(self.run.pairs), **self.options)
+        client = self.client()
+        run = client.submit(**self.rows(), **self.options)
         cancels = system.Thread(target=self._cancel, args=(client, run.id), name="cancels")
         cancels.start()
         scores = run.scores()
@@ -142,8 +184,9 @@ class Asyncio(Command):
 
     def do(self) -> Any:
         async def main() -> Any:
-            async with AsyncClient("redis://simulated", settings=self.cluster.settings) as client:
-                return await client.score(list(self.run.pairs), **self.options)
+            settings = self.cluster.settings_of(self.run)
+            async with AsyncClient("redis://simulated", settings=settings) as client:
+                return await client.score(**self.rows(), **self.options)
 
         return tasks.run(main())
 
@@ -152,10 +195,10 @@ class Requests(Command):
     """Scores some pairs after the other, each time as a request that does not wait for bulk runs."""
 
     def do(self) -> Any:
-        client, found, pairs = self.cluster.client(), Found(), list(self.run.pairs)
-        for start in range(0, len(pairs), _REQUEST_ROWS):
+        client, found = self.client(), Found()
+        for start in range(0, len(self.run.pairs), REQUEST_ROWS):
             options = {**self.options, "priority": "request"}
-            scores = client.score(pairs[start : start + _REQUEST_ROWS], **options)
+            scores = client.score(**self.rows(start, start + REQUEST_ROWS), **options)
             found.errors |= {start + row: why for row, why in scores.errors.items()}
             found.scores += map(float, scores)
         return found
@@ -166,21 +209,33 @@ class Detached(Command):
 
     def __init__(self, cluster: Cluster, run: Submitted) -> None:
         self.ids: list[str] = []
+        self.times = 0
         super().__init__(cluster, run)
 
     def do(self) -> Any:
-        run = self.attached(self.cluster.client())
+        run = self.attached(self.client())
         return self._cancelled(run) if self.run.kind.endswith("cancelled") else run.scores()
 
     def attached(self, client: Client) -> ScoringRun:
         """The run, submitted if nobody has."""
         if not self.ids:
-            self.ids.append(client.submit(list(self.run.pairs), detached=True, **self.options).id)
+            self.times += 1
+            self.ids.append(client.submit(**self.rows(), detached=True, **self.options).id)
             self.cluster.abandoned.add(self.ids[0])  # it is kept, for others
             world().sleep(1.0)
         found = client.attach(self.ids[0])
         assert isinstance(found, ScoringRun)
         return found
+
+    def is_final(self, error: RankmillError) -> bool:
+        final = super().is_final(error)
+        if isinstance(error, RunFailed) and not final:
+            self.ids = []  # it is submitted anew
+        return final
+
+    def used(self) -> tuple[int, int]:
+        rows = len(self.run.pairs)
+        return rows if self.is_complete else 0, rows * self.times
 
     def _cancelled(self, run: ScoringRun) -> None:
         """Cancel the run from another process; nobody computes it for long then."""

@@ -12,9 +12,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import rankmill.workers.engine.engine as engine_module
 import rankmill.workers.worker as worker_module
+from rankmill.jobs.contract.priority import NOBODY, Tenant
 from tests.simulation import checker, files, host_faults, producers, runners, tasks
-from tests.simulation.cluster import MODEL, NO_MODEL, POISON, Cluster, Pair, Submitted, first_token
+from tests.simulation.cluster import (
+    MACHINES,
+    MODEL,
+    NO_MODEL,
+    POISON,
+    Cluster,
+    Pair,
+    Submitted,
+    first_token,
+)
 from tests.simulation.disk import Disk
 from tests.simulation.faults import KINDS as SERVER_KINDS
 from tests.simulation.faults import LOSSES, Fault
@@ -44,6 +55,9 @@ RUN_KINDS = (
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, at most, until nothing of it may be left."""
 
+_PROVE_SECONDS = 12.0
+"""After so long a worker looks again whether its device computes what it should; really that is an hour."""
+
 _QUIET_SECONDS = 5.0
 """How long they go on at least, and after the last fault: what is gone stays gone."""
 
@@ -64,6 +78,8 @@ class Scenario:
     stumbles: int = 0
     runners: tuple[float, ...] = ()
     """Clocks of the runners' hosts."""
+    machines: tuple[int, ...] = ()
+    """Places of the workers' machines in `MACHINES`; those that are not named have the first."""
 
     @classmethod
     def drawn(cls, seed: int, number: int | None = None) -> Scenario:
@@ -82,6 +98,7 @@ class Scenario:
         )
         settings = {"window": dice.choice(["auto", "auto", 8]), "claim_ahead": dice.choice(["auto", 64])}
         lame = dice.choice([0.0, 0.0, 0.0, 8.0]) if len(workers) > 1 and not faults else 0.0
+        may_be = dice.choice([(0,), (0,), (0, 2), (0, 1, 2, 3), (4, 5), (4, 5, 6)])
         hosts = dice.randint(1, 2) if any(run.kind.startswith(FILES[1:]) for run in runs) else 0
         return cls(
             seed,
@@ -93,6 +110,7 @@ class Scenario:
             lame=(lame,) if lame else (),
             settings=tuple(settings.items()),
             stumbles=dice.choice([0, 0, 0, 1]),
+            machines=tuple(dice.choice(may_be) for _ in workers),
             runners=tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in range(hosts)),
         )
 
@@ -101,12 +119,15 @@ class Scenario:
         runs = ", ".join(
             f"{run.name}: {len(run.pairs)} rows, {run.kind}{', bulk' * (run.priority == 'bulk')}, "
             f"{'with a row that kills, ' * run.kills}{'of no model, ' * (run.model != MODEL)}"
+            f"{'deterministic, ' * run.deterministic}{'texts alone, ' * run.of_texts}"
+            f"for {run.tenant.name or 'nobody'}, "
             f"at {run.at:.2f} s"
             for run in self.runs
         )
         workers = ", ".join(
             f"{speed} s a row, clock {clock:+.0f} s"
-            for speed, clock in zip(self.workers, self.clocks, strict=True)
+            + (f", {MACHINES[self.machines[at]]}" if at < len(self.machines) and self.machines[at] else "")
+            for at, (speed, clock) in enumerate(zip(self.workers, self.clocks, strict=True))
         )
         faults = "".join(f"\n  {fault}" for fault in self.faults) or " none"
         others = ", ".join(f"{name} {value}" for name, value in self.settings) or "settings as they come"
@@ -158,6 +179,8 @@ def _run(dice: random.Random, number: int) -> Submitted:
         pairs[dice.randrange(len(pairs))] = (f"query {number}", POISON)
     kind = dice.choice(RUN_KINDS)
     has_files = kind.startswith(FILES)
+    tenants = [NOBODY, NOBODY, Tenant("small"), Tenant("large", 3.0), Tenant(f"of run {number}")]
+    tenant = NOBODY if kind == "batch" else dice.choice(tenants)
     return Submitted(
         f"run-{number}",
         tuple(pairs),
@@ -165,6 +188,9 @@ def _run(dice: random.Random, number: int) -> Submitted:
         kind,
         None if has_files or kind == "requests" else dice.choice([None, None, "bulk"]),
         MODEL if has_files else dice.choice([MODEL] * 19 + [NO_MODEL]),
+        tenant,
+        deterministic=kind != "batch" and dice.random() < 0.25,
+        of_texts=not has_files and dice.random() < 0.2,
     )
 
 
@@ -194,6 +220,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             world.redis = Server(world)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
             world.patch(worker_module, "require_worker_packages", lambda: None)
+            world.patch(engine_module, "PROVE_SECONDS", _PROVE_SECONDS)
             cluster = Cluster(world, chunk_size=scenario.chunk_size, **dict(scenario.settings))
             _promise(world.history, scenario)
             world.stumbles = scenario.stumbles
@@ -203,8 +230,11 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 files.prepare(cluster)
                 runners.prepare(cluster)
             lame = (*scenario.lame, *(0.0 for _ in scenario.workers[len(scenario.lame) :]))
-            for speed, clock, seconds_lame in zip(scenario.workers, scenario.clocks, lame, strict=True):
-                cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame)
+            machines = (*scenario.machines, *(0 for _ in scenario.workers[len(scenario.machines) :]))
+            for speed, clock, seconds_lame, machine in zip(
+                scenario.workers, scenario.clocks, lame, machines, strict=True
+            ):
+                cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame, machine=machine)
             world.process("checker", lambda: _look(world))
             lost = any(fault.kind in LOSSES for fault in scenario.faults)
             commands = [RUNS[run.kind.partition(" ")[0]](cluster, run) for run in scenario.runs]
@@ -235,6 +265,10 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             else:
                 outcome.problems += checker.crashes(world)
                 outcome.problems += [why for each in commands for why in each.wrong(lost_data=lost)]
+                used = [(each.run.tenant.name, *each.used()) for each in commands]
+                outcome.problems += checker.miscounted(
+                    world, [(name, 0 if lost else least, most) for name, least, most in used]
+                )
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
             outcome.writes = cluster.disk.steps if cluster.disk else 0
@@ -260,14 +294,14 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.claim_ahead_jobs = (1024 if ahead == "auto" else ahead) // scenario.chunk_size
     window = settings.get("window", "auto")
     history.window = None if window == "auto" else window
-    history.fair = not any(scenario.lame) and all(run.model == MODEL for run in scenario.runs)
+    history.undisturbed = not scenario.faults and not scenario.stumbles
+    alike = len(set(scenario.machines)) < 2
+    history.fair = not any(scenario.lame) and alike and all(run.model == MODEL for run in scenario.runs)
     poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)
     history.calm = history.fair and not (scenario.faults or scenario.stumbles or poisoned)
     for run in scenario.runs:
         if run.kind in producers.CANCELLED:
-            history.owners |= {
-                first_token(query or "", passage or ""): run.name for query, passage in run.pairs
-            }
+            history.owners |= {first_token(*run.texts(row)): run.name for row in range(len(run.pairs))}
 
 
 def _look(world: World) -> None:
@@ -300,8 +334,9 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         for left in _pieces_left(len(have), least):
             change: dict[str, Any] = {part: tuple(have[at] for at in left)}
             if part == "workers":
-                change["clocks"] = tuple(scenario.clocks[at] for at in left)
-                change["lame"] = tuple(scenario.lame[at] for at in left if at < len(scenario.lame))
+                for name in ("clocks", "machines", "lame"):
+                    kept = getattr(scenario, name)
+                    change[name] = tuple(kept[at] for at in left if at < len(kept))
             yield replace(scenario, **change)
     for at, run in enumerate(scenario.runs):
         for left in _pieces_left(len(run.pairs), 1, most=8):
@@ -310,6 +345,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     simple: dict[str, Any] = {
         "stumbles": 0,
         "lame": (),
+        "machines": (),
         "settings": (),
         "runners": scenario.runners[:1],
         "clocks": (0.0,) * len(scenario.workers),

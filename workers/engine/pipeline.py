@@ -343,6 +343,7 @@ class Pipeline:
                 waiting = not self._changed.wait_for(lambda: self._lanes or self._closed, _WAIT_SECONDS)
                 if not waiting:
                     self._wait_for_a_full_batch()
+                    waiting = not (self._lanes or self._closed)  # it may have been withdrawn meanwhile
 
     def _wait_for_a_full_batch(self) -> None:
         deadline = system.monotonic() + self._batch_wait

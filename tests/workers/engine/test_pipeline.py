@@ -170,6 +170,21 @@ def test_bulk_work_that_is_not_begun_can_be_withdrawn(tiny_model: Path) -> None:
     assert pipeline.pending == 0
 
 
+def test_a_worker_whose_only_chunk_is_given_away_scores_the_next_one(tiny_model: Path) -> None:
+    engine, _, work = paced(tiny_model, 0.0, rows_in_batch=10)
+    pipeline = Pipeline(0.4).start()
+    answers: list[str] = []
+    given, kept = work(5), work(5)
+    pipeline.put(engine, given, lambda: answers.append("given"), whole=True)
+    time.sleep(0.1)
+    assert pipeline.withdraw(given)  # while the forward waits for a full batch
+    time.sleep(0.5)
+    pipeline.put(engine, kept, lambda: answers.append("kept"))
+    assert pipeline.wait_until_idle(5)
+    assert answers == ["kept"]
+    pipeline.close(finish=True)
+
+
 def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankmill.workers.engine.budget._MIXED_SECONDS", 0.0)  # the fewest batches
     engine, backend, work = paced(tiny_model, 0.002, rows_in_batch=10)
