@@ -205,5 +205,5 @@ class EmbeddedError(RankmillError):
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Whose fault an error is; nobody knows of one that rankmill has not raised."""
+    """Whose fault an error is; unknown for errors that rankmill has not raised."""
     return error.fault if isinstance(error, RankmillError) else Fault.ATTEMPT

@@ -150,7 +150,7 @@ class Entry(NamedTuple):
 
 class Accounts(NamedTuple):
     """Entries of some days; and how many reports of work the server has lost, of those that it had
-    acknowledged, as far as a producer has noticed, with the time when it last did (s since 1970).
+    acknowledged, as far as a producer has detected, with the time when it last did (s since 1970).
     """
 
     entries: Sequence[Entry]

@@ -135,7 +135,7 @@ class Gateway:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def warm(self) -> None:
-        """Until a worker has the gateway's model, have one load it: nobody sends requests to find it so."""
+        """Until a worker has the gateway's model, have one load it, without waiting for a request."""
         while self.load.unready:
             try:
                 await asyncio.to_thread(self._order_warm)

@@ -186,7 +186,7 @@ class Proving:
         return self._known("proof", self._about(way), Proof, lambda: self.measured(way))
 
     def again(self, way: Way) -> Proof:
-        """Measure it again; if it does not hold any more, nobody takes what was known for it."""
+        """Measure it again; if it no longer holds, forget the proof."""
         proof = self.measured(way)
         if not proof.holds:
             with suppress(OSError):

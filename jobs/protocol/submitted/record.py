@@ -123,7 +123,7 @@ class FileRun(WireModel):
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
-    """A run that waits for a runner; `run_id` is that of a job which somebody enqueued by its name."""
+    """A run that waits for a runner; `run_id` is that of a job enqueued by its name."""
     return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 

@@ -59,7 +59,7 @@ class TextColumns:
 class ReadOptions:
     """How to read a file.
 
-    ``delimiter`` is the character between two fields of CSV and TSV, or its name; ``None``: noticed in CSV,
+    ``delimiter`` is the character between two fields of CSV and TSV, or its name; ``None``: detected in CSV,
     a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each item. ``max_field_mib`` is
     the longest field of CSV and TSV; ``None``: as of `MAX_FIELD_MIB`; ``way_out`` says what to do where it is
     longer. ``names`` are the columns of CSV or TSV without a header.

@@ -30,7 +30,7 @@ def kind_of(mode: int) -> str:
 class OwnFolder:
     """A folder that was opened without following a link; it is made if it is not there.
 
-    It belongs to this process's user and nobody else may write in it from now on, so what is in it is what
+    It belongs to this process's user and no other user may write in it from now on, so what is in it is what
     was looked at here. Close it at the end.
 
     Parameters
