@@ -135,7 +135,7 @@ class Leases:
         self._redis.zrem(self._key, holder)
 
     def holders(self) -> list[str]:
-        """Who has a lease now, the one that lapses first before the others."""
+        """The holders of leases now, the first to lapse first."""
         return [
             name.decode(errors="replace") for name in self._redis.eval(_HOLDERS, 1, self._key, self._seconds)
         ]

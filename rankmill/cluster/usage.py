@@ -19,7 +19,7 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """The tenant of runs that name none."""
 OTHER = "(other)"
-"""What a day has no room to tell apart."""
+"""Combinations beyond a day's limit."""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")

@@ -1,4 +1,4 @@
-"""What a request for scores asks for, and what it gets, whatever dialect or protocol it comes in."""
+"""A request for scores and its result, for every dialect and protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankmill.jobs.system import system
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What a request asks for.
+    """A request for scores.
 
     ``queries`` is one text for all passages, or one for each. ``model`` is ``None`` for the gateway's own.
     ``spec`` has other fields of `ScoreSpec` for this request.

@@ -22,7 +22,7 @@ MAX_REASON_CHARS = 2000
 
 
 class RunOutcome(WireModel):
-    """What a run has made: its output, rows, rows without a score, and the rest of score-file's summary."""
+    """The result of a run: output, rows, rows without a score, and the rest of score-file's summary."""
 
     output: str
     rows: Count

@@ -184,7 +184,7 @@ class FileRequest(WireModel):
 
     @property
     def kind_of_rows(self) -> Inputs:
-        """What a row is."""
+        """The kind of a row."""
         return "texts" if self.text_column else "conversations" if self.messages_column else "pairs"
 
     @model_serializer(mode="wrap")

@@ -40,12 +40,12 @@ class TextColumns:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Those that are read as text."""
+        """The columns that are read as text."""
         return () if self.inputs == "conversations" else self.names
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """What is sent to workers: these columns, or beside those of conversations their JSON."""
+        """The columns for workers: these, or for conversations also their JSON."""
         return tuple(f"\0{name}" for name in self.names) if self.inputs == "conversations" else self.names
 
     @property

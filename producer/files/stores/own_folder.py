@@ -23,7 +23,7 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 def kind_of(mode: int) -> str:
-    """What a path leads to, in words, from the mode that the system gives."""
+    """The kind of file, in words, from its mode."""
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "a file")
 
 

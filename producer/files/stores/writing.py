@@ -202,7 +202,7 @@ def discard(file: Path) -> None:
 
 
 def identity(path: Path, *, in_store: bool) -> str:
-    """What a complete file keeps when it is put into place: inode, size, time; in a store size and digest."""
+    """The identity of a complete file once in place: inode, size, time; in a store size and digest."""
     if not in_store:
         found = path.stat()
         return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"

@@ -44,7 +44,7 @@ _USUAL_TOKENS = 16384
 
 
 def known_info(settings: Settings, name: str) -> JsonObject:
-    """What is known of the gateway's model (its public `name`) and limits, as HTTP and gRPC call it."""
+    """The gateway's model (its public `name`) and limits, for HTTP and gRPC."""
     return {
         "version": version("rankmill"),
         "model_id": name,
