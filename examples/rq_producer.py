@@ -28,7 +28,7 @@ def main(url: str, queue_name: str = "rankmill", model: str = "demo") -> None:
     job = queue.enqueue("rankmill.score_pairs", pairs, model=model, ttl=SECONDS, result_ttl=SECONDS)
     found: Any = job.latest_result(timeout=SECONDS)  # waits for it
     if found is None:
-        job.delete()  # so that no worker scores it for nobody
+        job.delete()  # so that no worker scores it in vain
         raise SystemExit(f"no scores within {SECONDS} s")
     if found.type is not found.Type.SUCCESSFUL:
         raise SystemExit(f"not scored: {found.exc_string}")

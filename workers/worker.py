@@ -70,7 +70,7 @@ _READING_SECONDS = 0.05
 """In a burst, until the worker looks again whether a model can be loaded."""
 
 _SUSPENSION_SECONDS = 1
-"""Least time between two looks whether somebody has suspended all workers (``rq suspend``)."""
+"""Least time between two checks for ``rq suspend``."""
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
 """What RQ calls a worker without ``--name``, also in a worker pool."""
@@ -303,7 +303,7 @@ class ScoringWorker(SimpleWorker):
         )
 
     def _obstacle(self) -> str | None:
-        """Why the worker cannot score now, if so; a model that nobody has asked for is no reason."""
+        """Why the worker cannot score now, if so; a missing model that no run needs is no reason."""
         if self._stop_requested:
             return "the worker is stopping"
         if self._patience.trouble:

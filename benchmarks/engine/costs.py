@@ -42,7 +42,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a number of workers cost while they wait, and while they score."""
+    """The cost of a number of workers while they wait, and while they score."""
 
     workers: int
     idle: Phase

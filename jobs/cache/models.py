@@ -69,7 +69,7 @@ def _walk(folder: Path, seen: set[tuple[int, int]], *, top: bool = True) -> Iter
             continue
         try:
             mode = path.stat().st_mode
-        except FileNotFoundError:  # a link to nothing: nobody can read it
+        except FileNotFoundError:  # a dangling link, which no worker can read
             continue
         if stat.S_ISDIR(mode) and (place := _place(path)) not in seen:  # links to folders may go in a circle
             yield from _walk(path, seen | {place}, top=False)

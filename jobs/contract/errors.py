@@ -25,17 +25,17 @@ class ExitCode(IntEnum):
 
 
 class Fault(Enum):
-    """Whose fault it is that a worker has no scores for a chunk, and so what becomes of the chunk."""
+    """Who caused a chunk to get no scores; it decides what happens to the chunk."""
 
     ATTEMPT = "attempt"
-    """That of this attempt, or nobody knows: it is tried again, as often as its run allows. If it fails each
-    time, its producer splits it, until the row is alone whose fault it is."""
+    """The attempt's, or unknown: the chunk is tried again, as often as its run allows. If it fails each
+    time, its producer splits it until the faulty row is alone."""
     WORKER = "worker"
-    """That of this worker or its host: another worker scores it, unless all live ones say the same."""
+    """The worker's or its host's: another worker scores it, unless all live ones refuse."""
     JOB = "job"
-    """That of the job or its payload, which cannot be read: it is set aside, and submitted again."""
+    """The job's or its payload's, which cannot be read: it is set aside, and submitted again."""
     RUN = "run"
-    """That of the run, of which no worker could score a chunk: it ends."""
+    """The run's: no worker could score it, so it ends."""
 
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
@@ -46,7 +46,7 @@ fails, the pair is too long and must not be cut, the model fails, or its output 
 class RankmillError(Exception):
     """Base of all expected errors.
 
-    ``fault`` is what a worker makes of one that it meets while it scores a chunk.
+    ``fault`` tells a worker what to do if it occurs while a chunk is scored.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
@@ -204,11 +204,11 @@ class NotInRegistry(InputError):
 
 
 class RegistryConflict(InputError):
-    """What a registry of models has already, or who uses it, stands in the way of a change."""
+    """A change conflicts with the present contents of a registry, or with their use."""
 
 
 class RegistryError(RankmillError):
-    """What a registry of models holds is damaged or incomplete."""
+    """Contents of a registry of models are damaged or incomplete."""
 
 
 class RegistryAway(RegistryError):
@@ -220,5 +220,5 @@ class EmbeddedError(RankmillError):
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Whose fault an error is; nobody knows of one that rankmill has not raised."""
+    """Whose fault an error is; unknown for errors that rankmill has not raised."""
     return error.fault if isinstance(error, RankmillError) else Fault.ATTEMPT

@@ -81,7 +81,7 @@ def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTIO
 
 
 def _retries(most: int, payload: Payload) -> Retry | None:
-    """What is left of `most` retries, after pauses of about 2 s, 4 s, 8 s …"""
+    """The remaining retries of `most`, after pauses of about 2 s, 4 s, 8 s …"""
     if (payload.suspect and payload.rows > 1) or not most:
         return None
     retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])

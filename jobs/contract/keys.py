@@ -148,7 +148,7 @@ def file_run(run_id: str) -> str:
 
 
 def file_run_cancelled(run_id: str) -> str:
-    """String: exists if somebody has cancelled the submitted run; its runner looks for it."""
+    """String: exists if the submitted run is cancelled; its runner looks for it."""
     return f"{PREFIX}:file-run:{run_id}:cancelled"
 
 

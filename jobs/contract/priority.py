@@ -16,7 +16,7 @@ from rankmill.jobs.system import system
 Priority = Literal["request", "bulk"]
 
 REQUEST_ROWS = 256
-"""Most pairs of a run that is a request if nobody says otherwise."""
+"""A run of at most so many pairs is a request, unless the caller chooses."""
 
 GROUP = 12
 """The last hexadecimal digits of an id, which stand for the tenant. People name runs by how ids begin."""

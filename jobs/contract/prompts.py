@@ -56,7 +56,7 @@ def read_template(given: str | None) -> str | None:
 
 
 def check_text(given: str | None) -> None:
-    """Check that a template that somebody has sent is no path, which would be read on this host.
+    """Check that a received template is no path, which would be read on this host.
 
     Raises
     ------

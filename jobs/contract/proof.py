@@ -1,4 +1,4 @@
-"""What a worker has proven of a model before it serves it: its scores are the model's own, within a bound."""
+"""A worker's proof that its scores are the model's own, within a bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Figure = Annotated[float, Field(ge=0)]
 
 
 class Proof(BaseModel):
-    """What was measured of one model on one kind of device, with probe pairs; all differences are of logits.
+    """The measured differences of logits of one model on one kind of device, with probe pairs.
 
     Attributes
     ----------

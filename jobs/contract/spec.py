@@ -29,7 +29,7 @@ ADDED = LATEST | {"instruction", "prompt_template", "label", "long", "long_strid
 """Fields that release 0.1 does not know; they are written only where they are set."""
 
 CONTENT = re.compile(r"^[0-9a-f]{64}$")
-"""What a digest of content looks like; a commit of the hub has 40 characters."""
+"""Pattern of a digest of content; a commit of the hub has 40 characters."""
 
 RECIPE = "rankmill_quantization.json"
 """File of a model directory that ``rankmill quantize`` writes: how workers compute the model in int8."""
@@ -179,7 +179,7 @@ def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str
 
 
 def complaint(error: ValidationError, known: Iterable[str]) -> str:
-    """What is wrong with options given by name, in one line: above all one that is none of the `known`."""
+    """The fault in options given by name, in one line: mostly one that is not in `known`."""
     wrong = error.errors(include_url=False, include_input=False, include_context=False)
     for each in wrong:
         if each["type"] == "extra_forbidden":
@@ -200,6 +200,6 @@ WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None, bool, In
 
 
 def weights_key(spec: ScoreSpec) -> WeightsKey:
-    """What a model is loaded and proven by; specs that agree in it share weights."""
+    """The fields that decide how a model is loaded and proven; specs with equal fields share weights."""
     answers = answers_of(spec.prompt_template)
     return spec.model, spec.revision, spec.precision, answers, spec.deterministic, spec.inputs

@@ -1,4 +1,4 @@
-"""What a run has used: pairs and tokens that were scored, seconds of which device, rows without either."""
+"""A run's usage: scored pairs and tokens, seconds by device, rows without either."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Usage = Mapping[str, Amounts]
 
 
 def used_by(result: ChunkScores) -> dict[str, Amounts]:
-    """What a result took; workers of the release before name a kind of device, and no seconds."""
+    """The cost of a result; workers of the release before name a kind of device, and no seconds."""
     stats = result.stats
     pairs = len(result.scores) - result.scores.null_count
     microseconds = round(1e6 * (stats.device_seconds or 0.0))

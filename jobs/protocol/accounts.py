@@ -116,7 +116,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RunUsage:
-    """What a run has used since it began, and what of it is known to be counted."""
+    """A run's usage since it began, and the part known to be counted."""
 
     run: Run
     total: Usage = field(default_factory=dict)
@@ -129,7 +129,7 @@ class RunUsage:
 
 
 class Entry(NamedTuple):
-    """What a tenant used on a day of a model, on a device; days are counted from 1970, by UTC.
+    """A tenant's usage of a model and a device on a day; days are counted from 1970, in UTC.
 
     What a day does not tell apart has no tenant, model and device, and is ``other``.
     """
@@ -150,7 +150,7 @@ class Entry(NamedTuple):
 
 class Accounts(NamedTuple):
     """Entries of some days; and how many reports of work the server has lost, of those that it had
-    acknowledged, as far as a producer has noticed, with the time when it last did (s since 1970).
+    acknowledged, as far as a producer has detected, with the time when it last did (s since 1970).
     """
 
     entries: Sequence[Entry]
@@ -204,7 +204,7 @@ def _plain(device: str) -> str:
 
 
 def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> Accounts:
-    """What was used in the last `days`, today included; of one `tenant` alone, if it is given."""
+    """The usage of the last `days`, today included; only that of `tenant`, if given."""
     today = int(system.now() // _DAY)
     wanted = range(today - min(days, KEPT_DAYS) + 1, today + 1)
     with client.pipeline(transaction=False) as pipe:

@@ -2,7 +2,7 @@
 
 A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock: no two
 hosts compare theirs. `Leases` are forgotten when they lapse. Those of chunks and submitted runs, in RQ's
-registries of started jobs, stay until somebody takes what was held.
+registries of started jobs, stay until a worker takes the work.
 
 The server's clock may jump, when another host takes over. If it jumps ahead, all leases lapse at once: see
 `Renewals`. If it jumps back, those of the dead would last for as long: see `BOUND`.
@@ -90,7 +90,7 @@ redis.call('ZADD', KEYS[1], unpack(added))
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
-    """Begin or renew a lease that stays when it has lapsed, until somebody takes what was held."""
+    """Begin or renew a lease that stays when it has lapsed, until a worker takes the work."""
     pipe.eval(_HOLD, 1, key, holder, seconds, int(only_renew))
 
 
@@ -135,7 +135,7 @@ class Leases:
         self._redis.zrem(self._key, holder)
 
     def holders(self) -> list[str]:
-        """Who has a lease now, the one that lapses first before the others."""
+        """The holders of leases now, the first to lapse first."""
         return [
             name.decode(errors="replace") for name in self._redis.eval(_HOLDERS, 1, self._key, self._seconds)
         ]
@@ -175,5 +175,5 @@ class Renewals:
 
     @property
     def others_have_lapsed(self) -> bool:
-        """Whether a lease of others that has lapsed by the server's clock is nobody's any more."""
+        """Whether a lapsed lease of others, by the server's clock, may be taken."""
         return system.monotonic() >= self._trusted_from

@@ -34,7 +34,7 @@ LOOK_AT = 128
 alone has put there."""
 
 _PROBES = 4
-"""Jobs by which lost lists are noticed: who waits, waits for its first ones."""
+"""Jobs by which lost lists are detected: a producer waits for its first ones."""
 
 _PUT_BACK_AT_ONCE = 1000
 """Jobs that one script looks for. It walks through the lists once: 100,000 jobs take tens of milliseconds."""
@@ -385,7 +385,7 @@ class OrderedQueue(Queue):
                 pipe.lpos(self.intermediate_queue_key, job_id)
                 pipe.zscore(self.scheduled_job_registry.key, job_id)
             leases, *found = pipe.execute(raise_on_error=False)
-        if isinstance(leases, Exception):  # so is a list that is none: somebody has to repair it first
+        if isinstance(leases, Exception):  # or a list of another type, which a person must repair first
             return True
         leased = {entry.rpartition(b":")[0].decode(errors="replace") for entry in leases}
         return all(

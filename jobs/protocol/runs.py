@@ -231,7 +231,7 @@ class RunStore:
 
         Returns
         -------
-        The chunks whose attempt nobody else has counted.
+        The chunks whose attempt no other process has counted.
         """
         key = keys.failed_attempts(run.id)
         with self.redis.pipeline() as pipe:
@@ -427,7 +427,7 @@ class RunStore:
         the run has used is counted in the transaction in which it ends.
         """
         known, done = list(chunks), list(answered)
-        with self._counting(usage, keys.of_run(run.id)) as pipe:  # first, so that nobody scores any of it
+        with self._counting(usage, keys.of_run(run.id)) as pipe:  # first, so that no worker scores any of it
             pipe.zrem(keys.runs(), run.id)
             if tell:
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)

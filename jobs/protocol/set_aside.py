@@ -77,7 +77,7 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
             return None  # Redis has lost the job; some fields may be left
         _check_size(fields[b"data"])
         _check_numbers(fields)
-        fields.pop(b"webhooks", None)  # nobody calls them, and RQ logs a traceback for damaged ones
+        fields.pop(b"webhooks", None)  # never called; RQ logs a traceback for damaged ones
         job: Job = queue.job_class(job_id, connection=connection, serializer=queue.serializer)
         job.restore(fields)
         _check(job, queue)

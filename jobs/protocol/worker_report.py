@@ -48,7 +48,7 @@ REQUESTS_FIELD = "request_latency_counts"
 """Field there with the `latency_counts` of requests alone, separated by commas."""
 
 Doing = Literal["", "loading", "proving"]
-"""What a worker does that keeps it from scoring: it loads a model, or proves the scores of a new one."""
+"""Why a worker does not score yet: it loads a model, or proves the scores of a new one."""
 
 DOINGS = frozenset(get_args(Doing))
 
@@ -63,7 +63,7 @@ LATENCY_BUCKETS = (
 """Upper bounds in seconds of the time from a chunk's submission to its result."""
 
 _OLD_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-"""Those of older releases; the last count in their reports is of slower chunks."""
+"""Buckets of older releases; the last count in their reports is of slower chunks."""
 
 
 class GpuReport(WireModel):

@@ -1,4 +1,4 @@
-"""What a registry says: names, the manifest of a version, what an alias stands for."""
+"""The documents of a registry: names, manifests of versions, targets of aliases."""
 
 from __future__ import annotations
 

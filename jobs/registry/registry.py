@@ -131,7 +131,7 @@ class RegistryFolder:
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a reference stands for: the versions of a model with their shares, and the one in their shadow."""
+    """The target of a reference: versions of a model with their shares, and a shadow."""
 
     name: str
     versions: dict[str, float]
@@ -237,7 +237,7 @@ class Registry:
         return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")
 
     def resolve(self, reference: Reference) -> Resolved:
-        """What a version or an alias stands for now; an alias may name another.
+        """The present target of a version or an alias; an alias may name another.
 
         Raises
         ------

@@ -80,7 +80,7 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
-    """What a first command's error means; ``None`` if the server will serve later (it is loading, say)."""
+    """A first command's error, in words; ``None`` if the server will serve later (it is loading)."""
     if cannot_serve(error) and _is_a_reply(error):
         return None
     reason = mask_passwords(" ".join(str(error).split())) or "no answer"

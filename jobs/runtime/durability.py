@@ -1,4 +1,4 @@
-"""What a server keeps of the work that it has acknowledged, and what its settings put at risk.
+"""How a server keeps acknowledged work, and the risks of its settings.
 
 docs/explanation/guarantees.md says what follows from each setting.
 """
@@ -133,7 +133,7 @@ class Durability(BaseModel):
 
 
 def read_durability(client: redis.Redis) -> Durability | None:
-    """What a server says of how it keeps data, in one round trip; ``None`` if it cannot serve now.
+    """The server's durability settings, in one round trip; ``None`` if it cannot serve now.
 
     A server may refuse CONFIG or INFO, to this user or to all, and managed ones leave fields out.
     """

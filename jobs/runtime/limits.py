@@ -1,4 +1,4 @@
-"""What a container or a resource limit leaves this process of the machine: CPU cores and memory."""
+"""CPU cores and memory available to this process, under container and resource limits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rankmill.jobs.contract.spec import ScoreSpec, complaint
 from rankmill.jobs.runtime.settings import Settings
 
 _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
-"""Options of a client's calls beside the fields of the spec: what somebody may have meant."""
+"""Options of a client's calls beside the fields of the spec, to suggest for a misspelt name."""
 
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:

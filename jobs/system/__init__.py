@@ -40,7 +40,7 @@ class System:
     uniform
         A random number between two.
     unique_id
-        32 hexadecimal digits that nobody else gets.
+        32 hexadecimal digits, unique.
     fsync
         Returns when what was written to a file descriptor is on the disk.
     Popen

@@ -149,7 +149,7 @@ class RunStats:
         return worst(self.bounds)
 
     def contract(self) -> dict[str, str]:
-        """What is known of how the scores were made, as text, by name."""
+        """How the scores were made, as text, by name."""
         known = {
             "precision": self.precision,
             "backend": self.backend,

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from rankmill.producer.collect.pairs import Conversations, Pairs, Rows, Texts
 
 _DETACHED_ROWS = 256
-"""Rows in a chunk of a detached run with ``chunk_size: auto``: nobody sees the workers' speed."""
+"""Rows in a chunk of a detached run with ``chunk_size: auto``: no producer measures the workers' speed."""
 
 _SHADOWS = 8
 """Runs of a shadow at a time, for each client; what comes while there are so many has none."""
@@ -286,7 +286,7 @@ class Client:
         Raises
         ------
         RunTimeout, NoWorkers
-            Not all scores came in time, or nobody listens on the queue.
+            Not all scores came in time, or no worker listens on the queue.
         """
         deadline = math.inf if timeout is None else system.monotonic() + timeout
         rows, spec = rows_given(pairs, texts, messages, spec)
@@ -322,7 +322,7 @@ class Client:
         ConfigError
             A model is named twice, or none is.
         RunTimeout, NoWorkers
-            Not all scores came in time, or nobody listens on the queue. All runs are cancelled then.
+            Not all scores came in time, or no worker listens on the queue. All runs are cancelled then.
         """
         if not models or len(set(models)) < len(models):
             raise ConfigError(f"models: name each once, not {', '.join(models) or 'none'}")
@@ -541,7 +541,7 @@ class Client:
         return split_run(table, [*rows.values()], runs)
 
     def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:
-        """Score pairs in the background, unless that is done for many others; nobody reads the scores."""
+        """Score pairs in the background, unless many others are; the scores are not read."""
         if not self._shadows.acquire(blocking=False):
             logger.debug("%s has enough to do: a run is not scored in the shadow", model)
             return

@@ -1,4 +1,4 @@
-"""What becomes of the chunks of a run: which are sent, what a result means, and what is sent again or split.
+"""Decides about the chunks of a run: which are sent, what a result means, which are sent again or split.
 
 Nothing here reads a clock, a disk or a server. Chunks, results and the time go in; what is to be done comes
 out, and the driver (`rankmill.producer.collect.driver`) does it.
@@ -104,7 +104,7 @@ class FinishedChunk(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What is to be done after results came in.
+    """The actions after results came in.
 
     ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers are to be sent.
     Pieces with ``unusable`` results, by number with the reasons, are to be sent again, unless their job will
@@ -155,7 +155,7 @@ class HowScored:
         return None
 
     def _of(self, stats: ChunkStats) -> Settled:
-        """What can differ between workers: the precision only where the run leaves it open."""
+        """The facts in which workers may differ: the precision only if the run leaves it open."""
         precision = stats.precision if self._spec.precision == "auto" else None
         return Settled(precision, stats.revision, stats.kind)
 
@@ -356,7 +356,7 @@ class Collector:
     def retry(
         self, reasons: Mapping[int, str], failed: Mapping[int, int]
     ) -> tuple[list[Piece], list[ChunkFailure]]:
-        """What becomes of halves that are new, and of pieces whose attempt has failed.
+        """Submit new halves, and retry or give up pieces whose attempt has failed.
 
         Parameters
         ----------

@@ -104,7 +104,7 @@ class RunDriver:
         self.scoring_since = math.inf
         """When the scoring of a chunk began first, with its model loaded, in `time.monotonic` seconds."""
         self.presence: WorkerPresence | None = None
-        """Looks whether there are workers; ``None``: nobody does."""
+        """Looks for workers; ``None``: no check."""
         self._store, self._cleaner, self._source, self._columns = store, cleaner, source, columns
         self._journal, self._sizes = journal, sizes
         finished = journal.finished if journal else None
@@ -164,7 +164,7 @@ class RunDriver:
         RedisUnavailable, RedisFailed
             The server could not serve during the whole allowed wait, or it refuses a command.
         RunTimeout, NoWorkers
-            `deadline` has passed, or nobody listens; call again to go on.
+            `deadline` has passed, or there are no workers; call again to go on.
         """
         collector = self.collector
         self._heard = system.monotonic()
@@ -202,7 +202,7 @@ class RunDriver:
         return sorted(self.collector.rows.errors, key=lambda error: error.row)
 
     def refresh(self) -> None:
-        """Collect what there is of a detached run, which goes on while nobody reads it."""
+        """Collect the results so far of a detached run, which goes on without a reader."""
         if self.is_detached and not self.collector.complete:
             self._check_cancelled()
             self._catch_up()
@@ -315,7 +315,7 @@ class RunDriver:
             self._count(complete=self.collector.complete and not self.collector.fatal)
             self._store.note(self.run, self.progress, self._usage)
             if accepted.halves or accepted.unusable:
-                self._waits_since = -math.inf  # who waits for the run looks which of them nobody has sent
+                self._waits_since = -math.inf  # the waiting producer finds out which were never sent
             return
         self._entries += [entry for entry, _ in entries]
         if not (self._is_request and self.collector.complete):  # else all of it is deleted now
@@ -358,7 +358,7 @@ class RunDriver:
     def _check_existence(self) -> None:
         """Raise an error if the run was cancelled, or is detached and has expired."""
         if self._store.was_cancelled(self.run):
-            logger.warning("run cancelled by somebody else")
+            logger.warning("run cancelled by another process")
             self.cancel()
         self._check_cancelled()
         if self.is_detached and self.collector.pieces and not self._store.exists(self.run.id):

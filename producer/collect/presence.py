@@ -1,4 +1,4 @@
-"""Whether a queue has workers, so that nobody waits without a word for some that are not there."""
+"""Whether a queue has workers, so that no caller waits silently without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer publishes about its run: the number of rows done, and the rows without a score."""
+"""The progress a producer publishes about its run: rows done, and rows without a score."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class ChunkPairs:
     own: npt.NDArray[np.bool_]
     missing: set[int] = field(default_factory=set)
     result: ChunkResult | None = None
-    """What a worker says of the own pairs."""
+    """The worker's results for the own pairs."""
     answers: dict[int, Answer] = field(default_factory=dict)
     kind: pa.DataType = field(default_factory=pa.float32)
     elsewhere: ChunkStats | None = None

@@ -203,7 +203,7 @@ def _is_output(path: Path, output: str | None) -> bool:
 def receive_stdin(folder: Path) -> tuple[InputFile, str]:
     """Write standard input, which is read more than once, to a file in `folder`; return it and a digest.
 
-    The file's name says its format, which is noticed from its beginning: Parquet, Arrow, JSON, or else text
+    The file's name says its format, which its first bytes tell: Parquet, Arrow, JSON, or else text
     with delimiters; text may be compressed with gzip or zstd.
 
     Raises

@@ -53,7 +53,7 @@ class OutputPlan:
     is_ranked: bool = False
 
     def transforms(self, folder: Path) -> list[Transform]:
-        """What is done with the rows before they are written, with files in `folder`."""
+        """The steps between scoring and writing rows, with files in `folder`."""
         if self.group is None:
             return []
         form, grouped = self.form, self.is_grouped

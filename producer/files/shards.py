@@ -34,7 +34,7 @@ _ROWS = 65_536
 
 @dataclass(frozen=True)
 class MergeSummary:
-    """What was merged: ``rows`` in all, of which ``row_errors`` have no score."""
+    """The result of a merge: ``rows`` in all, of which ``row_errors`` have no score."""
 
     rows: int
     row_errors: int

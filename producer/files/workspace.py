@@ -40,7 +40,7 @@ class OutputFile:
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> Path | None:
-        """What is there and is not of the journal's run; ``None`` if there is nothing."""
+        """A file in the output's place from another run; ``None`` if there is none."""
         if not self.path.exists():
             return None
         sealed = journal.sealed
@@ -54,7 +54,7 @@ class OutputFile:
         """Delete what would be mixed with the output of a new run."""
 
     def there(self) -> list[Path]:
-        """What is there that a run replaces or deletes: the file, and its list of row errors."""
+        """The files that a run replaces or deletes: the output, and its list of row errors."""
         both = (self.path, self.path.with_name(errors_name(self.path.name)))
         return [path for path in both if path.exists()]
 

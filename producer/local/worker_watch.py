@@ -76,7 +76,7 @@ class WorkerWatch:
             self._note(queue_workers(self._client, self._queue).scoring)
 
     def doing(self) -> str:
-        """What is done before there are scores, as its workers tell; asks them at most once a second."""
+        """What the workers do before the first scores; asks them at most once a second."""
         if not self._names:
             return "starting the worker" if self._cluster else "waiting for a worker"
         if system.monotonic() > self._doing_until:

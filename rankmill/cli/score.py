@@ -79,24 +79,24 @@ def score_file(
 
     INPUT is a Parquet, CSV, TSV or JSON file (text also gzipped or zstd-compressed), a directory, a glob,
     or - for standard input, with a query and a passage in each row. The output holds all columns of the
-    input, in its order, and the score; with --top-k, the best passages of each query; as a TREC run, ids,
-    ranks and scores.
+    input, in its order, and the score. With --top-k it holds the best passages of each query. A TREC run
+    holds ids, ranks and scores.
 
-    With --run, --queries and --corpus, the pairs are those of a run, and their texts are looked up by id in
-    an index that is made once and kept beside the corpus.
+    With --run, --queries and --corpus, the pairs come from a run. Their texts are looked up by id in an
+    index, which is made once and kept beside the corpus.
 
-    With --verify there is no INPUT: rows of FILE are scored as it says that it was scored. Those of a
-    deterministic file must have the same bits, others the same score to the bound that was proven.
+    With --verify there is no INPUT: rows of FILE are scored again, with the settings in its metadata. A
+    deterministic file must have the same bits, other files the same scores within the proven bound.
 
-    With --estimate nothing is written: a sample of the first 100,000 rows is scored, and says what time,
-    tokens and memory all rows would take, and how many pairs would be truncated or have no score.
+    With --estimate nothing is written. A sample of the first 100,000 rows is scored, to predict the time,
+    tokens and memory of all rows, and how many pairs would be truncated or get no score.
     """
     given["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(given, config)
     _refuse_unused(given, settings)
     set_up(settings.log_level, settings.log_format)
     if verify and estimate:
-        raise click.UsageError("--estimate and --verify are two things to do: give one of them")
+        raise click.UsageError("give either --estimate or --verify")
     if verify:
         _verify(verify, sample or _SAMPLE, request, settings, given, as_json=as_json, quiet=quiet)
     if sample and not estimate:

@@ -27,7 +27,7 @@ watching = click.option("--watch", is_flag=True, help=f"Refresh every {LOOK_SECO
 
 @dataclass(frozen=True)
 class View:
-    """What is shown of a cluster: in a terminal, and as JSON."""
+    """A view of a cluster: in a terminal, and as JSON."""
 
     table: Callable[[Snapshot], RenderableType]
     text: Callable[[Snapshot], str]

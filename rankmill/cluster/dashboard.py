@@ -76,7 +76,7 @@ class Rates(BaseModel):
 
 
 class _Seen(NamedTuple):
-    """What a worker has said at a time: its report, and the latencies of its requests."""
+    """A worker's report at one time, and the latencies of its requests."""
 
     report: WorkerReport
     requests: tuple[int, ...]

@@ -107,7 +107,7 @@ class ClusterView:
             return self._seen
 
     def usage(self) -> Accounts | None:
-        """What was used today and yesterday; ``None`` while Redis does not answer."""
+        """The usage of today and yesterday; ``None`` while Redis does not answer."""
         try:
             return read_accounts(self._client, 2)
         except (redis.RedisError, OSError):

@@ -156,7 +156,7 @@ class Snapshot(_Frozen):
     ``at`` is in seconds since 1970; ``page`` counts from 0; ``damaged`` lists the keys that cannot be read.
     ``trouble`` is the reason why the server takes no writes now, if it takes none; ``set_aside`` lists the
     jobs that no worker could read. ``file_queues`` are those of submitted runs, which runners take.
-    ``durability`` is there if somebody has asked for it.
+    ``durability`` is there if it was asked for.
     """
 
     at: float
@@ -447,7 +447,7 @@ def _compared(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
 
 
 def _number(raw: bytes) -> float | None:
-    """A number that somebody has written; ``None`` if it is none."""
+    """A number from Redis; ``None`` if it is none."""
     try:
         found = float(raw)
     except ValueError:

@@ -220,7 +220,7 @@ def _reasons(reasons: Sequence[str]) -> str:
 
 
 def _nobody(queue: QueueState) -> str:
-    """One line for a queue whose chunks nobody takes."""
+    """One line for a queue whose chunks no worker takes."""
     name = plain(queue.name)
     if queue.drained:
         return f"All workers of queue {name} are drained: rankmill workers resume NAME makes one take chunks."

@@ -19,7 +19,7 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """The tenant of runs that name none."""
 OTHER = "(other)"
-"""What a day has no room to tell apart."""
+"""Combinations beyond a day's limit."""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")
@@ -62,12 +62,12 @@ def usage_table(accounts: Accounts, by: By) -> Table:
 
 
 def losses(accounts: Accounts) -> str | None:
-    """What the server has lost of the accounts, in one line; ``None``: nothing that anybody noticed."""
+    """What the server has lost of the accounts, in one line; ``None``: nothing was detected."""
     if not accounts.lost:
         return None
     when = datetime.fromtimestamp(accounts.lost_at, UTC)
     return (
-        f"The server has lost {accounts.lost:,} acknowledged reports, last noticed {when:%Y-%m-%d %H:%M} "
+        f"The server has lost {accounts.lost:,} acknowledged reports, last detected {when:%Y-%m-%d %H:%M} "
         "UTC. Runs that went on have reported again; what had ended is missing."
     )
 

@@ -35,7 +35,7 @@ _END_SECONDS = 5.0
 """Longest time that requests take to cancel their runs, at the end."""
 
 Right = Literal["admin", "manage_models"]
-"""What a key may allow beside scores."""
+"""Rights of a key beside scoring."""
 
 _RIGHTS: dict[Right, str] = {
     "admin": "this needs a key for admins: rankmill keys create NAME --admin",
@@ -135,7 +135,7 @@ class Gateway:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def warm(self) -> None:
-        """Until a worker has the gateway's model, have one load it: nobody sends requests to find it so."""
+        """Until a worker has the gateway's model, have one load it, without waiting for a request."""
         while self.load.unready:
             try:
                 await asyncio.to_thread(self._order_warm)

@@ -152,7 +152,7 @@ class ModelArchive:
     folder
         Has its files.
     held
-        What the folder needs. It is closed with the last piece, or when nobody reads on.
+        What the folder needs. It is closed with the last piece, or when the reader stops.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, held: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""What is observed of every request, by HTTP or gRPC: its id in logs and traces, and its metrics."""
+"""Observes every request, by HTTP or gRPC: its id in logs and traces, and its metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Observation:
-    """What is known of a request, for metrics: each part writes what it learns.
+    """The facts of a request, for metrics: each part adds its own.
 
     ``status`` is the HTTP status of the answer, or gRPC's name of it.
     """
@@ -41,7 +41,7 @@ class Observation:
 
 
 def observation(scope: Scope) -> Observation:
-    """What is known of the request with this scope."""
+    """The facts of the request with this scope."""
     found: Observation = scope[SCOPE_KEY]
     return found
 

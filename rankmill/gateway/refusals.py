@@ -39,7 +39,7 @@ server answers, or the server refuses the gateway.
 
 
 class Words(NamedTuple):
-    """What a kind is in HTTP and in gRPC, and which errors of others are of this kind."""
+    """A kind's codes in HTTP and gRPC, and the errors that belong to it."""
 
     http: int
     grpc: str
@@ -123,7 +123,7 @@ EXPECTED = (Refusal, RankmillError, redis.RedisError)
 """What ends a request with an answer that says why. `refusal_of` words it; all else is a bug."""
 
 _RIGHTS = ("NOPERM", "ACL failure")
-"""What a server says of a user that may not do something, by itself or in a script."""
+"""The server's reply to a user without the right, directly or in a script."""
 
 
 def refusal_of(error: Exception) -> Refusal:

@@ -1,4 +1,4 @@
-"""What a request for scores asks for, and what it gets, whatever dialect or protocol it comes in."""
+"""A request for scores and its result, for every dialect and protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_LABEL = "LABEL_0"
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What a request asks for.
+    """A request for scores.
 
     ``queries`` is one text for all passages, or one for each; ``None``: each of `passages` is scored alone.
     ``model`` is ``None`` for the gateway's own. ``spec`` has other fields of `ScoreSpec` for this request.

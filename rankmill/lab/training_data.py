@@ -56,7 +56,7 @@ class _Passage:
 
 @dataclass(frozen=True)
 class _Query:
-    """What was mined for a query: its passages, and the negatives hardest first."""
+    """The mined passages of a query, negatives hardest first."""
 
     id: str
     text: str
@@ -65,7 +65,7 @@ class _Query:
 
 
 def with_rows(found: Iterable[Mined], form: Form, num_negatives: int) -> list[Mined]:
-    """Those from which `training_rows` makes rows.
+    """The mined queries from which `training_rows` makes rows.
 
     Labeled pairs need no negatives. n-tuples and pylate's lists are of one length, so they need all
     `num_negatives`; the other forms need one.

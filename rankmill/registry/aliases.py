@@ -1,4 +1,4 @@
-"""What a registry shows: aliases are set, promoted and rolled back, versions are listed and removed."""
+"""Sets, promotes and rolls back aliases; lists and removes versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker of this host makes of a model: its description, and a trial before it is pushed."""
+"""Asks a worker of this host about a model: its description, and a trial before a push."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ModelReport(BaseModel):
 
 
 class Proven(BaseModel):
-    """What is proven of a model's scores on this host, by device, or why it is refused there."""
+    """The proof of a model's scores on this host, by device, or the reason of a refusal."""
 
     proofs: dict[str, Proof]
     refused: dict[str, str]

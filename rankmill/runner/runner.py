@@ -142,7 +142,7 @@ class Runner:
             notes = getattr(error, "__notes__", [])
             self._answer(self._heartbeat.claim.run.end("failed", "; ".join([str(error), *notes])))
         except Exception as error:
-            logger.exception("the run has failed in a way that nobody has foreseen")
+            logger.exception("the run has failed unexpectedly")
             self._answer(self._heartbeat.claim.run.end("failed", f"{type(error).__name__}: {error}"))
         else:
             self._answer(self._heartbeat.claim.run.end("done"))

@@ -183,5 +183,5 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
 
 
 def _identity(path: Path, output: Path) -> str:
-    """What a file keeps when it becomes `output`, on any host that sees it."""
+    """The identity of a file once it is `output`, on any host that sees it."""
     return identity(path, in_store=isinstance(output, ObjectPath))

@@ -64,7 +64,7 @@ class OutputTarget:
         return self.form.ranks(self.file)
 
     def place(self) -> OutputFile:
-        """What is at the place of the output."""
+        """The files in the output's place."""
         return PartsFolder(self.path) if self.request.rows_per_part else OutputFile(self.path)
 
     def check(self, files: Sequence[InputFile], settings: Settings) -> None:

@@ -102,7 +102,7 @@ def _score_file(
     confirm: Confirm,
 ) -> Summary:
     """Score the files once, or go on where the journal ends."""
-    # What is asked for: files that are there, and an output that can be made of them.
+    # The request: files that exist, and an output that can be made of them.
     found = find_input(request)
     target = find_target(request, found.files)
     target.check(found.files, settings)

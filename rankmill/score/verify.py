@@ -32,7 +32,7 @@ _ROWS = 65_536
 
 
 class Verification(BaseModel):
-    """What was found, as printed with ``--json``.
+    """The result, as printed with ``--json``.
 
     Of ``rows`` in the ``file``, ``sampled`` were scored again, and ``differ`` of them are not as they may be:
     of a ``deterministic`` file those with other bits, of another those that differ by more than ``allowed``.

@@ -23,7 +23,7 @@ PAIR = ("how far is the moon", ["Cheese.", "About 384,400 km."])
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered."""
+    """A server's answer."""
 
     status: int
     headers: Message

@@ -1,4 +1,4 @@
-"""What is published: wheel and sdist, with their checksums and the packages they were tested with.
+"""The files to publish: wheel and sdist, with their checksums and the packages they were tested with.
 
     python -m tests.harness.release dist    # of the last commit
 

@@ -90,6 +90,15 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_the_documents_are_short() -> None:
+    """Words of README, CHANGELOG and pages written by hand, without code, links' targets and table bars."""
+    made = {"reference", "benchmarks", "experiments"}
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    text = "".join(page.read_text() for page in pages if page.parent.name not in made)
+    prose = re.sub(r"<!--.*?-->|\]\([^)]*\)", "", _FENCE.sub("", text), flags=re.S)
+    assert len([word for word in prose.split() if re.search(r"\w", word)]) <= 26_000
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
     site = tmp_path / "site"

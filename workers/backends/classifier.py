@@ -118,7 +118,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def own_memory(module: Any) -> Any:
-    """The module, with copies of its weights: until then they are the file, which somebody may write over."""
+    """The module, with copies of its weights: until then they are the file, which may be overwritten."""
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()
     return module

@@ -42,7 +42,7 @@ class Memory(Protocol):
         ...
 
     def used_and_free(self) -> tuple[int, int]:
-        """What it uses, and what it may take beyond that."""
+        """Memory in use, and memory it may still take."""
         ...
 
     def peak(self) -> int:

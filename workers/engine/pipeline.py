@@ -116,7 +116,7 @@ class Pipeline:
         self._woken = False
         self._closed = False
         self.stopping = False
-        """Whether the worker is to stop, so that nobody waits for all work."""
+        """Whether the worker is to stop without finishing all work."""
         self.proven: Callable[[str], None] = lambda model: None
         """Called with a model's name when its probes have the scores that they had."""
         self.in_doubt: Callable[[str, str], None] = lambda model, figures: None

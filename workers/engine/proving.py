@@ -182,11 +182,11 @@ class Proving:
         }
 
     def proof(self, way: Way) -> Proof:
-        """What is known of a way, or is measured now."""
+        """The known proof of a way, or a new one."""
         return self._known("proof", self._about(way), Proof, lambda: self.measured(way))
 
     def again(self, way: Way) -> Proof:
-        """Measure it again; if it does not hold any more, nobody takes what was known for it."""
+        """Measure it again; if it no longer holds, forget the proof."""
         proof = self.measured(way)
         if not proof.holds:
             with suppress(OSError):
@@ -278,7 +278,7 @@ class Proving:
         return proof
 
     def _other_bits(self, probed: Probed) -> str | None:
-        """What is wrong with a deterministic model whose scores depend on more than the pair."""
+        """Why a model is not deterministic: its scores depend on more than the pair."""
         first, *others = probed.companies
         if self._loaded.kind is None or all(_same_bits(first, each) for each in others):
             return None

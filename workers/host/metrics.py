@@ -83,7 +83,7 @@ stage_seconds = _histogram(
 )
 chunks = _counter(
     "rankmill_chunks_total",
-    "Claimed chunks by what became of them: scored, failed, dropped (nobody wants the scores any more), "
+    "Claimed chunks by outcome: scored, failed, dropped (the scores are no longer wanted), "
     "handed_back (to the queue, by a worker that was told to stop or cannot score them).",
     ["outcome"],
 )

@@ -56,7 +56,7 @@ class Model:
     labels: tuple[str, ...] = ()
     """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
     proof: Proof | None = None
-    """What was proven of its scores; ``None``: nothing, as in a simulation."""
+    """The proof of its scores; ``None`` without one, as in a simulation."""
     kind: str | None = None
     """Of a deterministic spec, what decides the bits of scores beside pairs and model (`Alone.kind`)."""
     prove_again: Callable[[], Proof] | None = None

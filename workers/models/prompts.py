@@ -17,7 +17,7 @@ _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
 """A pair, one with another query, and one with another passage."""
 
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "message.content[")
-"""What a template has that reads content as a list, as sentence-transformers guesses it."""
+"""Mark of a template that reads content as a list, as sentence-transformers guesses it."""
 
 _FLAT_TYPES = frozenset({"apertus", "deepseek_v3", "gpt_oss", "seed_oss"})
 

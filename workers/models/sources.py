@@ -222,7 +222,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reading:
-    """What is read of models before they are loaded, by models' names and revisions.
+    """Facts read before models are loaded, by name and revision.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ def row(tokens: Tokens, place: int) -> Ids:
 
 
 def described(text: str) -> str:
-    """A text by what it is made of, as it is nobody's to read."""
+    """A description of a text that does not reveal it."""
     codes = sorted({f"U+{ord(each):04X}" for each in text if not each.isascii()})
     return f"a text of {len(text)} characters, among them {', '.join(codes[:20]) or 'none but ASCII'}"
 
@@ -110,7 +110,7 @@ def _with_added(slow: Tokenizer) -> Iterator[str]:
 
 def _random_texts(words: list[str], known: str) -> Iterator[str]:
     """Texts of words, pieces of words, spaces, signs and characters of all scripts; long ones at the end."""
-    chance = random.Random(0)  # noqa: S311 (nobody gains from guessing it)
+    chance = random.Random(0)  # noqa: S311 (no secret)
     near = [known[start : start + 256] for start in range(0, len(known), 256)]
 
     def piece() -> str:

@@ -104,7 +104,7 @@ def _remove(entry: _Entry) -> bool:
             if held is None:
                 return False
         gone = entry.folder.with_name(f".removed-{system.unique_id()}")
-        entry.folder.rename(gone)  # at once: nobody finds half of it
+        entry.folder.rename(gone)  # at once: no reader finds half of it
         shutil.rmtree(gone)
     except FileNotFoundError:
         return True
@@ -156,7 +156,7 @@ class VersionStore:
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
         with ExitStack() as stack:
             try:
-                held = lock(file, shared=True)  # nobody removes it now
+                held = lock(file, shared=True)  # no other process removes it now
                 assert held
                 stack.callback(held.close)
                 if why := strangers(folder / _MODEL, self._cache):

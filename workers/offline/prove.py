@@ -1,4 +1,4 @@
-"""What is proven of a model's scores on devices of this host, as a worker would prove it."""
+"""Proves a model's scores on devices of this host, as a worker would."""
 
 from __future__ import annotations
 

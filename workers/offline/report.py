@@ -1,4 +1,4 @@
-"""What a worker of this host would make of a model, by its small files alone: no weights are read."""
+"""How a worker of this host would run a model, from its small files; no weights are read."""
 
 from __future__ import annotations
 

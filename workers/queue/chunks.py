@@ -110,7 +110,7 @@ class ChunkClaim:
         return self.run
 
     def columns(self, run: Run) -> Sequence[Texts] | None:
-        """Queries and passages, ``[n]`` each, or what is scored alone; ``None`` if nobody waits any more.
+        """Queries and passages, ``[n]`` each, or what is scored alone; ``None`` if no one waits any more.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class ChunkClaim:
         return self.store.settle(run, mine)
 
     def is_wanted(self) -> bool:
-        """Whether somebody still waits for the scores."""
+        """Whether a producer still waits for the scores."""
         return self.store.exists(self.run_id)
 
     def finish(self, worker: SimpleWorker, result: ChunkResult | None) -> None:
@@ -255,7 +255,7 @@ class ChunkScorer:
             try:
                 claim.run = run = run.model_copy(update={"spec": self._aliases.pinned(run.spec)})
             except WorkerError as error:
-                raise SpecError(str(error)) from None  # no fault of the model, which nobody knows yet
+                raise SpecError(str(error)) from None  # no fault of the model, which is not known yet
         self._refusals.check(weights_key(self.spec(run)))
 
     def reads(self, run: Run) -> bool:

@@ -32,9 +32,9 @@ _KEEP = 4
 
 
 class Shares:
-    """Who is next of those that wait: whoever has had the fewest pairs (start-time fair queueing).
+    """Chooses the waiting tenant or run with the fewest pairs so far (start-time fair queueing).
 
-    Who comes later starts level with the others, and who had nothing waiting is owed nothing.
+    Newcomers start level with the others; those without waiting work gain no credit.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Shares:
             self._pairs.popitem(last=False)
 
     def names(self) -> list[str]:
-        """All names, that with the fewest pairs first; one that is not among them has had none."""
+        """All names, fewest pairs first; names that are missing have had none."""
         return sorted(self._pairs, key=self._pairs.__getitem__)
 
 
@@ -77,7 +77,7 @@ class FurtherLook:
 
 
 class ClaimOrder:
-    """What a worker claims next.
+    """Chooses what a worker claims next.
 
     Parameters
     ----------

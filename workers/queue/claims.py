@@ -372,7 +372,7 @@ class Claims:
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
                 metrics.count_chunk("dropped")
-                logger.debug("dropped: nobody wants the scores any more")
+                logger.debug("dropped: the scores are no longer wanted")
             else:
                 metrics.count_chunk("failed")
                 logger.warning("the run cannot be scored: %s", result.message)

@@ -124,7 +124,7 @@ class LastResort:
 
 
 class RefusedCommands:
-    """Waits while Redis refuses a command: somebody may repair the cause, such as a key that is not a list.
+    """Waits while Redis refuses a command: a person may repair the cause, such as a key that is not a list.
 
     Parameters
     ----------

@@ -105,7 +105,7 @@ class WorkerHeartbeat:
                 logger.exception("heartbeat failed, trying again")
 
     def _register(self) -> None:
-        """Write the worker's record, with each beat: the server may have lost it, or somebody damaged it."""
+        """Write the worker's record, with each beat: the server may have lost it, or it may be damaged."""
         connection, key = self._worker.connection, self._worker.key
         try:
             connection.hset(key, mapping=self._worker.serialize())
@@ -171,7 +171,7 @@ class WorkerHeartbeat:
         """Whether this worker cleans the queue now.
 
         RQ's own lock lasts 15 minutes, and one that was taken before the server's clock jumped back may last
-        for hours; so one that lasts longer than a heartbeat is nobody's.
+        for hours; so one that lasts longer than a heartbeat has no owner.
         """
         connection: Any = self._worker.connection
         lock, mine = queue.registry_cleaning_key, {"value": os.getpid(), "px": self._lock_ms}

@@ -74,7 +74,7 @@ class Refusals:
         return before is None
 
     def forget(self, key: Hashable) -> None:
-        """Refuse `key` no longer: nobody will ask for it."""
+        """Refuse `key` no longer: no job will ask for it."""
         self._refused.pop(key, None)
 
     def close(self, key: Hashable) -> None:

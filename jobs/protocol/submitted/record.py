@@ -22,7 +22,7 @@ MAX_REASON_CHARS = 2000
 
 
 class RunOutcome(WireModel):
-    """What a run has made: its output, rows, rows without a score, and the rest of score-file's summary."""
+    """The result of a run: output, rows, rows without a score, and the rest of score-file's summary."""
 
     output: str
     rows: Count
@@ -123,7 +123,7 @@ class FileRun(WireModel):
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
-    """A run that waits for a runner; `run_id` is that of a job which somebody enqueued by its name."""
+    """A run that waits for a runner; `run_id` is that of a job enqueued by its name."""
     return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 

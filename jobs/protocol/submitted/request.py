@@ -31,7 +31,7 @@ DATASET = "irds:"
 OutputKind = Literal["parquet", "csv", "tsv", "jsonl", "trec", "arrow"]
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-"""Delimiters that are noticed in CSV files, and the names by which people may call them."""
+"""Delimiters that are detected in CSV files, and their names in options."""
 
 
 def _read_shard(given: object) -> object:
@@ -60,17 +60,17 @@ Files = Annotated[tuple[File, ...], Field(title="FILE")]
 Column = Annotated[Name, Field(title="NAME")]
 Columns = Annotated[tuple[Column, ...], Field(title="NAME,...")]
 OnDuplicate = Literal["error", "first", "last"]
-"""What becomes of an id that has two texts."""
+"""What to do with an id that has two texts."""
 Positive = Annotated[int, Field(ge=1, title="N")]
 Shard = Annotated[
     tuple[int, int], BeforeValidator(_read_shard), AfterValidator(_check_shard), Field(title="K/N")
 ]
 Delimiter = Annotated[Name, AfterValidator(_check_delimiter), Field(title="TEXT")]
-"""A title is what stands for the value where the options of a command are listed."""
+"""A title stands for the value in the help of a command."""
 
 
 class FileRequest(WireModel):
-    """Files to score, and how: the one description of what is asked for.
+    """Files to score, and how: the one description of a request.
 
     Each field but the first is an option of ``score-file`` and ``rankmill submit``, in this order; its text
     is the option's help. Some are options of the gateway's batches as well.
@@ -124,7 +124,7 @@ class FileRequest(WireModel):
     list_columns: Columns = ()
     """Lists, such as the passages of a query, to make a row of each item."""
     delimiter: Delimiter | None = None
-    """Character between two fields of CSV or TSV.  [default: noticed]"""
+    """Character between two fields of CSV or TSV.  [default: detected]"""
     max_field_mib: Annotated[int, Field(ge=1, le=1024, title="N")] | None = None
     """Longest field of CSV or TSV, in MiB; a longer one is taken for an open quote.  [default: 16]"""
     limit: Positive | None = None
@@ -164,7 +164,7 @@ class FileRequest(WireModel):
         if len(self.models) == 1 or len(set(self.models)) < len(self.models):
             raise ValueError(f"--model names each of several models once, not {', '.join(self.models)}")
         if self.mean and not self.models:
-            raise ValueError("--mean is that of several models: name each with --model")
+            raise ValueError("--mean needs several models: name each with --model")
         return self
 
     def _check_rows(self) -> None:
@@ -184,7 +184,7 @@ class FileRequest(WireModel):
 
     @property
     def kind_of_rows(self) -> Inputs:
-        """What a row is."""
+        """The kind of a row."""
         return "texts" if self.text_column else "conversations" if self.messages_column else "pairs"
 
     @model_serializer(mode="wrap")
@@ -195,7 +195,7 @@ class FileRequest(WireModel):
         return {name: value for name, value in found.items() if name not in added or self.is_given(name)}
 
     def is_given(self, name: str) -> bool:
-        """Whether the option of this name is not as usual."""
+        """Whether the option differs from its default."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
@@ -205,7 +205,7 @@ class FileRequest(WireModel):
 
     @property
     def read_names(self) -> Iterator[str]:
-        """All that it names to be read, models left out."""
+        """Everything it names to read, except models."""
         one = (self.run, self.qrels, self.reuse)
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, one))
 
@@ -286,11 +286,11 @@ class BatchOrder(WireModel):
 
 
 class FileOrder(WireModel):
-    """All that a runner needs: the request, the model, the chunks' queue, and who is told of the end.
+    """Everything a runner needs: request, model, the chunks' queue, and the webhook.
 
     It is the one argument of the RQ job ``rankmill.score_file``. ``chunk_size``, ``queue`` and ``webhook``
     may be left out: the runner's settings then say the first two. ``batch`` is there if the gateway has
-    asked, ``tenant`` and ``weight`` if it is for somebody.
+    asked, ``tenant`` and ``weight`` if there is a tenant.
     """
 
     added = frozenset({"queue", "chunk_size", "webhook", "batch", "tenant", "weight"})

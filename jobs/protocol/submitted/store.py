@@ -172,7 +172,7 @@ class FileRunStore:
         return RunLease(run, f"{run_id}:{token}")
 
     def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
-        """Renew the lease of a run, write its record, and see whether somebody has cancelled it."""
+        """Renew the lease of a run, write its record, and see whether it is cancelled."""
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
         found = self.redis.eval(
@@ -216,7 +216,7 @@ class FileRunStore:
         self.redis.eval(scripts.RECOVER, 4, *places, *values)
 
     def was_cancelled(self, run_id: str) -> bool:
-        """Whether somebody has cancelled the run."""
+        """Whether the run is cancelled."""
         return bool(self.redis.exists(keys.file_run_cancelled(run_id)))
 
     def runners(self, name: str = "", lease_seconds: int = 0) -> list[str]:
@@ -281,7 +281,7 @@ class FileRunStore:
         return bool(self.redis.eval(scripts.TAKE_NEW_NAMES, 2, *self._runners))
 
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
-        """The record of a run, or a new one for a job that somebody has enqueued by its name."""
+        """The record of a run, or a new one for a job enqueued by its name."""
         written = self.redis.get(keys.file_run(run_id))
         if written is not None:
             return FileRun.read_json(written, f"submitted run {run_id}")

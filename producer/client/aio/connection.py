@@ -105,7 +105,7 @@ class Line:
                     if not call.replies.done():
                         call.replies.set_result(replies)
         except BaseException as error:
-            await connection.disconnect(nowait=True)  # replies that are still to come are nobody else's
+            await connection.disconnect(nowait=True)  # so that no other command gets the outstanding replies
             if isinstance(error, TimeoutError):
                 raise redis.TimeoutError("it does not answer") from error
             raise

@@ -47,7 +47,7 @@ class Streams:
         self._waiting: dict[str, tuple[str, asyncio.Future[Entries]]] = {}
         self._asked: set[str] = set()
         self._early: dict[str, Entries] = {}
-        """What came for a run that was busy with something else; it reads on there."""
+        """Results that came while a run was busy; it reads them first."""
         self._task: asyncio.Task[None] | None = None
         self._ringing: asyncio.Task[None] | None = None
 

@@ -40,12 +40,12 @@ class TextColumns:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Those that are read as text."""
+        """The columns that are read as text."""
         return () if self.inputs == "conversations" else self.names
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """What is sent to workers: these columns, or beside those of conversations their JSON."""
+        """The columns for workers: these, or for conversations also their JSON."""
         return tuple(f"\0{name}" for name in self.names) if self.inputs == "conversations" else self.names
 
     @property
@@ -59,7 +59,7 @@ class TextColumns:
 class ReadOptions:
     """How to read a file.
 
-    ``delimiter`` is the character between two fields of CSV and TSV, or its name; ``None``: noticed in CSV,
+    ``delimiter`` is the character between two fields of CSV and TSV, or its name; ``None``: detected in CSV,
     a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each item. ``max_field_mib`` is
     the longest field of CSV and TSV; ``None``: as of `MAX_FIELD_MIB`; ``way_out`` says what to do where it is
     longer. ``names`` are the columns of CSV or TSV without a header.

@@ -181,7 +181,7 @@ class _DelimitedReader:
 
 
 class CsvReader(_DelimitedReader):
-    """Reads CSV; its delimiter is noticed, unless it is given."""
+    """Reads CSV; its delimiter is detected, unless it is given."""
 
     has_quotes = True
 

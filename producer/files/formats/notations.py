@@ -27,7 +27,7 @@ class Notation(Enum):
 Notations = frozenset[Notation]
 
 ALL_NOTATIONS: Notations = frozenset(Notation)
-"""Those of a column without values, which could have any type; one with values never has all of them."""
+"""The types of a column without values: any; a column with values never has all of them."""
 
 _TYPES = {
     Notation.BOOL: pa.bool_(),

@@ -18,7 +18,7 @@ BEAT_SECONDS = 5.0
 """How often the holder of a lock writes it again."""
 
 LEASE_SECONDS = 20.0
-"""A lock that does not change for so long is nobody's: its holder has died, or lost the store."""
+"""A lock unchanged for so long is free: its holder has died, or lost the store."""
 
 logger = logging.getLogger(__name__)
 

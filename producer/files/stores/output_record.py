@@ -1,4 +1,4 @@
-"""What a confined process has put at the place of an output: it replaces and deletes nothing else there."""
+"""The files that a confined process wrote as an output: it replaces and deletes nothing else there."""
 
 from __future__ import annotations
 

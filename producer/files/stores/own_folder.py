@@ -23,14 +23,14 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 def kind_of(mode: int) -> str:
-    """What a path leads to, in words, from the mode that the system gives."""
+    """The kind of file, in words, from its mode."""
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "a file")
 
 
 class OwnFolder:
     """A folder that was opened without following a link; it is made if it is not there.
 
-    It belongs to this process's user and nobody else may write in it from now on, so what is in it is what
+    It belongs to this process's user and no other user may write in it from now on, so what is in it is what
     was looked at here. Close it at the end.
 
     Parameters

@@ -78,7 +78,7 @@ class ObjectPath(PosixPath):
 
     @property
     def protocol(self) -> str:
-        """What comes before ``://``."""
+        """The part before ``://``."""
         return self.parts[0].removesuffix(":")
 
     def ask(self, what: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
@@ -123,7 +123,7 @@ class ObjectPath(PosixPath):
         return self._is("isdir")
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
-        """What is directly below this name."""
+        """The names directly below this one."""
         yield from self._paths(lambda system, name: system.ls(name, detail=False, refresh=True))
 
     def below(self) -> list[Path]:

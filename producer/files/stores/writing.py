@@ -26,7 +26,7 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 _READ_BYTES = 4 << 20
 
 _IN_PIECES = {"s3", "s3a"}
-"""Stores whose objects are sent in pieces that nobody sees until the object is complete."""
+"""Stores that take objects in pieces, invisible until the object is complete."""
 
 UNFINISHED = ".rankmill-*"
 """The folders in which files are written before they are put beside them; one whose process died stays."""
@@ -169,7 +169,7 @@ def whole_file(target: Path) -> Iterator[Path]:
     """
     beside = None if isinstance(target, ObjectPath) else target.parent
     try:
-        # a folder of this process alone: at a name that is known, somebody may have put a link
+        # a private folder: under a known name there may be a link
         with tempfile.TemporaryDirectory(
             dir=beside, prefix=UNFINISHED.rstrip("*"), ignore_cleanup_errors=True
         ) as folder:
@@ -202,7 +202,7 @@ def discard(file: Path) -> None:
 
 
 def identity(path: Path, *, in_store: bool) -> str:
-    """What a complete file keeps when it is put into place: inode, size, time; in a store size and digest."""
+    """The identity of a complete file once in place: inode, size, time; in a store size and digest."""
     if not in_store:
         found = path.stat()
         return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"

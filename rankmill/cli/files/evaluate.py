@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EvaluateOptions(options.CommandOptions):
-    """What a ranking is measured by, and what is shown."""
+    """Options of evaluate."""
 
     qrels: options.File
     """Judgements: TREC (query 0 document relevance), BEIR's TSV, or irds:NAME."""

@@ -22,7 +22,7 @@ def keys() -> None:
 
 
 class KeyOptions(options.CommandOptions):
-    """What a key allows."""
+    """The rights of a key."""
 
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
     """A model that it may use, with all its versions; repeat it for several.  [default: all]"""
@@ -92,7 +92,7 @@ def _store(settings: Settings) -> KeyStore:
 
 
 def _shown(key: ApiKey) -> dict[str, object]:
-    """What a key allows, without anything that leads to its text."""
+    """The rights of a key, without anything that reveals its text."""
     return key.model_dump(exclude={"digest"})
 
 

@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.5
 
 
 class ServeOptions(options.CommandOptions):
-    """What is served, and to whom."""
+    """Options of serve."""
 
     embedded: bool = False
     """Start a server and workers on this host, too."""

@@ -34,7 +34,7 @@ The same command continues after an interruption."""
 
 
 class ExperimentOptions(options.CommandOptions):
-    """What is measured, with what, and where it is written."""
+    """Options of experiment."""
 
     output: Path = Path("experiments")
     """Folder for report, plots and measurements."""

@@ -23,7 +23,7 @@ from rankmill.producer.files.formats.base import TextColumns
 
 
 class QuantizeOptions(options.CommandOptions):
-    """What is calibrated and measured with, and what is made."""
+    """Options of quantize."""
 
     output: Annotated[Path, Field(title="DIR")]
     """Directory to make; it appears whole."""

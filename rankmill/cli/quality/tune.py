@@ -54,7 +54,7 @@ def _check_duration(text: str) -> str:
 
 
 class TuneOptions(options.CommandOptions):
-    """What is tuned for, with what, and what is written."""
+    """Options of tune."""
 
     objective: Objective = "throughput"
     """Pairs a second in bulk, p95 latency of single requests of 20 pairs, or the workers' peak memory."""

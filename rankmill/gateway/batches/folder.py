@@ -85,7 +85,7 @@ class FilesFolder:
                 target.parent.rmdir()
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
-        """Delete folders of files and batches that are `seconds` old, and that nobody knows any more."""
+        """Delete folders of files and batches that are `seconds` old and in no record."""
         if isinstance(self.path, ObjectPath):  # its rules of expiry do this
             return
         for found in self.path.iterdir():

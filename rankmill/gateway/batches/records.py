@@ -23,7 +23,7 @@ _FILE = "file-"
 _BATCH = "batch_"
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
-"""What a file or batch may be called; a colon would lead to other keys."""
+"""Pattern of names of files and batches; a colon would lead to other keys."""
 
 
 def new_file_id() -> str:

@@ -58,7 +58,7 @@ PairsOptions = create_model("PairsOptions", __config__=ConfigDict(extra="forbid"
 
 
 class NewBatch(BaseModel):
-    """What is asked of a batch. Beyond OpenAI's fields, ``model`` and ``pairs`` are for files of pairs."""
+    """The request for a batch. Beyond OpenAI's fields, ``model`` and ``pairs`` are for files of pairs."""
 
     model_config = ConfigDict(extra="ignore")
 

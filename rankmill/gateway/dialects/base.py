@@ -1,4 +1,4 @@
-"""What a dialect is: bodies of requests, bodies of answers, and the form of its errors."""
+"""The parts of a dialect: bodies of requests, bodies of answers, and the form of its errors."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class RerankBody(Body):
 
     @property
     def texts(self) -> list[str]:
-        """What is scored of each document."""
+        """The text to score of each document."""
         return texts_of(self.documents)
 
 

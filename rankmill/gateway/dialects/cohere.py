@@ -82,7 +82,7 @@ class CohereRerankV1(Body):
         return ScoreRequest(self.query, self.texts(), self.model, spec_for(owner))
 
     def texts(self) -> list[str]:
-        """What is scored of each document: its `rank_fields`, a line each, else its text."""
+        """The text to score of each document: its `rank_fields`, a line each, else its text."""
         names = self.rank_fields or ["text"]
         return [
             each if isinstance(each, str) else _text(place, each, names)

@@ -57,7 +57,7 @@ def _rerank_v2(body: JsonObject) -> type[Body]:
 
 
 def _invocation(body: JsonObject) -> type[Body]:
-    """What a server behind SageMaker is sent."""
+    """The requests to a server behind SageMaker."""
     if "inputs" in body:
         return TeiPredict
     if "texts" in body:

@@ -46,7 +46,7 @@ _USUAL_TOKENS = 16384
 
 
 def known_info(settings: Settings, name: str, scored: Mapping[str, str] | None) -> JsonObject:
-    """What is known of the gateway's model (its public `name`) and limits, as HTTP and gRPC call it.
+    """The gateway's model (its public `name`) and limits, for HTTP and gRPC.
 
     `scored` says how its latest scores were made; ``None``: there are none yet.
     """

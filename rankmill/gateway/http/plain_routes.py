@@ -68,7 +68,7 @@ async def show_metrics(gateway: TheGateway, key: Scraper) -> Response:
 @service_router.get("/v1/models", summary="The models that requests may name")
 @service_router.get("/models", summary="The models that requests may name")
 async def models(gateway: TheGateway, key: Caller, request: Request) -> dict[str, Any]:
-    """Those that the caller may name, with the fields that clients of each dialect read."""
+    """The models that the caller may name, with the fields that clients of each dialect read."""
     shown = [each.name for each in gateway.served.all if key is None or key.may_use(*each)]
     data = [_model(gateway, name, request) for name in shown]
     return {"object": "list", "data": data, "models": data}
@@ -102,7 +102,7 @@ def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
 
 @service_router.get("/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
-    """What is known here without the model, and how its latest scores here were made."""
+    """The facts known without the model, and how its latest scores were made."""
     scored = gateway.scoring.contracts.get(gateway.settings.model)
     return {
         **known_info(gateway.settings, gateway.served.default.name, scored),

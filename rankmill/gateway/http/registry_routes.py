@@ -96,7 +96,7 @@ class ManagedModel:
 
     @property
     def by(self) -> str:
-        """Who does it, as manifests and aliases say it."""
+        """The caller, as named in manifests and aliases."""
         return f"{self.key.name} (API key {self.key.id})" if self.key else "the gateway, without a key"
 
     def version(self, version: str) -> Reference:
@@ -146,7 +146,7 @@ TheModel = Annotated[ManagedModel, Depends(_model)]
 
 @router.get("", summary="The models of the registry")
 def list_models(registry: TheRegistry, key: Caller) -> dict[str, Any]:
-    """Those that the key may use."""
+    """The models that the key may use."""
     names = [name for name in registry.models() if key is None or key.may_use(name)]
     return {"object": "list", "data": [_model_view(registry, name) for name in names]}
 

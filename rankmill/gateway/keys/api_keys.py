@@ -129,7 +129,7 @@ class KeyStore:
             try:
                 found += [ApiKey.read_json(raw, f"API key {key_id}")] if raw else []
             except WireError as error:
-                logger.warning("%s; nobody can use it, and rankmill keys revoke deletes it", error)
+                logger.warning("%s; it cannot be used; rankmill keys revoke deletes it", error)
         return sorted(found, key=lambda key: (key.name, key.created))
 
     def revoke(self, wanted: Iterable[str]) -> list[str]:

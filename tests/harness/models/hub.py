@@ -96,7 +96,7 @@ def _about(path: str, data: bytes) -> dict[str, object]:
 
 
 def _below(files: Mapping[str, bytes], folder: str) -> list[dict[str, object]]:
-    """What is directly in a folder."""
+    """The names directly in a folder."""
     start = f"{folder}/" if folder else ""
     inside = {path: data for path, data in files.items() if path.startswith(start)}
     folders = {path[len(start) :].partition("/")[0] for path in inside if "/" in path[len(start) :]}

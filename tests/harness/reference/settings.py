@@ -55,7 +55,7 @@ def _shipped() -> str:
 
 
 def _kind(schema: dict[str, object]) -> str:
-    """What a value may be, in words."""
+    """The values of a setting, in words."""
     options = schema.get("anyOf")
     if isinstance(options, list):
         return " or ".join(dict.fromkeys(_kind(each) for each in options))

@@ -116,7 +116,7 @@ def test_what_several_models_cannot_be_asked_is_one_line(
         (models, ["--score-column", "a,a"], "two models would be in column a"),
         (models, ["--score-column", "query,b"], "has a column 'query' already"),
         ([models[0]] * 2, [], "--model names each of several models once"),
-        (models[:1], ["--mean", "ranks"], "--mean is that of several models"),
+        (models[:1], ["--mean", "ranks"], "--mean needs several models"),
     ):
         done = score_file(source, *options(shared_queue, named), *more, *out)
         assert (done.code, reason in done.err) == (2, True), done.err

@@ -48,7 +48,7 @@ def test_a_sample_stands_for_all_rows(source: Path, shared_queue: Server, tiny_m
 
 def test_what_cannot_be_estimated_is_said(source: Path) -> None:
     for options, why in [
-        (["--estimate", "--verify", "x.parquet"], "--estimate and --verify are two things to do"),
+        (["--estimate", "--verify", "x.parquet"], "give either --estimate or --verify"),
         (["--sample", "5"], "--sample has no effect without --verify or --estimate"),
     ]:
         done = score_file(source, *options)
