@@ -42,6 +42,12 @@ _ENOUGH_TOKENS = 10_000
 _TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
 """Of English, until requests have been scored here."""
 
+_TELLING_CHARS = 50_000
+"""A request of so many says how many tokens the next one has: other scripts have four times as many."""
+
+_LEAST_SHARE = 0.05
+"""What a small request adds to the means."""
+
 _FORWARD = STAGES.index("forward")
 
 logger = logging.getLogger(__name__)
@@ -148,11 +154,12 @@ class LoadShedder:
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
         """Note a request that was scored, in how many jobs, and its model as workers call it."""
         if tokens and chars:
-            self._tokens_per_char += 0.05 * (tokens / chars - self._tokens_per_char)
-            self._tokens_per_pair += 0.05 * (tokens / pairs - self._tokens_per_pair)
+            share = min(max(chars / _TELLING_CHARS, _LEAST_SHARE), 1.0)
+            self._tokens_per_char += share * (tokens / chars - self._tokens_per_char)
+            self._tokens_per_pair += share * (tokens / pairs - self._tokens_per_pair)
         if _without_version(model) == _without_version(self._settings.model):
             self._was_loaded, self.unready = True, None
-        self._pairs_per_job += 0.05 * (pairs / max(jobs, 1) - self._pairs_per_job)
+        self._pairs_per_job += _LEAST_SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
         """Look at the queue now and then, for ever."""
