@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -72,13 +72,13 @@ def losses(accounts: Accounts) -> str | None:
     )
 
 
-def listed(accounts: Accounts) -> dict[str, Any]:
-    """All entries as JSON, and how many reports the server has lost."""
+def listed(accounts: Accounts, called: Callable[[str], str] = str) -> dict[str, Any]:
+    """All entries as JSON, and how many reports the server has lost; `called` gives models other names."""
     data = [
         {
             "date": each.date,
             "key": tenant_of(each),
-            "model": each.model or OTHER,
+            "model": called(each.model) if each.model else OTHER,
             "device": each.device or None,
             "pairs": each.amounts.pairs,
             "tokens": each.amounts.tokens,

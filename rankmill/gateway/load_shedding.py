@@ -42,6 +42,12 @@ _ENOUGH_TOKENS = 10_000
 _TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
 """Of English, until requests have been scored here."""
 
+_TELLING_CHARS = 50_000
+"""A request of so many says how many tokens the next one has: other scripts have four times as many."""
+
+_LEAST_SHARE = 0.05
+"""What a small request adds to the means."""
+
 _FORWARD = STAGES.index("forward")
 
 logger = logging.getLogger(__name__)
@@ -76,6 +82,8 @@ class LoadShedder:
         """Tokens a second, of all workers."""
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._tokens_per_pair = _TOKENS_PER_PAIR
+        self._has_scored = False
+        """Whether these two are of requests here; till then the second is what workers report."""
         self._taken = 0.0
         """Tokens of the requests in progress here, as far as their characters tell."""
         self._pairs_taken = 0
@@ -120,6 +128,8 @@ class LoadShedder:
             ``overloaded``: the workers would need too long for it and for what has been taken.
         """
         tokens = self._tokens_per_char * chars
+        if not self._has_scored:
+            tokens = max(tokens, self._tokens_per_pair * pairs)
         parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
         self._check(tokens * parts, pairs)
         self._taken += tokens
@@ -148,11 +158,13 @@ class LoadShedder:
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
         """Note a request that was scored, in how many jobs, and its model as workers call it."""
         if tokens and chars:
-            self._tokens_per_char += 0.05 * (tokens / chars - self._tokens_per_char)
-            self._tokens_per_pair += 0.05 * (tokens / pairs - self._tokens_per_pair)
+            self._has_scored = True
+            share = min(max(chars / _TELLING_CHARS, _LEAST_SHARE), 1.0)
+            self._tokens_per_char += share * (tokens / chars - self._tokens_per_char)
+            self._tokens_per_pair += share * (tokens / pairs - self._tokens_per_pair)
         if _without_version(model) == _without_version(self._settings.model):
             self._was_loaded, self.unready = True, None
-        self._pairs_per_job += 0.05 * (pairs / max(jobs, 1) - self._pairs_per_job)
+        self._pairs_per_job += _LEAST_SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
         """Look at the queue now and then, for ever."""
@@ -171,6 +183,8 @@ class LoadShedder:
                 names = listed_workers(self._redis, self._settings.queue)
                 reports = list(worker_reports(self._redis, names).values())
                 self._speed, self.unready = speed(reports), self._why_unready(reports)
+                if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
+                    self._tokens_per_pair = sum(report.tokens for report in reports) / pairs
                 self._read = system.monotonic()
         parsed = [keys.parse_job_id(job.decode(errors="replace")) for job in ids]
         runs = [found[0] for found in parsed if found]

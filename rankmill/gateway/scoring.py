@@ -91,6 +91,10 @@ class ServedModels:
             )
         return found or ServedModel(name, name)
 
+    def public(self, model: str) -> str:
+        """What callers call a model, be it served here or not."""
+        return (self._by_model.get(model) or _served(model)).name
+
     def known(self, name: str) -> str:
         """The model of a name; the name itself if none has it."""
         return self._named[name].model if name in self._named else name

@@ -12,7 +12,15 @@ from rankmill.gateway.dialects.cohere import CohereRerankV1, CohereRerankV2, env
 from rankmill.gateway.dialects.infinity import InfinityRerank
 from rankmill.gateway.dialects.jina import JinaRerank
 from rankmill.gateway.dialects.tei import TEI, TeiOptions, TeiPredict, TeiRerank
-from rankmill.gateway.dialects.vllm import ONLY_HERE, VLLM, VllmClassify, VllmOptions, VllmRerank, VllmScore
+from rankmill.gateway.dialects.vllm import (
+    ONLY_HERE,
+    VLLM,
+    VllmClassify,
+    VllmOptions,
+    VllmPooling,
+    VllmRerank,
+    VllmScore,
+)
 from rankmill.gateway.dialects.voyage import VoyageOptions, VoyageRerank
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.score_request import RequestScores
@@ -73,6 +81,7 @@ BODIES: tuple[type[Body], ...] = (
     VllmScore,
     VllmRerank,
     VllmClassify,
+    VllmPooling,
     CohereRerankV1,
     CohereRerankV2,
     JinaRerank,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import struct
+from base64 import b64encode
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -237,6 +239,41 @@ class VllmClassify(VllmTextOptions, _VllmBody):
             ],
             "usage": usage(scores),
         }
+
+
+class VllmPooling(VllmClassify):
+    """``POST /pooling`` with the task ``classify``: the same probabilities, in vLLM's form of vectors."""
+
+    paths = ("/pooling",)
+    summary = "vLLM: the probabilities of a model's labels, for texts, as vectors"
+
+    task: Annotated[str, Field(description="Must be classify.")] = "classify"
+    encoding_format: Literal["float", "base64"] = "float"
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        if self.task != "classify":
+            why = f"Unsupported task: {self.task!r:.100}; a scorer has the task 'classify' alone"
+            raise Refusal("invalid", why, param="task")
+        return super().score_request(owner)
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        vectors = [[score for _, score in row] for row in scores.predictions()]
+        return {
+            "id": f"pooling-{self.request_id or scores.id}",
+            "object": "list",
+            "created": scores.created,
+            "model": scores.model,
+            "data": [
+                {"index": place, "object": "pooling", "data": self._encoded(vector)}
+                for place, vector in enumerate(vectors)
+            ],
+            "usage": usage(scores),
+        }
+
+    def _encoded(self, vector: list[float]) -> list[float] | str:
+        if self.encoding_format == "float":
+            return vector
+        return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))

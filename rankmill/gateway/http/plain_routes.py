@@ -122,9 +122,10 @@ def usage(
     days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="So many days, today included.")] = 30,
 ) -> dict[str, Any]:
     """What keys of this name have used, or those who need no key here; an admin sees everybody."""
-    own = key.name if key else gateway.settings.tenant
-    accounts = read_accounts(gateway.plain_redis, days, None if key and key.admin else own)
-    return {"object": "list", **listed(accounts)}
+    if key and key.admin:
+        return {"object": "list", **listed(read_accounts(gateway.plain_redis, days))}
+    accounts = read_accounts(gateway.plain_redis, days, key.name if key else gateway.settings.tenant)
+    return {"object": "list", **listed(accounts, gateway.served.public)}
 
 
 class ModelOrder(BaseModel):

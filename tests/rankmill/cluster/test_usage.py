@@ -104,6 +104,8 @@ def test_a_key_sees_its_own_and_an_admin_everybody_s(
             for text in (shop, other, admin)
         }
         assert gateway.get("/v1/usage").status == 401
+    names = {text: {each["model"] for each in data} for text, data in seen.items()}
+    assert names == {shop: {tiny_model.name}, other: {tiny_model.name}, admin: {str(tiny_model)}}
     pairs = {
         text: sorted((each["key"], each["pairs"]) for each in data if each["device"])
         for text, data in seen.items()

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
@@ -30,9 +32,7 @@ from tests.harness.servers.valkey import Server
 
 LEFT_OUT = {
     "vllm test_basic, its second half": "/tokenize: the gateway has no tokenizer, and workers no job for it",
-    "vllm test_pooling_classify": "/pooling is not there; /classify is",
     "vllm test_pooling_token_classify": "a score for each token is none of a pair",
-    "vllm test_pooling_not_supported (3)": "/pooling: see test_pooling_classify",
     "vllm test_rerank_max_tokens_per_doc_validation, of 0": "no limit here, as in later releases of vLLM",
     "vllm test_gemma…, test_qwen_max_tokens_per_doc… (4)": "their models; workers' tests have these prompts",
     "infinity test_load_model": "asks no server",
@@ -170,6 +170,25 @@ def test_vllm_leaves_the_activation_out(gateway: Running, tiny_model: Path) -> N
     assert default == pytest.approx(with_it)
     assert without != pytest.approx(with_it, abs=1e-2)
     assert [1 / (1 + math.exp(-score)) for score in without] == pytest.approx(with_it, abs=1e-4)
+
+
+def test_vllm_pools_what_it_classifies(gateway: Running) -> None:
+    """test_pooling_classify."""
+    body = {"model": "demo", "input": DOCUMENTS}
+    found = answered(gateway.post("/vllm/pooling", {**body, "encoding_format": "float", "task": "classify"}))
+    classified = answered(gateway.post("/vllm/classify", body))
+    assert [len(each["data"]) for each in found["data"]] == [1, 1]
+    assert [each["data"] for each in found["data"]] == [each["probs"] for each in classified["data"]]
+    coded = answered(gateway.post("/vllm/pooling", {**body, "encoding_format": "base64"}))
+    vectors = [np.frombuffer(b64decode(each["data"]), "<f4").tolist() for each in coded["data"]]
+    assert vectors == pytest.approx([each["data"] for each in found["data"]])
+
+
+@pytest.mark.parametrize("task", ["embed", "token_embed", "plugin", "token_classify"])
+def test_vllm_refuses_other_tasks(gateway: Running, task: str) -> None:
+    """test_pooling_not_supported; the last one is left out."""
+    body = {"model": "demo", "input": FRANCE, "encoding_format": "float", "task": task}
+    assert refused(gateway.post("/vllm/pooling", body)).startswith(f"Unsupported task: {task!r}")
 
 
 @pytest.mark.parametrize("most", [5, 10, 15])
@@ -364,7 +383,7 @@ def test_tei_truncates_where_the_body_does_not_say(gateway: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/tei/embed", "/tei/v1/embeddings", "/infinity/embeddings", "/vllm/pooling"]
+    "path", ["/tei/embed", "/tei/v1/embeddings", "/infinity/embeddings", "/vllm/tokenize"]
 )
 def test_what_is_left_out_is_not_there(gateway: Running, path: str) -> None:
     reply = gateway.post(path, {"model": "demo", "input": FRANCE, "inputs": FRANCE})

@@ -195,6 +195,30 @@ def test_a_request_is_taken_only_if_the_workers_have_time_for_it(server: Server)
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("known_from", ["a large request", "the workers"])
+def test_how_many_tokens_texts_have_is_known_from_the_first_on(server: Server, known_from: str) -> None:
+    """A Chinese character is a token; a fourth of that is English's."""
+    settings = load_settings({"gateway_backlog_seconds": 30})
+
+    async def main() -> None:
+        client = LoopRedis(server.url, 10)
+        load = LoadShedder(settings, client)
+        pairs = 1000 if known_from == "the workers" else 0
+        announce_worker(server.client, "w", report(tokens=200_000, pairs=pairs, forward=10.0), 60)
+        server.client.sadd("rq:workers:rankmill", "rq:worker:w")
+        await bridge.run(load.look)
+        if not pairs:
+            load.note(200_000, 1000, 200_000, 10, "demo")
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(load.work(200_000, 1000, "bulk", "me"))  # ten seconds each
+            with pytest.raises(Refusal, match="need 30 s"):
+                stack.enter_context(load.work(200_000, 1000, "bulk", "me"))
+        await client.loop_client.aclose()
+
+    asyncio.run(main())
+
+
 def test_with_keys_only_their_holders_are_served(server: Server, tmp_path: Path) -> None:
     store = KeyStore(server.client)
     shop, _ = store.create("shop", days=1, models=("demo",), requests_at_once=1)
