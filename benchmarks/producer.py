@@ -10,6 +10,10 @@ The input is made of the pairs, repeated. score-file scores it over the queue as
 everything but the forward pass. A run has 1,000 passages of each query, from a corpus of that many texts; its
 index is made before. Reported is the CPU time of score-file's process (start-up apart): of all its threads
 together, and of each kind of thread. The busiest thread bounds how fast one producer is with cores enough.
+
+From Parquet, each run is followed by a plain pyarrow script in a process of its own, which reads the same
+file, encodes and compresses the same chunks, and writes the same columns. ``over_plain`` is score-file's CPU
+time over the script's: a machine's own speed does not change it.
 """
 
 from __future__ import annotations
@@ -78,6 +82,10 @@ def main() -> None:
             profile = args.profile if run == args.runs - 1 else None
             for each in sources:
                 found = measure(each, place.url, args.rows, args.chunk_size, profile)
+                if args.format == "parquet" and each == str(source) and args.chunk_size.isdigit():
+                    plain = plain_seconds(source, int(args.chunk_size))
+                    found["plain_cpu_seconds"] = round(plain, 2)
+                    found["over_plain"] = round(found["cpu_seconds"] / plain, 2)
                 print(
                     json.dumps({"from": each.partition(":")[0] if "://" in each else "disk", **found}),
                     flush=True,
@@ -181,6 +189,41 @@ def measure(
         "peak_mib": round(found["peak"] / 2**20),
         "peak_own_mib": round(found["own"] / 2**20),  # without pages of mapped files, such as a corpus' index
     }
+
+
+def plain_seconds(source: Path, chunk_rows: int) -> float:
+    """CPU seconds of the plain script."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_plain, args=(there, source, chunk_rows))
+    process.start()
+    found: float = here.recv()
+    process.join()
+    return found
+
+
+def _plain(out: Any, source: Path, chunk_rows: int) -> None:
+    """Read, encode, compress and write with pyarrow alone."""
+    random = np.random.default_rng(0)
+    before = os.times()
+    codec = pa.Codec("zstd", compression_level=-5)
+    writer: pq.ParquetWriter | None = None
+    for batch in pq.ParquetFile(source).iter_batches(chunk_rows):
+        table = pa.table(batch)
+        pairs = pa.table([table["query"].dictionary_encode(), table["passage"]], names=["query", "passage"])
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, pairs.schema) as stream:
+            stream.write_table(pairs)
+        codec.compress(sink.getvalue())
+        scored = table.append_column("score", pa.array(random.random(len(table), np.float32)))
+        writer = writer or pq.ParquetWriter(
+            source.with_suffix(".plain.parquet"), scored.schema, compression="zstd"
+        )
+        writer.write_table(scored)
+    if writer:
+        writer.close()
+    after = os.times()
+    out.send(after.user - before.user + after.system - before.system)
 
 
 def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None, model: str) -> None:

@@ -94,7 +94,7 @@ def standings(results: Results) -> str:
     last = results.ceilings[-1]
     rates = {name: median(each.tflops[name] for each in results.ceilings) for name in last.tflops}
     ceilings = ", ".join(
-        f"{name} {rates[name]:.2f} TFLOP/s, **{speed:,.0f} pairs/s**"
+        f"{name} {rates[name]:.2f} TFLOP/s, **{speed:,.0f} pairs/s**{_by(last.libraries.get(name))}"
         for name, speed in results.ceilings_by_precision().items()
     )
     parts = [
@@ -117,6 +117,10 @@ def standings(results: Results) -> str:
         failures(results),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _by(library: str | None) -> str:
+    return f" ({library})" if library else ""
 
 
 def speed_table(results: Results) -> str:

@@ -3,18 +3,25 @@
     python -m benchmarks.engine.ceiling MODEL PAIRS.parquet
 
 Counts the operations of the model's linear layers for a pair of mean length and times products
-of the same shapes on all cores (or the GPU), in large batches, best size wins.  Prints JSON.
+of the same shapes on all cores (or the GPU), in large batches, with every installed library that
+has such products; the best library and size win.  Prints JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -34,12 +41,13 @@ SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Tokens and billions of operations of the mean pair; TFLOP/s and pairs/s by precision."""
+    """Tokens and billions of operations of the mean pair; by precision TFLOP/s, pairs/s, fastest library."""
 
     tokens: float
     gflop: float
     tflops: dict[str, float]
     pairs_per_second: dict[str, float]
+    libraries: dict[str, str] = field(default_factory=dict)
 
 
 def measure(model: Path, pairs: Path) -> Ceiling:
@@ -48,15 +56,15 @@ def measure(model: Path, pairs: Path) -> Ceiling:
     tokens = mean_tokens(model, pairs)
     shapes = linear_layers(model)
     operations = 2 * tokens * sum(count * n * m for (n, m), count in shapes.items())
-    rates = {
-        name: max(rate(shapes, dtype, device, rows) for rows in BATCH_TOKENS[device])
-        for name, dtype in DTYPES[device].items()
+    found: dict[str, tuple[float, str]] = {
+        name: max(rates(shapes, name, device), default=(0.0, "")) for name in DTYPES[device]
     }
     return Ceiling(
         tokens=round(tokens, 1),
         gflop=round(operations / 1e9, 3),
-        tflops={name: round(found / 1e12, 3) for name, found in rates.items()},
-        pairs_per_second={name: round(found / operations, 1) for name, found in rates.items()},
+        tflops={name: round(rate / 1e12, 3) for name, (rate, _) in found.items()},
+        pairs_per_second={name: round(rate / operations, 1) for name, (rate, _) in found.items()},
+        libraries={name: library for name, (_, library) in found.items()},
     )
 
 
@@ -85,31 +93,131 @@ def linear_layers(model: Path) -> Counter[Shape]:
     return shapes
 
 
-def rate(shapes: Counter[Shape], dtype: torch.dtype, device: str, rows: int) -> float:
+def rates(shapes: Counter[Shape], precision: str, device: str) -> list[tuple[float, str]]:
+    """Operations a second over all shapes, and by which library: the best of the sizes of each."""
+    libraries: dict[str, Products] = {"torch": torch_products}
+    if device == "cpu":
+        libraries |= {name: make for name, make in _ON_CPUS.items() if find_spec(name)}
+    found = []
+    for name, make in libraries.items():
+        try:
+            speeds = [rate(shapes, precision, device, rows, make) for rows in BATCH_TOKENS[device]]
+        except Exception as error:  # a library may have no such products on this machine
+            print(f"{name} in {precision}: {error}", file=sys.stderr)
+            continue
+        found.append((max(speeds), name))
+    return found
+
+
+def rate(shapes: Counter[Shape], precision: str, device: str, rows: int, make: Products) -> float:
     """Operations a second over all shapes, with `rows` tokens in a product."""
-    seconds = sum(count * product_seconds(shape, dtype, device, rows) for shape, count in shapes.items())
+    seconds = 0.0
+    for shape, count in shapes.items():
+        run, products = make(shape, precision, device, rows)
+        seconds += count * best_seconds(run) / products
     return 2 * rows * sum(count * n * m for (n, m), count in shapes.items()) / seconds
 
 
-@torch.inference_mode()
-def product_seconds(shape: Shape, dtype: torch.dtype, device: str, rows: int) -> float:
-    """Seconds of the fastest run of a product: a ceiling is the best that the machine can do."""
-    left = (8 * torch.randn(rows, shape[0], device=device)).to(dtype)
-    weight = (8 * torch.randn(shape[1], shape[0], device=device)).to(dtype)
-    multiply = _multiply_int8 if dtype == torch.int8 else torch.nn.functional.linear
+def best_seconds(run: Callable[[], object]) -> float:
+    """Seconds of the fastest run: a ceiling is the best that the machine can do."""
     best = float("inf")
     end = time.perf_counter() + SECONDS
     while (started := time.perf_counter()) < end:
+        run()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+Products = Callable[[Shape, str, str, int], tuple[Callable[[], object], int]]
+"""Of a shape, a precision, a device and a number of rows: what runs products, and how many."""
+
+
+def torch_products(shape: Shape, precision: str, device: str, rows: int) -> tuple[Callable[[], object], int]:
+    """One product by PyTorch, from and to the precision."""
+    dtype = DTYPES[device][precision]
+    left = (8 * torch.randn(rows, shape[0], device=device)).to(dtype)
+    weight = (8 * torch.randn(shape[1], shape[0], device=device)).to(dtype)
+    multiply = _multiply_int8 if dtype == torch.int8 else torch.nn.functional.linear
+
+    @torch.inference_mode()
+    def run() -> None:
         multiply(left, weight)
         if device == "cuda":
             torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - started)
-    return best
+
+    return run, 1
 
 
 def _multiply_int8(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """8-bit numbers to 32-bit sums; `torch.nn.functional.linear` has no such product."""
     return torch._int_mm(left, weight.t())
+
+
+_THERE_AND_BACK = 4
+"""Pairs of products, one from ``n`` to ``m`` and one back, in a graph, so that converting input and output to
+the precision counts little."""
+
+
+def _openvino_products(
+    shape: Shape, precision: str, _device: str, rows: int
+) -> tuple[Callable[[], object], int]:
+    """A chain of products by OpenVINO, as the backend compiles them."""
+    from openvino import opset15 as ops
+
+    from rankmill.workers.backends.openvino.backend import compile_graph
+    from rankmill.workers.backends.openvino.core import core, openvino
+
+    if precision == "int8":
+        raise ValueError("its 8-bit products quantize their inputs, which is more than a product")
+    if precision == "bf16" and "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise ValueError("it would compute in fp32")
+    random = np.random.default_rng(0)
+    hidden = states = ops.parameter([rows, shape[0]], np.float32)
+    for _ in range(_THERE_AND_BACK):
+        for into, out in (shape, shape[::-1]):
+            weights = random.standard_normal((out, into), dtype=np.float32) / into**0.5
+            states = ops.matmul(states, ops.constant(weights), False, True)
+    graph = openvino.Model([states], [hidden], "products")
+    request = compile_graph(graph, precision, {"PERFORMANCE_HINT": "LATENCY"}).create_infer_request()
+    request.set_input_tensor(openvino.Tensor(random.standard_normal((rows, shape[0]), dtype=np.float32)))
+    return request.infer, 2 * _THERE_AND_BACK
+
+
+def _onnx_products(shape: Shape, precision: str, _device: str, rows: int) -> tuple[Callable[[], object], int]:
+    """One product by ONNX Runtime; of 8 bits, to 32-bit sums."""
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    if precision == "bf16":
+        raise ValueError("it has no such products on CPUs")
+    random = np.random.default_rng(0)
+    small = precision == "int8"
+    weights = random.standard_normal(shape).astype(np.float32)
+    left: Any = random.standard_normal((rows, shape[0])).astype(np.float32)
+    if small:
+        weights, left = (20 * weights).astype(np.int8), (20 * np.abs(left)).astype(np.uint8)
+    of, to = (TensorProto.UINT8, TensorProto.INT32) if small else (TensorProto.FLOAT, TensorProto.FLOAT)
+    node = helper.make_node("MatMulInteger" if small else "MatMul", ["left", "weights"], ["out"])
+    graph = helper.make_graph(
+        [node],
+        "product",
+        [helper.make_tensor_value_info("left", of, [rows, shape[0]])],
+        [helper.make_tensor_value_info("out", to, [rows, shape[1]])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    binding = session.io_binding()
+    binding.bind_cpu_input("left", left)
+    binding.bind_output("out")
+    return lambda: session.run_with_iobinding(binding), 1
+
+
+_ON_CPUS: dict[str, Products] = {"openvino": _openvino_products, "onnxruntime": _onnx_products}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.comparison.rerankers import CHAIN, DECODER, make_model, make_pairs
-from benchmarks.engine.ceiling import product_seconds
+from benchmarks.engine.ceiling import best_seconds, torch_products
 from benchmarks.engine.stages import forward
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
@@ -217,9 +217,10 @@ def _operations(engine: Engine, work: Work) -> float:
 
 def matrix_tflops(device: str) -> float:
     """The best rate of large matrix products that this device has, in its precision."""
-    dtype = DTYPES[device_precision(device)]
+    precision = device_precision(device)
     sizes = [(512, 512, 512)] if device == "cpu" else [(4096, 4096, 16_384), (8192, 8192, 8192)]
-    rates = [2.0 * n * m * rows / product_seconds((n, m), dtype, device, rows) for n, m, rows in sizes]
+    runs = [(n * m * rows, torch_products((n, m), precision, device, rows)[0]) for n, m, rows in sizes]
+    rates = [2.0 * products / best_seconds(run) for products, run in runs]
     return max(rates) / 1e12
 
 

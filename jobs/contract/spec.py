@@ -14,7 +14,13 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.prompts import MAX_TEMPLATE_CHARS, answers_of
 from rankmill.jobs.contract.schema import Inputs
 
-Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
+Precision = Literal[
+    "auto", "fp32", "bf16", "fp16", "int8", "int8-64", "int8-64-bf16", "int8-128", "int8-128-bf16", "int4"
+]  # fmt: skip
+
+OPEN_PRECISIONS = frozenset({"auto", "int8"})
+"""What these stand for is measured on the machine, so the first worker of a run settles it for all."""
+
 Activation = Literal["default", "identity", "sigmoid", "softmax", "probability"]
 
 Long = Literal["truncate", "split", "split-mean", "refuse"]
@@ -73,7 +79,8 @@ class ScoreSpec(BaseModel):
         Branch, tag or commit on the hub; ``None`` is the default branch. Of a directory or a version in a
         registry, the digest of its content; ``None``: whatever it holds.
     precision
-        Number format of the forward pass; ``auto`` means the best one for the device.
+        Number format of the forward pass; ``auto`` means the best one for the device. ``int8`` means the kind
+        that is worth it there: inputs in groups of 64 or 128 with a scale each, the rest in fp32 or bf16.
     max_length
         Longest pair in tokens, special tokens included; longer pairs are truncated, the longer
         text first. ``None`` is the model's own limit.
@@ -148,8 +155,11 @@ class ScoreSpec(BaseModel):
     @property
     def is_latest(self) -> bool:
         """Whether it asks for what no release before this one knows."""
-        values = self.long in {"refuse", "split-mean"} or self.activation == "probability"
-        return values or not LATEST.isdisjoint(self.written())
+        if self.long in {"refuse", "split-mean"} or self.activation == "probability":
+            return True
+        if self.precision.startswith("int8"):
+            return True  # an older release does not settle which int8 a run is scored in
+        return not LATEST.isdisjoint(self.written())
 
 
 class SpecOptions(TypedDict, total=False):
@@ -189,7 +199,7 @@ def complaint(error: ValidationError, known: Iterable[str]) -> str:
 
 
 def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
-    """`spec` with ``auto`` replaced by `precision`, which is a backend's name for it ("int8 weights")."""
+    """`spec` with an open precision replaced by `precision`, which is a backend's name for it."""
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})
     except ValidationError:

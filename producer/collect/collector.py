@@ -24,7 +24,7 @@ from rankmill.jobs.contract.results import (
     Withdrawal,
 )
 from rankmill.jobs.contract.run import Run, Settled
-from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec
 from rankmill.jobs.contract.usage import NO_DEVICE, Amounts, Usage, joined, used_by
 from rankmill.jobs.runtime.logs import about
 from rankmill.producer.collect.earlier import EarlierScores
@@ -156,7 +156,7 @@ class HowScored:
 
     def _of(self, stats: ChunkStats) -> Settled:
         """The facts in which workers may differ: the precision only if the run leaves it open."""
-        precision = stats.precision if self._spec.precision == "auto" else None
+        precision = stats.precision if self._spec.precision in OPEN_PRECISIONS else None
         return Settled(precision, stats.revision, stats.kind)
 
 

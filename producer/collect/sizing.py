@@ -25,7 +25,7 @@ CHUNK_SECONDS = 1.0
 """With ``chunk_size: auto``, seconds of work in a chunk, for the slowest worker."""
 
 _STATED_SECONDS = 0.5
-"""The same by the time that a worker's device took for its first results; what else it does takes time, too."""
+"""The same by the time that a worker's device took for its first results: other things take time, too."""
 
 REQUEST_ROWS = 64
 """With ``chunk_size: auto``, fewest rows in a chunk of a request: few chunks cost it less."""
@@ -67,8 +67,8 @@ class WindowSize:
     Parameters
     ----------
     chunks
-        The setting ``window``. ``auto``: twice what the live workers claim ahead, at least `MIN_CHUNKS`; before
-        their speed is known, two of the smallest chunks for each, at least 8.
+        The setting ``window``. ``auto``: twice what the live workers claim ahead, at least `MIN_CHUNKS`;
+        before their speed is known, two of the smallest chunks for each, at least 8.
     payload_bytes
         Most bytes of payload, whatever the workers claim.
     sharers

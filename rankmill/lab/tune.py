@@ -365,7 +365,8 @@ class Tuner:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _probe(self, backend: str, reference: ReferenceScores) -> PrecisionProbes:
-        return self._trials.probe(backend, self._open("precision", get_args(Precision)), reference)
+        usual = tuple(each for each in get_args(Precision) if not each.startswith("int8-"))  # int8 chooses
+        return self._trials.probe(backend, self._open("precision", usual), reference)
 
     def _good(self, found: list[PrecisionProbe]) -> list[PrecisionProbe]:
         """The probes that run here and keep the ranks, fastest first; reports why the others do not."""

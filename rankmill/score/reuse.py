@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from rankmill.jobs.cache.folder import cache_folder
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.spec import OPEN_PRECISIONS
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.earlier import EarlierScores, check_same, open_earlier
@@ -38,7 +39,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     wanted = metadata(settings, Tally()) | named_columns(request)
     if content := content_here(settings.model, cache_folder(settings.cache_dir)):
         wanted["rankmill.revision"] = content
-    if settings.precision == "auto":
+    if settings.precision in OPEN_PRECISIONS:
         wanted["rankmill.precision"] = ""
     check_same(found, wanted, str(path))
     taken = {"precision": found.get("rankmill.precision"), "revision": found.get("rankmill.revision") or None}

@@ -26,6 +26,7 @@ from rankmill.workers.queue.refusals import PAUSE, ROUND, Refusals
 from tests.conftest import Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.models.tiny import make_bert
+from tests.harness.tools import needs_package
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(300)]
 WORKER = "tests.harness.misbehaving.OddWorker"
@@ -78,6 +79,20 @@ def test_a_worker_without_the_settled_precision_hands_the_chunks_back(
     assert {(part.stats.precision, part.stats.worker) for part in parts if part.stats} == {("bf16", "a")}
     assert not run.errors
     assert "left to other workers: precision bf16 is not supported" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_run_in_int8_is_scored_in_the_kind_that_its_first_worker_has(
+    client: Client, workers: StartWorker
+) -> None:
+    """On any machine at least one of these kinds is not the one that a worker would choose itself."""
+    needs_package("nncf")
+    workers(environ={"RANKMILL_BACKEND": "openvino"})
+    for kind in ("int8-64", "int8-128"):
+        run = client.submit(PAIRS, precision="int8")
+        client.store.settle(run._driver.run, Settled(kind, None))  # as if another worker were the first
+        parts = list(run.tables())
+        assert {part.stats.precision for part in parts if part.stats} == {kind}
+        assert not run.errors
 
 
 def test_a_directory_that_one_worker_lacks(

@@ -9,9 +9,9 @@ import pytest
 
 from rankmill import Client
 from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Journal
-from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.producer.collect.sizing import MAX_ROWS, MIN_ROWS, ChunkSize, Load, WindowSize
 from tests.conftest import Server
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -65,11 +66,13 @@ def choose_backend(
     *,
     plain: bool = True,
     without: Collection[Combination] = (),
+    alone: bool = False,
 ) -> BackendChoice:
     """The backend and precision for a model; for ``auto``, the fastest that can run it.
 
-    On a CPU, ``auto`` measures, and never chooses int8. On a GPU it takes the first of `BACKENDS`
-    that can run the model.
+    On a CPU, ``auto`` measures, and never chooses int8; precision ``int8`` is the kind that is measured to
+    be worth it, or else what ``auto`` is. On a GPU ``auto`` takes the first of `BACKENDS` that can run the
+    model.
 
     Parameters
     ----------
@@ -87,12 +90,49 @@ def choose_backend(
         As in `BackendKind.obstacle`.
     without
         Combinations that do not score this model as they should.
+    alone
+        Whether the choice is not to depend on what is measured, as the model is deterministic.
 
     Raises
     ------
     WorkerError
         No backend can run this model here with these settings.
     """
+    choose = partial(
+        _choose, setting, config=config, device=device, cache=cache, plain=plain, without=without
+    )
+    chosen = choose(precision)
+    kind = BACKENDS[chosen.backend]
+    if (
+        precision != "int8"
+        or alone
+        or not set(INT8) & set(kind.probed)
+        or not kind.is_measured(config, plain=plain)
+    ):
+        return chosen
+    exact = choose("auto")
+    speeds = _speeds([(chosen.backend, ""), (exact.backend, "")], config, cache)
+    found = speeds.int8(chosen.backend, (exact.backend, exact.precision), without)
+    if found is None:
+        logger.warning(
+            "int8 is not worth it on this CPU: %s of %s is used (%s); to have it anyway, name a kind: %s",
+            exact.precision, exact.backend, speeds, _either(list(INT8)),
+        )  # fmt: skip
+        return exact
+    return BackendChoice(chosen.backend, found)
+
+
+def _choose(
+    setting: str,
+    precision: str,
+    *,
+    config: Any,
+    device: str,
+    cache: Path,
+    plain: bool,
+    without: Collection[Combination],
+) -> BackendChoice:
+    """As `choose_backend`, where int8 is the backend's own."""
     kinds = _automatic(device) if setting == "auto" else [BACKENDS[setting]]
     obstacles: dict[str, str] = {}
     able: list[Combination] = []

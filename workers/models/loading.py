@@ -193,8 +193,9 @@ def load(
             alone=spec.deterministic,
         )
         choice = choose_backend(
-            backend, spec.precision, about.config, device, cache, plain=about.plain, without=without
-        )
+            backend, spec.precision, about.config, device, cache, plain=about.plain, without=without,
+            alone=spec.deterministic,
+        )  # fmt: skip
         runner = _load_backend(choice, files, device)
         found.check_unchanged()
     if versions:

@@ -156,7 +156,7 @@ class ReferenceModel:
             self._model.to(device, _DTYPES[precision])
             return
         self._model.to(device)
-        bits = int(precision.removeprefix("int").partition(" ")[0])
+        bits = int(precision.removeprefix("int").partition("-")[0])
         for module in self._model.modules():
             if isinstance(module, nn.Linear):
                 module.weight.data = _rounded(module.weight.data, bits)

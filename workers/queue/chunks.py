@@ -30,7 +30,7 @@ from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.schema import EXTENDED_FORMAT
-from rankmill.jobs.contract.spec import ScoreSpec, settled, weights_key
+from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec, settled, weights_key
 from rankmill.jobs.contract.usage import used_by
 from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
@@ -321,9 +321,9 @@ class ChunkScorer:
         engine = self._engines.get(spec)
         if run.id in self._settled:
             return engine
-        is_auto = spec.precision == "auto"
+        is_open = spec.precision in OPEN_PRECISIONS
         model = engine.model
-        mine = Settled(model.backend.precision if is_auto else None, model.revision, model.kind)
+        mine = Settled(model.backend.precision if is_open else None, model.revision, model.kind)
         found = claim.settle(run, rows, mine)
         if found.precision and found.precision != mine.precision:
             spec = settled(spec, found.precision)
@@ -331,6 +331,9 @@ class ChunkScorer:
             spec = spec.model_copy(update={"revision": found.revision})
         if found != mine:
             engine = self._engines.get(spec)
+            own = engine.model.backend.precision
+            if found.precision not in {None, own}:
+                raise WorkerError(f"the run is scored in {found.precision}, and this worker has {own} here")
         if found.kind != engine.model.kind:
             raise SpecError(
                 f"the run is deterministic, and its bits are those of {found.kind}; this worker's would be "

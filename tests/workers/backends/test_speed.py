@@ -18,7 +18,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends import openvino, registry, speed, torch
 from rankmill.workers.backends.base import LayerShape, ModelFiles
 from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
-from rankmill.workers.backends.speed import Speeds, cpu_speeds, measure
+from rankmill.workers.backends.speed import INT8, Speeds, cpu_speeds, measure
 from rankmill.workers.host.device import threads, use_threads
 from rankmill.workers.models.loading import load_model
 from tests.harness.models.backends import require
@@ -27,6 +27,7 @@ from tests.harness.tools import needs_package
 SMALL = SimpleNamespace(model_type="bert", hidden_size=128, intermediate_size=512)
 OPENVINO, TORCH, ONNX = ("openvino", "torch", "onnx")
 PRECISIONS = ("fp32", "bf16")
+FASTEST = "int8-128-bf16"
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def test_each_backend_is_measured_in_its_own_arithmetic(
     kind = BACKENDS[backend]
     found = cpu_speeds([kind], SMALL, tmp_path)
     expected = {"fp32", "bf16"} & set(kind.precisions["cpu"])
-    expected |= {"int8 in fp32", "int8 in bf16"} if backend == OPENVINO else set()
+    expected |= set(INT8) if backend == OPENVINO else set()
     able = {precision for precision in expected if kind.lacks("cpu", precision) is None}
     assert set(found.gflops) == {(backend, precision) for precision in able}
     assert all(0.1 < gflops < 10_000 for gflops in found.gflops.values())
@@ -186,7 +187,7 @@ def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
     in_bf16: float, gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     needs_package("nncf")
-    found = {"fp32": 100.0, "bf16": 200.0, "int8 in fp32": 200.0, "int8 in bf16": in_bf16}
+    found = {"fp32": 100.0, "bf16": 200.0, "int8-64": 190.0, "int8-128": 200.0, "int8-128-bf16": in_bf16}
     speeds = Speeds({(OPENVINO, name): speed for name, speed in found.items()})
     monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
     config = AutoConfig.for_model("bert")
@@ -236,18 +237,52 @@ def test_a_folder_that_cannot_be_written_to_costs_only_the_next_measurement(
     assert "the speed of this CPU cannot be kept" in log.text
 
 
-@pytest.mark.parametrize("faster", ["fp32", "bf16"])
-def test_what_openvino_has_not_in_8_bits_is_in_the_faster_precision(
-    faster: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("found", "chosen"),
+    [
+        ({"int8-64": 230.0, "int8-64-bf16": 250.0, "int8-128-bf16": 290.0}, "int8-64-bf16"),  # the most exact
+        ({"int8-64": 250.0, "int8-64-bf16": 250.0, "int8-128": 290.0}, "int8-64"),
+        ({"int8-64": 200.0, "int8-64-bf16": 220.0, "int8-128": 260.0, "int8-128-bf16": 270.0}, FASTEST),
+        ({"int8-64": 200.0, "int8-64-bf16": 220.0, "int8-128": 210.0, "int8-128-bf16": 229.0}, "bf16"),
+        ({}, "bf16"),
+    ],
+)
+def test_int8_is_the_most_exact_kind_that_is_worth_it(
+    found: dict[str, float],
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    log: pytest.LogCaptureFixture,
 ) -> None:
     needs_package("nncf")
-    speeds = Speeds({(OPENVINO, f"int8 in {each}"): 2.0 if each == faster else 1.0 for each in PRECISIONS})
-    monkeypatch.setattr(openvino, "cpu_speeds", lambda *args: speeds)
+    found = {"fp32": 100.0, "bf16": 200.0, **found}
+    speeds = Speeds({(OPENVINO, each): speed for each, speed in found.items()})
+    monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
+    config = AutoConfig.for_model("bert")
+    assert choose_backend("auto", "int8", config, "cpu", tmp_path) == BackendChoice(OPENVINO, chosen)
+    assert ("int8 is not worth it on this CPU: bf16 of openvino is used" in log.text) == (chosen == "bf16")
+    if chosen != "bf16":  # that it does not score the model as it should is known
+        other = choose_backend("auto", "int8", config, "cpu", tmp_path, without={(OPENVINO, chosen)})
+        assert other.precision != chosen
+    kind = choose_backend("auto", "int8-128", config, "cpu", tmp_path)
+    assert kind == BackendChoice(OPENVINO, "int8-128")  # as was asked for
+    alone = choose_backend("auto", "int8", config, "cpu", tmp_path, alone=True)
+    assert alone == BackendChoice(OPENVINO, "int8")  # whatever was measured
+    assert choose_backend("onnx", "int8", config, "cpu", tmp_path) == BackendChoice("onnx", "int8")
+
+
+@pytest.mark.parametrize("kind", INT8)
+def test_openvino_computes_the_kind_of_int8_that_is_asked_for(
+    kind: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    require(OPENVINO, kind)
     config = AutoConfig.from_pretrained(tiny_model)
-    backend: Any = openvino.KIND.load(ModelFiles(tiny_model, None, config, tmp_path), "cpu", "int8")
+    backend: Any = openvino.KIND.load(ModelFiles(tiny_model, None, config, tmp_path), "cpu", kind)
+    group, rest = INT8[kind]
+    assert backend._compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == group
     hint = backend._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-    assert hint in {"fp32": {"f32"}, "bf16": {"bf16", "f32"}}[faster]  # f32 where the CPU has no bf16
-    assert backend.precision == "int8 weights"
+    assert hint == {"fp32": "f32", "bf16": "bf16"}[rest]
+    assert backend.precision == kind
 
 
 def test_similar_models_share_a_measurement() -> None:

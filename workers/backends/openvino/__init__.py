@@ -7,21 +7,18 @@ from functools import cache
 
 from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, ModelFiles, is_installed
 from rankmill.workers.backends.families import TRACEABLE
-from rankmill.workers.backends.speed import INT8, cpu_speeds
+from rankmill.workers.backends.speed import INT8
+
+_INT8 = "int8-128"
+"""What int8 is where no kind was measured, or what is measured must not count: in a deterministic run."""
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from rankmill.workers.backends.openvino.backend import OpenVinoBackend
     from rankmill.workers.backends.openvino.graph import openvino_graph
 
-    graph = openvino_graph(files, precision)
-    if precision != "int8":
-        return OpenVinoBackend(graph, precision, alone=files.alone)
-    if files.alone:  # what is measured differs between workers of one kind
-        return OpenVinoBackend(graph, precision, alone=True)
-    speeds = cpu_speeds([KIND], files.config, files.cache).gflops
-    rests = {rest: speeds.get((KIND.name, each), 0.0) for each, rest in INT8.items()}
-    return OpenVinoBackend(graph, precision, max(rests, key=lambda rest: rests[rest]))
+    kind = _INT8 if precision == "int8" else precision  # nothing was measured
+    return OpenVinoBackend(openvino_graph(files, kind), kind, alone=files.alone)
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
@@ -31,7 +28,7 @@ def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
 
 
 def _lacks(device: str, precision: str) -> str | None:
-    if precision == "int8" and not is_installed("nncf"):
+    if precision.startswith("int8") and not is_installed("nncf"):
         return "int8 needs NNCF (pip install 'rankmill[openvino-int8]')"
     if "bf16" in precision and not _has_bf16():
         return "it has no bf16 on this CPU, and would compute in fp32"
@@ -50,7 +47,7 @@ KIND = BackendKind(
     extra="worker",
     packages=("openvino",),
     machines=("x86_64", "AMD64"),
-    precisions={"cpu": ("fp32", "bf16", "int8")},
+    precisions={"cpu": ("fp32", "bf16", "int8", *INT8)},
     measured=TRACEABLE,
     load=_load,
     probe=_probe,

@@ -10,13 +10,11 @@ import numpy as np
 
 from rankmill.workers.backends.base import INPUTS, Logits, OutOfMemory, inputs_of
 from rankmill.workers.backends.openvino.core import core
+from rankmill.workers.backends.speed import INT8
 from rankmill.workers.batches.tokens import Batch, BatchPiece, cut_batch
 from rankmill.workers.host.device import threads
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
-
-GROUP = 128
-"""Inputs of 8-bit weights that share a scale; with OpenVINO's default, 32, int8 is no faster than bf16."""
 
 
 class OpenVinoBackend:
@@ -27,10 +25,8 @@ class OpenVinoBackend:
     graph
         From `rankmill.workers.backends.openvino.graph.openvino_graph`.
     precision
-        ``fp32``, ``bf16`` or ``int8``. With int8 the graph's weights have 8 bits, and their inputs are
-        quantized when the model runs. The attribute `precision` is what the CPU really uses.
-    rest
-        With int8, the precision of everything that is not in 8 bits.
+        ``fp32``, ``bf16`` or a kind of `INT8`. With these the graph's weights have 8 bits, and their inputs
+        are quantized when the model runs. The attribute `precision` is what the CPU really uses.
     alone
         Whether a request is computed on one thread, and as many side by side as the worker has.
     """
@@ -40,20 +36,18 @@ class OpenVinoBackend:
     packs = False
     device = "cpu"
 
-    def __init__(self, graph: Any, precision: str, rest: str = "fp32", *, alone: bool = False) -> None:
+    def __init__(self, graph: Any, precision: str, *, alone: bool = False) -> None:
         self._inputs = INPUTS[: len(graph.inputs)]
         options: dict[str, Any] = {"NUM_STREAMS": threads()} if alone else {}
-        if precision == "int8":
-            options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
-        self._compiled = compile_graph(graph, rest if precision == "int8" else precision, options)
+        self._compiled = compile_graph(graph, precision, options)
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
         native = next((name for name, hint in _PRECISIONS.items() if hint == used), used)
-        self.precision = "int8 weights" if precision == "int8" else native
+        self.precision = precision if precision in INT8 else native
         self.pieces = int(self._compiled.get_property("NUM_STREAMS"))
         self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
         weights = sum(math.prod(node.get_output_shape(0)) for node in constants)
-        self.bytes = weights * (1 if precision == "int8" else 2 if native == "bf16" else 4)
+        self.bytes = weights * (1 if precision in INT8 else 2 if native == "bf16" else 4)
         self._idle: list[Any] = []
 
     def submit(self, batch: Batch) -> OpenVinoForward:
@@ -101,13 +95,16 @@ class OpenVinoForward:
 
 
 def compile_graph(graph: Any, precision: str, options: Mapping[str, Any] | None = None) -> Any:
-    """The graph, compiled for the CPU on the worker's threads, with arithmetic in fp32 or bf16."""
-    defaults = {
+    """The graph, compiled for the CPU on the worker's threads, for fp32, bf16 or a kind of int8."""
+    group, precision = INT8.get(precision, (None, precision))
+    defaults: dict[str, Any] = {
         "PERFORMANCE_HINT": "THROUGHPUT",
         "INFERENCE_PRECISION_HINT": _PRECISIONS[precision],
         "INFERENCE_NUM_THREADS": threads(),
         "ENABLE_CPU_PINNING": False,  # otherwise all workers of a host use the same cores
     }
+    if group:
+        defaults["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = group
     return core().compile_model(graph, "CPU", {**defaults, **(options or {})})
 
 

@@ -34,9 +34,9 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     files
         Of the model. Where their cache cannot be written to, every worker makes its own graph.
     precision
-        ``int8``: weights in 8 bits; else they are in float32, for any precision.
+        A kind of int8: weights in 8 bits; else they are in float32, for any precision.
     """
-    kind = "int8" if precision == "int8" else "fp32"
+    kind = "int8" if precision.startswith("int8") else "fp32"
     packages = ("torch", "transformers", "openvino", *(["nncf"] if kind == "int8" else []))
     made_from = cache_name(files.source, files.revision, str(_VERSION), kind, *map(version, packages))
     folder = files.cache / "openvino" / made_from
@@ -82,7 +82,7 @@ def graph_of(scorer: Traced, precision: str) -> Any:
     decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive
     frontend = FrontEndManager().load_by_framework("pytorch")
     graph = frontend.convert(frontend.load(decoder))
-    return _with_small_weights(graph) if precision == "int8" else graph
+    return _with_small_weights(graph) if precision.startswith("int8") else graph
 
 
 def _with_small_weights(model: Any) -> Any:

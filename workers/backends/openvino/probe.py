@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 
 from rankmill.workers.backends.base import HEAD_WIDTH, ROW_TOKENS, LayerShape
-from rankmill.workers.backends.openvino.backend import GROUP, compile_graph
+from rankmill.workers.backends.openvino.backend import compile_graph
 from rankmill.workers.backends.openvino.core import openvino
 from rankmill.workers.backends.speed import INT8
 
 
 def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    """A function that runs a layer with random weights once; for int8, `INT8` names the rest's precision."""
+    """A function that runs a layer with random weights once, in fp32, bf16 or a kind of int8."""
     graph = _graph(shape, _in_8_bits if precision in INT8 else _as_it_is)
-    options = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP} if precision in INT8 else {}
-    request = compile_graph(graph, INT8.get(precision, precision), options).create_infer_request()
+    request = compile_graph(graph, precision).create_infer_request()
     hidden = np.random.default_rng(0).standard_normal(
         (shape.rows, ROW_TOKENS, shape.hidden), dtype=np.float32
     )
