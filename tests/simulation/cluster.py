@@ -113,7 +113,8 @@ def told_by(score: float, query: str, passage: str) -> Told | None:
     twice = (score - (first_token(query, passage) / 2**31 - 1)) / (_APART / 2)
     if not math.isclose(twice, round(twice), abs_tol=1e-5):
         return None
-    return Told(*divmod(round(twice), 2))
+    place, is_broken = divmod(round(twice), 2)
+    return Told(place, bool(is_broken))
 
 
 def first_token(query: str, passage: str) -> int:
@@ -124,9 +125,10 @@ def first_token(query: str, passage: str) -> int:
 class Tokenizer:
     """One token for each word, of which the first is a digest of the pair."""
 
+    max_length = 512
     pad_id = 0
 
-    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None) -> Tokens:
+    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         alone = passages is None  # these are no queries then
         pairs = [("", text) for text in queries] if alone else list(zip(queries, passages or (), strict=True))
         lengths = [1 + len(query.split()) + len(passage.split()) for query, passage in pairs]
