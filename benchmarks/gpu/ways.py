@@ -78,7 +78,7 @@ def device_precision(device: str) -> str:
 
 
 def loaded(model: Path, device: str, precision: str, cache: Path) -> Engine:
-    """An engine with PyTorch, whose scores are logits; on a GPU with a fast tokenizer, if one is installed."""
+    """An engine with PyTorch, whose scores are logits; on a GPU with a fast tokenizer, if one is there."""
     spec = ScoreSpec.model_validate(
         {"model": str(model), "precision": precision, "activation": "identity", "max_length": 512}
     )
