@@ -1,5 +1,6 @@
 # rankmill for CPUs; for NVIDIA GPUs: docker build --build-arg VARIANT=cuda --tag rankmill:cuda .
-# To measure that GPU (docs/explanation/benchmarks.md), add --build-arg EXTRAS=worker,serve,bench.
+# A GPU eats more than Hugging Face's tokenizers give: add --build-arg EXTRAS=worker,serve,fast-tokenizers,
+# and bench to these, to measure it (docs/explanation/benchmarks.md).
 # Without workers (score-file, exporter, gateway): docker build --build-arg EXTRAS=serve --tag rankmill:base .
 FROM python:3.11-slim
 

@@ -78,12 +78,15 @@ def device_precision(device: str) -> str:
 
 
 def loaded(model: Path, device: str, precision: str, cache: Path) -> Engine:
-    """An engine with PyTorch, whose scores are logits."""
+    """An engine with PyTorch, whose scores are logits; on a GPU with a fast tokenizer, if one is there."""
     spec = ScoreSpec.model_validate(
         {"model": str(model), "precision": precision, "activation": "identity", "max_length": 512}
     )
     budget = resolve_token_budget("auto", device)
-    return Engine(load_model(spec, device, "torch", str(cache)), budget)
+    model = load_model(spec, device, "torch", str(cache))
+    if device != "cpu" and model.texts:
+        model.texts.settle()
+    return Engine(model, budget)
 
 
 def ways(engine: Engine) -> Iterator[str]:

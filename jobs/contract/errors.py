@@ -128,7 +128,7 @@ class RunFailed(RankmillError):
 
 
 class ScoresWithdrawn(RunFailed):
-    """A worker has withdrawn scores of a run: its device computes wrong things.
+    """A worker has withdrawn scores of a run: its device, or a tokenizer library, was wrong.
 
     Parameters
     ----------

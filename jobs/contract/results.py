@@ -120,7 +120,7 @@ ChunkResult = ChunkScores | ChunkFailure
 class Withdrawal(WireModel):
     """A worker takes back its scores of some chunks of a run, which it has written before.
 
-    ``reason`` has the figures of its probes. For a release before, it is a result that cannot be used, which
+    ``reason`` says what was wrong. For a release before, it is a result that cannot be used, which
     names no chunk: a line in its log.
     """
 

@@ -402,7 +402,7 @@ class Collector:
         copied = sorted({source for source, _ in self._copies})
         sources = {copied[at - 1] for row in rows if (at := bisect_right(copied, row))}  # or one before it
         self.withdrawn |= rows | {chunk for source, chunk in self._copies if source in sources}
-        self.why_withdrawn = f"worker {withdrawal.worker} gets wrong scores now: {withdrawal.reason}"
+        self.why_withdrawn = f"worker {withdrawal.worker}: {withdrawal.reason}"
 
     def _fits(self, result: ChunkScores) -> bool:
         piece = self.pieces.get(result.chunk)

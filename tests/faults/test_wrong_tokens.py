@@ -1,22 +1,32 @@
-"""A tokenizer library that turns out to be wrong: no score that it led to is written from then on."""
+"""A tokenizer library that turns out to be wrong: no score that it led to is written or kept from then on."""
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
 from rankmill import Client
+from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.score.score_file import score_file
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.misbehaving import MARKS
 from tests.harness.models.tiny import cross_encoder, make_bert
 
 
-def test_chunks_with_wrong_tokens_come_again_and_the_runs_before_are_named(
-    server: Server, workers: StartWorker, tmp_path: Path
-) -> None:
-    model = make_bert(tmp_path / "model", extra_words=[*MARKS, "tell"])
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_bert(tmp_path / "model", extra_words=[*MARKS, "tell"])
+
+
+@pytest.fixture
+def worker(workers: StartWorker, model: Path, tmp_path: Path) -> subprocess.Popen[bytes]:
     environ = {
         "RANKMILL_BACKEND": "torch",
         "RANKMILL_PRECISION": "fp32",
@@ -25,7 +35,18 @@ def test_chunks_with_wrong_tokens_come_again_and_the_runs_before_are_named(
         "FORWARDS": str(tmp_path / "forwards"),
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    workers(worker_class="tests.harness.misbehaving.WrongTokensWorker", environ=environ)
+    return workers(worker_class="tests.harness.misbehaving.WrongTokensWorker", environ=environ)
+
+
+def said(tmp_path: Path) -> str:
+    log = tmp_path / "worker.log"
+    return log.read_text() if log.exists() else ""
+
+
+@pytest.mark.usefixtures("worker")
+def test_chunks_with_wrong_tokens_come_again_and_the_runs_before_are_named(
+    server: Server, model: Path, tmp_path: Path
+) -> None:
     client = Client(server.url, model=str(model), precision="fp32", chunk_size=10, backend="torch")
     before = client.submit([("big cat", "moon")] * 10)
     before.scores(60)
@@ -36,11 +57,26 @@ def test_chunks_with_wrong_tokens_come_again_and_the_runs_before_are_named(
     found: list[np.ndarray] = []
     collector = threading.Thread(target=lambda: found.append(np.asarray(run.scores(60))))
     collector.start()
-    log = tmp_path / "worker.log"
-    wait_for(lambda: log.exists() and "gave wrong tokens" in log.read_text())
+    wait_for(lambda: "gave wrong tokens" in said(tmp_path))
     (tmp_path / "go").touch()
     collector.join()
     expected = cross_encoder(model).predict(pairs)
     np.testing.assert_allclose(found[0], expected, atol=1e-5)
-    (line,) = [line for line in log.read_text().splitlines() if "gave wrong tokens" in line]
-    assert f"score these runs anew: {before.id} (1 chunks)" in line
+    named = f"score these runs again, which are over, or were jobs: {before.id} (1 chunks)"
+    wait_for(lambda: named in said(tmp_path))
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_file_that_was_scored_in_part_with_wrong_tokens_gets_the_models_own_scores(
+    server: Server, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [("big cat", f"bread king {row}") for row in range(20)]
+    pairs += [("big cat", f"river tell bread king {row}") for row in range(10)]
+    source, output = tmp_path / "a.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*pairs, strict=True), strict=True))), source)
+    flags = {"redis_url": server.url, "model": str(model), "precision": "fp32", "chunk_size": 10, "window": 1}
+    score_file(FileRequest(inputs=(str(source),), output=str(output)), load_settings(flags))
+    assert "scores of run" in caplog.text
+    assert "a tokenizer library gave wrong tokens" in caplog.text
+    expected = cross_encoder(model).predict(pairs)
+    np.testing.assert_allclose(pq.read_table(output)["score"].to_pylist(), expected, atol=1e-5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple, cast
@@ -98,27 +98,32 @@ class Tokens:
         return spans(self.offsets[rows], self.lengths[rows])
 
 
-def joined(rows: Sequence[list[int]], prefixes: Sequence[str]) -> Tokens:
-    """Rows of token ids as `Tokens` without types; rows of equal `prefixes` share their first ones."""
+def in_a_row(rows: Sequence[list[int]]) -> Tokens:
+    """Rows of token ids as `Tokens` without types."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
-    groups = np.fromiter(map(hash, prefixes), np.int64, len(rows))
-    shared = np.zeros_like(lengths)
+    return Tokens(ids, None, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+
+
+def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
+    """The same rows, of which those of equal `prefixes` share their first tokens."""
+    shared = np.zeros_like(tokens.lengths)
     together: dict[str, list[int]] = {}
     for row, prefix in enumerate(prefixes):
         together.setdefault(prefix, []).append(row)
     for members in together.values():
         if len(members) > 1:
-            shared[members] = _alike([rows[row] for row in members])
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Tokens(ids, None, offsets, groups, shared)
+            shared[members] = _alike(tokens, np.array(members))
+    groups = np.fromiter(map(hash, prefixes), np.int64, len(prefixes))
+    return replace(tokens, groups=groups, shared=shared)
 
 
-def _alike(rows: Sequence[list[int]]) -> int:
+def _alike(tokens: Tokens, rows: Rows) -> int:
     """How many tokens rows begin with in common; the last of each does not count."""
-    low, high = min(rows), max(rows)  # in the order of lists these two differ first
-    most = min(map(len, rows)) - 1
-    return next((place for place in range(most) if low[place] != high[place]), max(most, 0))
+    most = max(int(tokens.lengths[rows].min()) - 1, 0)
+    beginnings = tokens.ids[tokens.offsets[rows][:, None] + np.arange(most)]
+    differ = (beginnings != beginnings[0]).any(axis=0)
+    return int(differ.argmax()) if differ.any() else most
 
 
 def _together(parts: Sequence[Ids | None]) -> Ids | None:

@@ -194,19 +194,13 @@ class Engine:
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None] | None = None) -> Work:
         """Tokenize pairs ``[n]``, or what is scored alone; rows that cannot be get an error and are done."""
         scored = PairScores(self.model.no_scores(len(queries)), counted=self._counted)
-        complete = []
-        columns = (queries,) if passages is None else (queries, passages)
-        for row, texts in enumerate(zip(*columns, strict=True)):
-            if None in texts:
-                name = self._row if passages is None else ("query", "passage")[texts.index(None)]
-                scored.fail(row, "null", f"{name} is null")
-            else:
-                complete.append(row)
+        complete = self._without_nulls(queries, passages, scored)
         pieces: list[tuple[Rows, Tokens]] = []
 
         def tokenize(part: Rows) -> None:
-            asked = [queries[row] or "" for row in part]
-            read = None if passages is None else [passages[row] or "" for row in part]
+            places = part.tolist()
+            asked = [queries[row] or "" for row in places]
+            read = None if passages is None else [passages[row] or "" for row in places]
             counts = np.ones(len(part), np.intp)
             if self.model.short_passages and read is not None:
                 read = self.model.short_passages.cut(read)
@@ -223,12 +217,29 @@ class Engine:
         def broken(row: int, reason: str) -> None:
             scored.fail(row, "tokenizer", f"tokenizer: {reason}")
 
-        bisect(np.asarray(complete, dtype=np.intp), tokenize, broken)
+        bisect(complete, tokenize, broken)
         rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
         work = Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
         if self.model.averages and scored.windows:
             work.apart = self.model.no_scores(len(rows))
         return work
+
+    def _without_nulls(
+        self, queries: Sequence[str | None], passages: Sequence[str | None] | None, scored: PairScores
+    ) -> Rows:
+        """The rows whose texts are there; the others get an error."""
+        columns = (queries,) if passages is None else (queries, passages)
+        alike = len(set(map(len, columns))) == 1
+        if alike and not any(None in column for column in columns):
+            return np.arange(len(queries))
+        complete = []
+        for row, texts in enumerate(zip(*columns, strict=True)):
+            if None in texts:
+                name = self._row if passages is None else ("query", "passage")[texts.index(None)]
+                scored.fail(row, "null", f"{name} is null")
+            else:
+                complete.append(row)
+        return np.asarray(complete, dtype=np.intp)
 
     def _fitting(self, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
         """The pairs of `part` that are not refused, and their tokens; the others get an error."""

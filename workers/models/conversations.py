@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.workers.batches.tokens import Tokens, joined
+from rankmill.workers.batches.tokens import Tokens, in_a_row, sharing
 
 Messages = list[dict[str, Any]]
 
@@ -76,7 +76,7 @@ class ConversationTokenizer:
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize conversations ``[n]``, given as JSON; raises `ValueError` for one that is none."""
         chats = [read_messages(text) for text in queries]
-        return joined(self._ids(chats), [json.dumps(chat[:-1]) for chat in chats])
+        return sharing(in_a_row(self._ids(chats)), [json.dumps(chat[:-1]) for chat in chats])
 
     def _ids(self, chats: Sequence[Messages]) -> list[list[int]]:
         found: list[list[int]] = self._tokenizer.apply_chat_template(

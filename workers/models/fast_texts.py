@@ -1,10 +1,11 @@
 """A fast tokenizer library beside Hugging Face's: used where it has proven to give the same ids, and watched.
 
-Hugging Face's tokenizer costs about 90 µs of CPU for a pair, so that it starves a GPU; `nanotoken` costs a
-twentieth of that, and is young. So trust is earned, for each tokenizer: when tokenizing has cost as much time
-as a proof does, a thread compares the two (`prove`). What it finds is kept in the cache folder, for all
-workers of this host. A text with a character that is not proven goes to Hugging Face's tokenizer, and a
-sample of all texts goes to both. The first difference, in any of these processes, ends its use.
+Hugging Face's tokenizer costs 90 µs of CPU for a pair and more, so that it starves a GPU. `nanotoken` (for
+WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, and are young. So trust is earned, for
+each tokenizer: when tokenizing has cost as much time as a proof does, a thread compares the two (`prove`).
+What it finds is kept in the cache folder, for all workers of this host. A text with a character that is not
+proven goes to Hugging Face's tokenizer, and a sample of all texts goes to both. The first difference, in any
+of these processes, ends its use.
 """
 
 from __future__ import annotations
@@ -254,5 +255,20 @@ def _nanotoken(text: str) -> FastEncode:
     return encode
 
 
-LIBRARIES: dict[str, tuple[str, Callable[[str], FastEncode]]] = {"WordPiece": ("nanotoken", _nanotoken)}
+def _fastokens(text: str) -> FastEncode:
+    import fastokens
+
+    core = fastokens.Tokenizer.from_json_str(text)
+
+    def encode(texts: list[str]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        ids, offsets = core.encode_batch_flat(texts)
+        return np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64)
+
+    return encode
+
+
+LIBRARIES: dict[str, tuple[str, Callable[[str], FastEncode]]] = {
+    "WordPiece": ("nanotoken", _nanotoken),
+    "BPE": ("fastokens", _fastokens),
+}
 """For each kind of tokenizer: a library, and what makes its tokenizer from the JSON of tokenizers."""

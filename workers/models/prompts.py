@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.prompts import TEXTS_ALONE, answers_of, shipped_templates
 from rankmill.jobs.contract.spec import ScoreSpec, Side
-from rankmill.workers.batches.tokens import Tokens, joined
+from rankmill.workers.batches.tokens import Tokens, in_a_row, sharing, spans
 from rankmill.workers.models.conversations import ConversationTokenizer
 from rankmill.workers.models.description import Description
-from rankmill.workers.models.tokenizer import PairTokenizer, Tokenize
+from rankmill.workers.models.fast_texts import FastTexts
+from rankmill.workers.models.tokenizer import PairTokenizer, Tokenize, sample_pairs
 
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
 """A pair, one with another query, and one with another passage."""
@@ -47,6 +50,8 @@ class PromptTokenizer:
         Other variables of the template.
     side
         Where prompts are cut; ``None``: as the tokenizer's files say.
+    texts
+        Tokenizes single texts, if it does it as the tokenizer does.
 
     Raises
     ------
@@ -64,8 +69,10 @@ class PromptTokenizer:
         structured: bool,
         options: dict[str, Any],
         side: Side | None = None,
+        texts: FastTexts | None = None,
     ) -> None:
         self.max_length = max_length
+        self.texts: FastTexts | None = None
         self._from_left = (side or tokenizer.truncation_side) == "left"
         self.pad_id = tokenizer.pad_token_id or 0
         self._tokenizer, self._template, self._options = tokenizer, template, options
@@ -83,19 +90,26 @@ class PromptTokenizer:
                 f"the prompt template drops the text of the role {dropped[0]}: name it in the template"
             )
         self._ending = self._find_ending()
+        if texts and self._agrees(texts):
+            self.texts = texts
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize pairs ``[n]``."""
         assert passages is not None
-        rows = self._encoded(self.rendered(queries, passages))
-        return joined([self._cut(row) for row in rows], queries)
+        prompts = self.rendered(queries, passages)
+        return sharing(self._cut(self.texts(prompts) if self.texts else self._encoded(prompts)), queries)
 
-    def _cut(self, row: list[int]) -> list[int]:
-        if len(row) < self.max_length:
-            return row
-        cut = row[-self.max_length :] if self._from_left else row[: self.max_length]
-        keep = min(len(self._ending), len(cut))
-        return cut[: len(cut) - keep] + self._ending[len(self._ending) - keep :]
+    def _cut(self, tokens: Tokens) -> Tokens:
+        long = np.flatnonzero(tokens.lengths >= self.max_length)
+        if not len(long):
+            return tokens
+        lengths = np.minimum(tokens.lengths, self.max_length)
+        left_out = tokens.lengths - lengths if self._from_left else 0
+        ids = tokens.ids[spans(tokens.offsets[:-1] + left_out, lengths)]
+        ends = np.cumsum(lengths)
+        keep = min(len(self._ending), self.max_length)
+        ids[ends[long][:, None] + np.arange(-keep, 0)] = self._ending[len(self._ending) - keep :]
+        return Tokens(ids, None, np.concatenate([np.zeros(1, np.int64), ends]))
 
     def rendered(self, queries: Sequence[str], passages: Sequence[str]) -> list[str]:
         """The prompts of pairs ``[n]``, as text."""
@@ -117,15 +131,22 @@ class PromptTokenizer:
         )
         return texts
 
-    def _encoded(self, texts: list[str]) -> list[list[int]]:
+    def _encoded(self, prompts: list[str]) -> Tokens:
         ids: list[list[int]] = self._tokenizer(
-            texts, add_special_tokens=False, padding=False, truncation=False, return_attention_mask=False
+            prompts, add_special_tokens=False, padding=False, truncation=False, return_attention_mask=False
         )["input_ids"]
-        return ids
+        return in_a_row(ids)
+
+    def _agrees(self, texts: FastTexts) -> bool:
+        """Whether `texts` has the tokens of the tokenizer itself for prompts."""
+        prompts = self.rendered(*sample_pairs(self._tokenizer))
+        ours, theirs = texts(prompts), self._encoded(prompts)
+        return np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.offsets, theirs.offsets)
 
     def _find_ending(self) -> list[int]:
         """The tokens after the passage, as sentence-transformers finds them: what two short prompts share."""
-        short, long = self._encoded(self.rendered(["0", "1 2 3 4"], ["0", "1 2 3 4"]))
+        both = self._encoded(self.rendered(["0", "1 2 3 4"], ["0", "1 2 3 4"]))
+        short, long = (part.tolist() for part in np.split(both.ids, both.offsets[1:2]))
         count = 0
         while count < min(len(short), len(long)) and short[-1 - count] == long[-1 - count]:
             count += 1
@@ -194,6 +215,7 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
         structured=is_structured(template, chat_format, about.config.model_type),
         options=about.layout.chat_options,
         side=spec.truncation_side,
+        texts=about.joiner.texts if about.joiner else None,
     )
 
 

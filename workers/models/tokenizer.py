@@ -196,7 +196,8 @@ class Joiner:
         columns = [queries] if passages is None else [queries, passages]
         numbers = {text: number for number, text in enumerate(dict.fromkeys(chain(*columns)))}
         texts = self.texts(list(numbers))
-        pairs = np.array([[numbers[text] for text in column] for column in columns], np.int64)
+        each = (np.fromiter(map(numbers.__getitem__, column), np.int64, len(column)) for column in columns)
+        pairs = np.stack(list(each))
         lengths = longest_first(texts.lengths[pairs], max_length - self.specials)
         return self._join(texts, pairs, lengths, side)
 

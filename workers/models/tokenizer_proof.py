@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from rankmill.workers.batches.tokens import Ids, Tokens
 
@@ -25,6 +26,9 @@ _MOST_DIFFERENT = 256
 """Characters that may differ, and are then not proven; with more of them the library is not used."""
 
 _CONTEXTS = ("{0}", "a{0}b{0}{0}1", "e{0}\u0301 .{0} A")
+_SPACE_BYTE = "\u0120"
+"""How vocabularies of bytes write a space."""
+
 _SIGNS = (" ", "\n", "\t", "\u00a0", "\u3000", ".", ", ", "'s", "-", "1999", "$3.50", "\r\n")
 RANDOM_TEXTS, LONG_TEXTS = 4000, 4
 
@@ -83,7 +87,7 @@ def prove(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
     if not same[:128].all() or (count := int((~same).sum())) > _MOST_DIFFERENT:
         raise Untrusted(f"other ids for {int((~same).sum()):,} of {len(points):,} characters")
     known = "".join(map(chr, points[same]))
-    texts = [*_with_added(slow), *_random_texts(sorted(slow.get_vocab()), known)]
+    texts = [*_with_added(slow), *_random_texts(_words(slow), known)]
     if not (agree := _agree(slow, fast, texts)).all():
         raise Untrusted(f"other ids for {described(texts[int(np.argmin(agree))])}")
     if count:
@@ -106,6 +110,15 @@ def _with_added(slow: Tokenizer) -> Iterator[str]:
         each = added.content
         yield from (each, f"a{each}b", f"a {each} b", f"{each}{each}", f" {each[:-1]}")
         yield from (each.lower(), each.upper())
+
+
+def _words(slow: Tokenizer) -> list[str]:
+    """The vocabulary, as it is written; that of bytes has a letter for each byte."""
+    words = sorted(slow.get_vocab())
+    if _SPACE_BYTE not in words:
+        return words
+    written = ByteLevel()
+    return [written.decode([word]) for word in words]
 
 
 def _random_texts(words: list[str], known: str) -> Iterator[str]:

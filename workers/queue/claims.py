@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import redis
 from rq import Queue
@@ -47,14 +48,14 @@ _COUNT_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 """How soon after the first score the first count follows."""
 
-_NAMED_RUNS = 10_000
-"""Runs that a worker can name when a tokenizer library turns out to be wrong."""
-
 _NAMED = 100
 """Runs in doubt that are named, the latest."""
 
 _WITHDRAWN = 100_000
-"""Chunks of a model that a worker can withdraw, the latest."""
+"""Chunks of a model, or of a tokenizer, that a worker can withdraw, the latest."""
+
+Answered = deque[tuple[str, int]]
+"""Runs and chunks that were answered, the latest at the end."""
 
 logger = logging.getLogger(__name__)
 
@@ -132,10 +133,10 @@ class Claims:
         self._refusals = refusals
         self._run_refusals = RunRefusals(store.redis, worker.name)
         self._put_aside = ModelQueue()
-        self._scored_fast: Counter[str] = Counter()
+        self._tokenized_fast: WeakKeyDictionary[FastTexts, Answered] = WeakKeyDictionary()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id."""
-        self._unproven: dict[str, deque[tuple[str, int]]] = {}
+        self._unproven: dict[str, Answered] = {}
         """Runs and chunks answered since a model's probes had their scores, by model."""
         pipeline.proven = self._forget_those_in_doubt
         pipeline.in_doubt = self._withdraw_those_in_doubt
@@ -256,23 +257,23 @@ class Claims:
     def _take_back(self, texts: FastTexts, why: str) -> None:
         """Hand back all chunks that a tokenizer library has tokenized, as it has turned out to be wrong.
 
-        They come again, and are tokenized by Hugging Face's. The runs that have results of it are named.
+        They come again, and are tokenized by Hugging Face's. What was answered with it is withdrawn.
         """
         for claim in reversed(list(self.unanswered.values())):
             if claim.fast and claim.engine and claim.engine.model.texts is texts:
                 self.hand_back(claim.job.id)
                 if claim.work:
                     self._pipeline.drop(claim.work, lambda: None)
-        self._pipeline.answer(partial(self._name_runs, why))
+        self._pipeline.answer(partial(self._withdraw_wrong_tokens, texts, why))
 
-    def _name_runs(self, why: str) -> None:
-        """Name the runs that have results with tokens of a library that is wrong; in the writing thread."""
-        runs = ", ".join(f"{run} ({chunks} chunks)" for run, chunks in self._scored_fast.items())
+    def _withdraw_wrong_tokens(self, texts: FastTexts, why: str) -> None:
+        """Withdraw scores with tokens of a library that is wrong; in the writing thread."""
+        answered = self._tokenized_fast.pop(texts, Answered())
         logger.critical(
-            "a tokenizer library gave wrong tokens (%s), and is not used any more. Scores that this worker "
-            "has written before may be wrong; score these runs anew: %s", why, runs or "none",
+            "a tokenizer library gave wrong tokens (%s), and is not used any more. %s are in doubt, "
+            "which this worker has answered with it", why, _counted(answered),
         )  # fmt: skip
-        self._scored_fast.clear()
+        self._withdraw(answered, f"a tokenizer library gave wrong tokens ({why})")
 
     def _accept(self, run: Run) -> None:
         """Withdraw earlier refusals: this worker can score the run."""
@@ -366,7 +367,7 @@ class Claims:
             if isinstance(result, ChunkScores):
                 assert claim.run
                 self._note_fast(claim)
-                unproven = self._unproven.setdefault(claim.run.spec.model, deque(maxlen=_WITHDRAWN))
+                unproven = self._unproven.setdefault(claim.run.spec.model, Answered(maxlen=_WITHDRAWN))
                 unproven.append((claim.run_id, claim.chunk))
                 metrics.count_scored(claim.run, result, claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
@@ -378,10 +379,9 @@ class Claims:
                 logger.warning("the run cannot be scored: %s", result.message)
 
     def _note_fast(self, claim: ChunkClaim) -> None:
-        if claim.fast:
-            self._scored_fast[claim.run_id] += 1
-            if len(self._scored_fast) > _NAMED_RUNS:
-                del self._scored_fast[next(iter(self._scored_fast))]
+        if claim.fast and claim.engine and (texts := claim.engine.model.texts):
+            answered = self._tokenized_fast.setdefault(texts, Answered(maxlen=_WITHDRAWN))
+            answered.append((claim.run_id, claim.chunk))
 
     def _forget_those_in_doubt(self, model: str) -> None:
         self._unproven.pop(model, None)
@@ -391,19 +391,21 @@ class Claims:
 
         It runs in the writing thread, and the process ends then.
         """
-        found: dict[str, list[int]] = {}
-        unproven = self._unproven.get(model, deque())
-        for run, chunk in list(unproven):
-            found.setdefault(run, []).append(chunk)
-        earlier = " (and of earlier ones)" if len(unproven) == _WITHDRAWN else ""
+        unproven = self._unproven.get(model, Answered())
         logger.critical(
-            "%s gets wrong scores on this device now: %s. %d chunks of %d runs%s are in doubt, "
-            "which this worker has answered since the probes were right",
-            model, figures, len(unproven), len(found), earlier,
+            "%s gets wrong scores on this device now: %s. %s are in doubt, "
+            "which this worker has answered since the probes were right", model, figures, _counted(unproven),
         )  # fmt: skip
+        self._withdraw(unproven, f"its device gets wrong scores now: {figures}")
+
+    def _withdraw(self, answered: Answered, reason: str) -> None:
+        """Tell who collects runs which of their scores are withdrawn; name the runs that are over."""
+        found: dict[str, list[int]] = {}
+        for run, chunk in list(answered):
+            found.setdefault(run, []).append(chunk)
         over = []
         for run, chunks in found.items():
-            withdrawal = Withdrawal(chunks=tuple(chunks), worker=self._worker.name, reason=figures)
+            withdrawal = Withdrawal(chunks=tuple(chunks), worker=self._worker.name, reason=reason)
             if not self._store.withdraw(run, withdrawal):
                 over.append(f"{run} ({len(chunks)} chunks)")
         if over:
@@ -427,6 +429,11 @@ class Claims:
                 pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
             set_aside(queue, job.id.encode(), f"{type(error).__name__}: {error}")
             metrics.set_aside.inc()
+
+
+def _counted(answered: Answered) -> str:
+    earlier = " (and of earlier ones)" if len(answered) == _WITHDRAWN else ""
+    return f"{len(answered)} chunks of {len({run for run, _ in answered})} runs{earlier}"
 
 
 def _is_of_the_host(error: Exception) -> bool:

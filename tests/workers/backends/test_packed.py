@@ -25,7 +25,7 @@ from rankmill.workers.backends.torch.prefixes import find_shared_prefixes
 from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly
 from rankmill.workers.batches.layout import ModelLayout, read_layout
 from rankmill.workers.batches.planner import plan_batches
-from rankmill.workers.batches.tokens import Batch, joined, pad
+from rankmill.workers.batches.tokens import Batch, in_a_row, pad, sharing
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.harness.models.rerankers import ENCODERS, make_chain, make_decoder, make_encoder
@@ -135,9 +135,8 @@ def test_beginnings_that_rows_share_are_computed_once(name: str, networks: dict[
     @given(st.lists(st.tuples(st.integers(0, 2), LENGTHS), min_size=2, max_size=8))
     def check(drawn: list[tuple[int, list[int]]]) -> None:
         beginnings = {0: [7] * 30, 1: [8, 9] * 12, 2: []}
-        tokens = joined(
-            [beginnings[group] + rest for group, rest in drawn], [str(group) for group, _ in drawn]
-        )
+        ids = [beginnings[group] + rest for group, rest in drawn]
+        tokens = sharing(in_a_row(ids), [str(group) for group, _ in drawn])
         batch = pad([(tokens, np.arange(len(drawn)))], 0)
         found = find_shared_prefixes(batch, network.skipped)
         if found is None:
@@ -147,7 +146,7 @@ def test_beginnings_that_rows_share_are_computed_once(name: str, networks: dict[
         equal(packed(network, rows), padded(network, batch))
 
     check()
-    alike = joined([[7] * 30 + [row] for row in range(6)], ["same"] * 6)
+    alike = sharing(in_a_row([[7] * 30 + [row] for row in range(6)]), ["same"] * 6)
     assert find_shared_prefixes(pad([(alike, np.arange(6))], 0), network.skipped) is not None
 
 

@@ -504,7 +504,8 @@ def test_a_run_whose_scores_its_caller_has_ends_when_they_are_withdrawn(
     _, look = breaking(server, workers, tmp_path / "broken")
     client = Client(server.url, model=str(bert), precision="fp32", chunk_size=4, window=1)
     run = client.submit(PAIRS)
-    with pytest.raises(ScoresWithdrawn, match=r"at row 0; score it again \(worker .* gets wrong scores now"):
+    told = r"at row 0; score it again \(worker .*: its device gets wrong scores now"
+    with pytest.raises(ScoresWithdrawn, match=told):
         read(run, look)
 
 

@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.system import system
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.models import fast_texts, tokenizer_proof
 from rankmill.workers.models.description import describe
 from rankmill.workers.models.fast_texts import LIBRARIES, FastTexts
+from rankmill.workers.models.prompts import PromptTokenizer, tokenizer_for
+from rankmill.workers.models.tokenizer import sample_pairs
 from rankmill.workers.models.tokenizer_proof import FastEncode, slow_tokens
+from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
 
 DEMO = shipped("examples", "demo-model")
 PLAIN = [f"a text of number {number}, far from here" for number in range(10_000)]
@@ -78,6 +82,61 @@ def test_the_library_gives_the_ids_of_tokenizers(
 ) -> None:
     check(proven(texts), slow_tokens(slow, texts))
     assert proven.is_fast
+
+
+BYTE_PAIRS = st.text(max_size=30) | st.sampled_from(
+    ["<|end|>", "the  moon", " \n\n far", "e\u0301", "\U0001f319\u200d\U0001f319", "it's 1999", "\u3000far"]
+)
+
+
+@pytest.fixture(scope="module")
+def byte_pairs() -> Tokenizer:
+    """As those of ModernBERT and GPT: pairs of bytes, words by a pattern, spaces as added tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(
+        [*PLAIN[:500], *["the", "moon", "is", "how", "far;", "it's", "你好"]], trainer
+    )
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.add_tokens([AddedToken("  ", normalized=True)])
+    return tokenizer
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(BYTE_PAIRS, max_size=9))
+def test_the_library_for_byte_pairs_gives_the_ids_of_tokenizers(
+    texts: list[str], byte_pairs: Tokenizer, tmp_path: Path
+) -> None:
+    found = FastTexts(byte_pairs, tmp_path)
+    assert found.settle()
+    check(found(texts), slow_tokens(byte_pairs, texts))
+    assert found.is_fast
+
+
+def test_words_of_byte_pairs_are_compared_as_they_are_written(byte_pairs: Tokenizer, slow: Tokenizer) -> None:
+    assert " number" in tokenizer_proof._words(byte_pairs)
+    assert "moon" in tokenizer_proof._words(slow)
+
+
+def test_a_language_models_prompts_are_tokenized_by_it_too(tmp_path: Path) -> None:
+    make_decoder(tmp_path / "model", "qwen2", task="causal", template=PAIR_TEMPLATE)
+    about = describe(tmp_path / "model", None, tmp_path / "cache")
+    spec = ScoreSpec(model=str(tmp_path / "model"))
+    tokenizer = tokenizer_for(spec, about, 40)
+    assert isinstance(tokenizer, PromptTokenizer)
+    queries, passages = sample_pairs(about.tokenizer)
+    expected = tokenizer(queries, passages)
+    assert expected.lengths.max() == 40  # some are cut
+    assert tokenizer.texts
+    assert tokenizer.texts.settle()
+    found = tokenizer(queries, passages)
+    check(found, expected)
+    assert found.shared is not None
+    np.testing.assert_array_equal(found.shared, expected.shared)
 
 
 def test_a_proof_is_kept_for_the_other_workers_of_the_host(
