@@ -31,7 +31,7 @@ from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.engine.probing import Probed, digest, tokens_of
-from rankmill.workers.host.device import device_name, threads
+from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import lock, version
 from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
@@ -132,8 +132,7 @@ def load_proven(
                 if proof.holds:
                     if failed:
                         logger.warning("%s is scored by another way: %s", spec.model, proof)
-                    loaded.backend.shares_prefixes = way == "shared"
-                    loaded.backend.packs = way == "packed"
+                    proving.take(way)
                     return replace(loaded, proof=proof, prove_again=partial(proving.again, way))
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
@@ -164,6 +163,7 @@ class Proving:
             inputs=spec.inputs,
         )
         self._loaded, self._folder = loaded, folder / "proofs"
+        self._shares_prefixes = loaded.backend.shares_prefixes
         self.ways: tuple[Way, ...] = ("padded", "equal")
         if loaded.backend.shares_prefixes:
             self.ways = ("shared", *self.ways)
@@ -180,6 +180,11 @@ class Proving:
             "length": self._length,
             "probes": digest((SCORED, over_the_limit(self._limit))),
         }
+
+    def take(self, way: Way) -> None:
+        """Let the backend score by a way from now on."""
+        self._loaded.backend.packs = way == "packed"
+        self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
         """What is known of a way, or is measured now."""
@@ -203,6 +208,8 @@ class Proving:
             "backend": backend.name,
             "precision": backend.precision,
             "flags": digest(sorted(cpu_flags())),
+            "forced": forced_kernels(),
+            "copies": self._loaded.copies,
             "release": _release(),
             "versions": _versions(backend.name),
             **({"kind": self._loaded.kind} if self._loaded.kind else {}),
@@ -254,6 +261,7 @@ class Proving:
         bound = _TIMES * off
         if backend.precision == "fp32" or reference == "own":
             bound = max(bound, _FLOOR, _PART * _largest(theirs))
+        self.take(way)
         probed = Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
         proof = Proof(
             digest=self._loaded.revision,
@@ -309,6 +317,8 @@ class Proving:
         """What transformers makes of the probes, and how far it is off in the worker's precision."""
         backend = self._loaded.backend
         of_device = {**_of_device(backend.device), "precision": backend.precision}
+        if BACKENDS[backend.name].rounding and backend.precision.startswith("int"):
+            of_device["backend"] = backend.name  # as each rounds in its own way
         large = self._is_large()
         about = {**self._model, "code": _code("models/reference.py"), "versions": _versions("torch")}
         about |= of_device if large else {}
@@ -352,7 +362,8 @@ class _Model:
         return self._loaded_model
 
     def _cast(self) -> None:
-        self._get().cast(self._loaded.backend.precision, self._loaded.backend.device)
+        backend = self._loaded.backend
+        self._get().cast(backend.precision, backend.device, BACKENDS[backend.name].rounding)
 
     def own(self) -> Own:
         """Logits, scores and tokens of the probes; in fp32 on the CPU unless the model is too large."""
