@@ -391,12 +391,16 @@ class _Model:
         if self._loaded_model is None:
             self._loaded_model = Reference(self._spec, self._loaded.source, self._loaded.revision)
             if self._large:
-                self._cast()
+                self._cast("bf16" if self._is_rounded else self._loaded.backend.precision)
         return self._loaded_model
 
-    def _cast(self) -> None:
+    @property
+    def _is_rounded(self) -> bool:
+        return self._loaded.backend.precision.startswith("int")
+
+    def _cast(self, precision: str) -> None:
         backend = self._loaded.backend
-        self._get().cast(backend.precision, backend.device, BACKENDS[backend.name].rounding)
+        self._get().cast(precision, backend.device, BACKENDS[backend.name].rounding)
 
     def own(self) -> Own:
         """Logits, scores and tokens of the probes; in fp32 on the CPU unless the model is too large."""
@@ -427,10 +431,10 @@ class _Model:
         """How far it is off in the worker's precision on its device; of a large model, with padding there."""
         model = self._get()
         tokens = [model.tokens(probe, self._length) for probe in SCORED]
-        if self._large:
+        if self._large and not self._is_rounded:
             found = self._logits(tokens[1:], tokens[0])
         else:
-            self._cast()
+            self._cast(self._loaded.backend.precision)
             found = self._logits(tokens)[1:]
         return Deviation(largest=_largest(found - np.array(own.logits, np.float32)[1:]))
 

@@ -31,7 +31,13 @@ from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder, make_enc
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import slow_but
 from tests.workers.backends.test_packed import Replayed
-from tests.workers.engine.test_proving import Patch, put_in_place, served
+from tests.workers.engine.test_proving import (
+    Patch,
+    put_in_place,
+    served,
+    shifted_positions,
+    skipped_layer,
+)
 from tests.workers.models.test_texts import TEMPLATE
 
 TorchBackend = torch_backend.TorchBackend
@@ -256,3 +262,37 @@ def test_a_proof_is_of_the_kernels_that_the_environment_chooses(
     assert [proofs(), proofs()] == [1, 1]
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     assert proofs() == 2
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision"),
+    slow_but([("torch", "fp32"), ("torch", "bf16"), ("openvino", "int8")], ("torch", "bf16")),
+)
+def test_a_large_model_is_held_to_its_own_precision(
+    backend: str, precision: str, models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    require(backend, precision)
+    monkeypatch.setattr(proving, "_LARGEST", 0)
+    spec = ScoreSpec.model_validate({"model": str(models["bert"]), "precision": precision})
+    proof = proving.load_proven(spec, "cpu", backend, str(tmp_path / "cache")).proof
+    assert proof is not None
+    assert proof.reference == "own"
+    assert "in its precision" in str(proof)
+    skipped_layer(monkeypatch)
+    with pytest.raises(WorkerError, match="would not get its own scores"):
+        proving.load_proven(spec, "cpu", backend, str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("plant", slow_but([skipped_layer, shifted_positions], shifted_positions))
+def test_what_is_planted_in_8_bits_is_refused(
+    plant: Callable[[Patch], None], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """As large as rounding is: positions that are one off change the demo's logits by 2.5."""
+    require("openvino", "int8")
+    spec = ScoreSpec(model="demo", precision="int8")
+    proof = proving.load_proven(spec, "cpu", "openvino", str(tmp_path / "cache")).proof
+    assert proof is not None
+    assert proof.bound < 1.5
+    plant(monkeypatch)
+    with pytest.raises(WorkerError, match="would not get its own scores"):
+        proving.load_proven(spec, "cpu", "openvino", str(tmp_path / "other"))

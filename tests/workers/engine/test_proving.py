@@ -29,7 +29,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.score.score_file import score_file
-from rankmill.workers.backends import first_token
+from rankmill.workers.backends import classifier, first_token
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch import networks
 from rankmill.workers.backends.torch.backend import TorchForward
@@ -73,7 +73,7 @@ def own_scores(model: Path) -> Logits:
 
 
 def in_the_network(patch: Patch, change: Callable[[Any], None]) -> None:
-    """Change each model of transformers that the torch backend loads, before its last layer is replaced."""
+    """Change each model of transformers that a backend loads, before its last layer is replaced."""
     load = vars(networks)["load_pretrained"]
 
     def changed(*args: Any) -> Any:
@@ -83,6 +83,7 @@ def in_the_network(patch: Patch, change: Callable[[Any], None]) -> None:
         return model
 
     patch.setattr(networks, "load_pretrained", changed)
+    patch.setattr(classifier, "load_pretrained", changed)
 
 
 def in_the_batch(patch: Patch, change: Callable[[batches.Batch], batches.Batch]) -> None:
