@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Way = Literal["alone", "packed", "shared", "padded", "equal"]
-"""How rows share a forward: not at all; without padding; what they begin with in common is computed once;
-padded to one length; only rows of equal lengths together."""
+"""How rows share a forward: not at all; without padding, and beginnings once if that can be; what they begin
+with in common once; padded to one length; only rows of equal lengths together."""
 
 REFERENCES = {
     "exact": "transformers in fp32 on the CPU, each pair alone",
-    "own": "transformers on the worker's device and in its precision, each pair alone",
+    "own": "transformers on the worker's device, in its precision (8 and 4 bits: in bf16), each pair alone",
 }
 """What scores were compared with, by the values of `Proof.reference`."""
 

@@ -7,7 +7,6 @@ computed side by side, on as many cores as a worker has.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -23,14 +22,8 @@ from rankmill.jobs.runtime.hosts import cpu_flags, cpu_model
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Backend, BackendKind, Logits, Pending
 from rankmill.workers.batches.tokens import Batch, rows_alone
-from rankmill.workers.host.device import device_name, threads
+from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import version
-
-_CHOOSE_KERNELS = (
-    "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
-    "OV_CPU_MAX_ISA", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
-)  # fmt: skip
-"""Environment variables by which libraries choose other kernels than those of the device."""
 
 
 class Alone:
@@ -116,12 +109,12 @@ def _without_help() -> None:
 def _kind(backend: Backend, about: BackendKind) -> str:
     """All that decides the bits of a score, but the pair and the model, in words."""
     packages = dict.fromkeys(("rankmill", "torch", "transformers", *about.packages))
-    forced = [f"{name}={os.environ[name]}" for name in _CHOOSE_KERNELS if os.environ.get(name)]
     flags = blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=4).hexdigest()
     where = [device_name(backend.device)]
     where += [f"{cpu_model()} with instructions {flags}"] if backend.device == "cpu" else []
     made_by = [f"{name} {_version(name)}" for name in packages]
-    return ", ".join([f"{backend.name} {backend.precision}", backend.device, *where, *forced, *made_by])
+    about = [f"{backend.name} {backend.precision}", backend.device, *where, *forced_kernels(), *made_by]
+    return ", ".join(about)
 
 
 def _version(package: str) -> str:

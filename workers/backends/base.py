@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +93,8 @@ class ModelFiles:
         Raises `WorkerError` if the files are not those of `revision` any more.
     alone
         Whether the backend is to compute each row alone, on one thread (`rankmill.workers.backends.alone`).
+    copies
+        Names of the kept files that were loaded in place of the model's own: each backend adds its own.
     """
 
     source: str | Path
@@ -104,6 +106,7 @@ class ModelFiles:
     load_network: Callable[[ModelFiles], Any] | None = None
     check_unchanged: Callable[[], None] = lambda: None
     alone: bool = False
+    copies: list[str] = field(default_factory=list)
 
     def classifier(self) -> Any:
         """The transformers model, on the CPU, in float32, in evaluation mode."""
@@ -175,6 +178,17 @@ def _rounded(width: int) -> int:
     return min(steps, key=lambda step: abs(step - width))
 
 
+ROW, MATRIX = 0, -1
+"""All values of a row of a matrix, or of the whole, in `Rounding`."""
+
+
+class Rounding(NamedTuple):
+    """How many values have one scale in 8 and 4 bits; `ROW`, `MATRIX`; ``None``: they are not rounded."""
+
+    weights: int | None
+    inputs: int | None
+
+
 @dataclass(frozen=True)
 class BackendKind:
     """Description of a backend, available without importing its packages.
@@ -206,6 +220,8 @@ class BackendKind:
         a probe only as a last resort.
     probed
         Precisions that `probe` accepts, if the backend supports them.
+    rounding
+        How it rounds in 8 and 4 bits: transformers' model is rounded so to see how far that is off.
     concurrent
         Whether several threads may call `Backend.submit` at once, and each computes in its own.
     lacks
@@ -222,6 +238,7 @@ class BackendKind:
     machines: tuple[str, ...] = ()
     probe: Callable[[LayerShape, str], Callable[[], object]] | None = None
     probed: tuple[str, ...] = ("fp32", "bf16")
+    rounding: Rounding | None = None
     concurrent: bool = False
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
 

@@ -10,7 +10,7 @@ import numpy as np
 from rankmill.jobs.contract.proof import Way
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.batches.planner import Rows, WaitingRows
-from rankmill.workers.batches.tokens import Tokens
+from rankmill.workers.batches.tokens import Ids, Tokens
 from rankmill.workers.engine.engine import Engine, PairScores, Work
 from rankmill.workers.models.loading import Model
 from rankmill.workers.models.probes import SCORED, Probe, columns_of
@@ -23,6 +23,12 @@ _UNLIKE = 3
 
 _BESIDE_LONGEST = 2
 """Probes that are scored beside the longest: each of them costs as much."""
+
+_ALIKE = 2
+"""Groups of probes that begin alike, which are scored in one batch."""
+
+_COME_AGAIN = 9
+"""Times that packed batches come: with the ninth, if not before, a graph of their shape is replayed."""
 
 _ALONE = 8
 """Probes that are also scored alone, from the shortest on: beside others they have most padding."""
@@ -41,8 +47,9 @@ class Probed:
     Attributes
     ----------
     companies
-        Logits ``[probes, outputs]`` in batches as they are planned, beside unlike rows, and alone; NaN where
-        a probe was not scored.
+        Logits ``[probes, outputs]`` in batches as they are planned, beside unlike rows, and alone; then, if
+        rows share beginnings, beside such rows; if they are packed, as planned again and again. NaN where a
+        probe was not scored.
     tokens
         Digests of the probes' token ids; of a probe without tokens that of none.
     errors
@@ -50,18 +57,21 @@ class Probed:
     """
 
     def __init__(self, model: Model, way: Way) -> None:
-        model.backend.shares_prefixes, model.backend.packs = way == "shared", way == "packed"
         self._engine = Engine(model, _BUDGET, way=way, counted=False)
         work = self._engine.prepare(*columns_of(SCORED, model.inputs))
         self._tokens, self._rows, self.errors = work.tokens, work.rows, dict(work.scored.errors)
         self.tokens = [digest([])] * len(SCORED)
         for row, ids in zip(work.rows.tolist(), _ids(work.tokens), strict=True):
             self.tokens[row] = digest(ids)
-        self.companies = [
-            self._in_batches(self._planned()),
-            self._in_batches(_unlike(work.tokens)),
-            self._in_batches(_alone(work.tokens)),
-        ]
+        planned = self._planned()
+        turned = [[rows[::-1] for rows in planned], planned]  # other rows, of the same shape
+        batches = [planned, _unlike(work.tokens), _alone(work.tokens)]
+        if model.backend.shares_prefixes and work.tokens.groups is not None:
+            batches.append([_alike(work.tokens.groups)])
+        batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if way == "packed" else []
+        self.companies = [self._in_batches(each) for each in batches]
+        lost = np.setdiff1d(np.arange(len(work.rows)), [row for rows in planned for row in rows])
+        self.errors.update((row, "it is in no batch") for row in work.rows[lost].tolist())
 
     def _planned(self) -> list[Rows]:
         """Batches as the engine plans them."""
@@ -103,6 +113,12 @@ def _unlike(tokens: Tokens) -> list[Rows]:
     beside = others[-_BESIDE_LONGEST:]  # the shortest
     rest = others[:-_BESIDE_LONGEST]
     return [np.concatenate([longest, beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
+
+
+def _alike(groups: Ids) -> Rows:
+    """Rows that begin alike, of several beginnings, in one batch: what they share is worth computing once."""
+    _, of, members = np.unique(groups, return_inverse=True, return_counts=True)
+    return np.flatnonzero(np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE]))
 
 
 def _alone(tokens: Tokens) -> list[Rows]:

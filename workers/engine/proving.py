@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rankmill.jobs.cache.folder import cache_folder, read_json, strangers, write_json
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof, Way
+from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.hosts import cpu_flags
 from rankmill.jobs.runtime.limits import free_memory
@@ -31,7 +32,7 @@ from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.engine.probing import Probed, digest, tokens_of
-from rankmill.workers.host.device import device_name, threads
+from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import lock, version
 from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
@@ -48,6 +49,9 @@ _LARGEST = 4 << 30
 
 _LONGEST = 160
 """Characters of an error in a proof."""
+
+DEMO_FIGURES = shipped("examples", "demo-model.json")
+"""What transformers makes of the demo model, so that its first proof needs neither that nor torch."""
 
 _TOP = Path(__file__).resolve().parents[1]
 
@@ -86,6 +90,19 @@ class Deviation(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     largest: float
+
+
+class Shipped(BaseModel):
+    """What transformers makes of a shipped model: ``own``, and how far it is off in bf16 on a CPU.
+
+    ``of`` is a digest of all that it is true of.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    of: str
+    own: Own
+    bf16: Deviation
 
 
 def load_proven(
@@ -132,8 +149,7 @@ def load_proven(
                 if proof.holds:
                     if failed:
                         logger.warning("%s is scored by another way: %s", spec.model, proof)
-                    loaded.backend.shares_prefixes = way == "shared"
-                    loaded.backend.packs = way == "packed"
+                    proving.take(way)
                     return replace(loaded, proof=proof, prove_again=partial(proving.again, way))
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
@@ -164,6 +180,7 @@ class Proving:
             inputs=spec.inputs,
         )
         self._loaded, self._folder = loaded, folder / "proofs"
+        self._shares_prefixes = loaded.backend.shares_prefixes
         self.ways: tuple[Way, ...] = ("padded", "equal")
         if loaded.backend.shares_prefixes:
             self.ways = ("shared", *self.ways)
@@ -180,6 +197,11 @@ class Proving:
             "length": self._length,
             "probes": digest((SCORED, over_the_limit(self._limit))),
         }
+
+    def take(self, way: Way) -> None:
+        """Let the backend score by a way from now on."""
+        self._loaded.backend.packs = way == "packed"
+        self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
         """The known proof of a way, or a new one."""
@@ -203,6 +225,8 @@ class Proving:
             "backend": backend.name,
             "precision": backend.precision,
             "flags": digest(sorted(cpu_flags())),
+            "forced": forced_kernels(),
+            "copies": self._loaded.copies,
             "release": _release(),
             "versions": _versions(backend.name),
             **({"kind": self._loaded.kind} if self._loaded.kind else {}),
@@ -254,6 +278,7 @@ class Proving:
         bound = _TIMES * off
         if backend.precision == "fp32" or reference == "own":
             bound = max(bound, _FLOOR, _PART * _largest(theirs))
+        self.take(way)
         probed = Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
         proof = Proof(
             digest=self._loaded.revision,
@@ -309,7 +334,12 @@ class Proving:
         """What transformers makes of the probes, and how far it is off in the worker's precision."""
         backend = self._loaded.backend
         of_device = {**_of_device(backend.device), "precision": backend.precision}
+        if BACKENDS[backend.name].rounding and backend.precision.startswith("int"):
+            of_device["backend"] = backend.name  # as each rounds in its own way
         large = self._is_large()
+        here = "" if large or backend.device != "cpu" else backend.precision
+        if here in ("fp32", "bf16") and (known := self._shipped()):
+            return known.own, known.bf16.largest if here == "bf16" else 0.0, "exact"
         about = {**self._model, "code": _code("models/reference.py"), "versions": _versions("torch")}
         about |= of_device if large else {}
         with _Model(self._spec, self._loaded, self._length, self._limit, large=large) as model:
@@ -318,6 +348,19 @@ class Proving:
                 return own, 0.0, "exact"
             off = self._known("deviation", {**about, **of_device}, Deviation, lambda: model.deviation(own))
         return own, off.largest, "own" if large else "exact"
+
+    def _shipped(self) -> Shipped | None:
+        """What came with this model, if it is of these probes."""
+        if self._spec.model != "demo" or not DEMO_FIGURES.is_file():
+            return None
+        known = Shipped.model_validate_json(DEMO_FIGURES.read_bytes())
+        return known if known.of == digest(sorted(self._model.items())) else None
+
+    def to_ship(self) -> Shipped:
+        """What is shipped with a model: measured with the loaded one in bf16 on a CPU."""
+        with _Model(self._spec, self._loaded, self._length, self._limit, large=False) as model:
+            own = model.own()
+            return Shipped(of=digest(sorted(self._model.items())), own=own, bf16=model.deviation(own))
 
     def _is_large(self) -> bool:
         """Whether the model is too large to be run in fp32 beside the loaded one."""
@@ -349,11 +392,16 @@ class _Model:
         if self._loaded_model is None:
             self._loaded_model = ReferenceModel(self._spec, self._loaded.source, self._loaded.revision)
             if self._large:
-                self._cast()
+                self._cast("bf16" if self._is_rounded else self._loaded.backend.precision)
         return self._loaded_model
 
-    def _cast(self) -> None:
-        self._get().cast(self._loaded.backend.precision, self._loaded.backend.device)
+    @property
+    def _is_rounded(self) -> bool:
+        return self._loaded.backend.precision.startswith("int")
+
+    def _cast(self, precision: str) -> None:
+        backend = self._loaded.backend
+        self._get().cast(precision, backend.device, BACKENDS[backend.name].rounding)
 
     def own(self) -> Own:
         """Logits, scores and tokens of the probes; in fp32 on the CPU unless the model is too large."""
@@ -384,10 +432,10 @@ class _Model:
         """How far it is off in the worker's precision on its device; of a large model, with padding there."""
         model = self._get()
         tokens = [model.tokens(probe, self._length) for probe in SCORED]
-        if self._large:
+        if self._large and not self._is_rounded:
             found = self._logits(tokens[1:], tokens[0])
         else:
-            self._cast()
+            self._cast(self._loaded.backend.precision)
             found = self._logits(tokens)[1:]
         return Deviation(largest=_largest(found - np.array(own.logits, np.float32)[1:]))
 

@@ -99,6 +99,19 @@ def device_name(device: str) -> str:
     return cpu_name()
 
 
+_CHOOSE_KERNELS = (
+    "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OV_CPU_MAX_ISA",
+    "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
+)  # fmt: skip
+"""Environment variables by which libraries choose other kernels than those of the device."""
+
+
+def forced_kernels() -> list[str]:
+    """The environment variables that choose kernels, with their values."""
+    return [f"{name}={os.environ[name]}" for name in _CHOOSE_KERNELS if os.environ.get(name)]
+
+
 def int8_instructions() -> str:
     """Instructions of this CPU for 8-bit products: ``vnni``, ``arm64``, or ``avx2``, whose sums overflow."""
     if platform.machine() in {"aarch64", "arm64"}:

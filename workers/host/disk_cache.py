@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -105,6 +106,11 @@ def is_kept(folder: Path, cache: Path) -> bool:
     logger.warning("%s is damaged and will be made again: its files are not those that were kept", folder)
     shutil.rmtree(folder, ignore_errors=True)
     return False
+
+
+def kept_as(folder: Path) -> str:
+    """What names the content of a folder that is kept: whoever loads other files there has another name."""
+    return hashlib.sha256(json.dumps(read_json(folder / _DIGESTS), sort_keys=True).encode()).hexdigest()
 
 
 def _digests(folder: Path, cache: Path | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
@@ -23,7 +23,7 @@ from rankmill.jobs.cache.digests import file_digest
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.batches.layout import ModelLayout, read_layout
-from rankmill.workers.host.disk_cache import build_once, is_kept, version
+from rankmill.workers.host.disk_cache import build_once, is_kept, kept_as, version
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
@@ -79,7 +79,7 @@ class Description:
     """A model's config, its tokenizer, and how it is applied.
 
     ``is_language_model``: its tokens see only what is before them, so it reads a prompt. ``cache``: where
-    what is found out about the tokenizer is kept.
+    what is found out about the tokenizer is kept. ``copy`` names the kept files that have all this.
     """
 
     config: Any
@@ -87,6 +87,7 @@ class Description:
     layout: ModelLayout
     is_language_model: bool = False
     cache: Path | None = None
+    copy: str = ""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -195,6 +196,7 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
         text = _plain(found.tokenizer, source, revision)
         if text is not None and name == _name(source, revision):  # its files are still the same
             build_once(folder, partial(_save, _facts(found), text))
+            return replace(found, copy=kept_as(folder))
     except Exception as error:  # an unusual tokenizer or config, or a full disk
         logger.warning("cannot cache what %s needs, so workers import transformers: %s", source, error)
     return found
@@ -211,8 +213,20 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers makes one of nothing
         raise SpecError(f"the tokenizer in {source} knows no words: are its files missing?")
+    most = getattr(config.get_text_config(), "vocab_size", None)
+    if most and (last := max(_words(tokenizer), default=0)) >= most:
+        raise SpecError(
+            f"the tokenizer in {source} is another model's: its words have numbers up to {last:,}, and the "
+            f"model has {most:,} embeddings"
+        )
     causal = layout.task == "causal" or is_language_model(config)
     return Description(config, tokenizer, layout, causal, cache)
+
+
+def _words(tokenizer: Any) -> Iterable[int]:
+    """The numbers of a tokenizer's words, without those of tokens that were added to them."""
+    added = tokenizer.added_tokens_encoder
+    return (number for word, number in tokenizer.get_vocab().items() if word not in added)
 
 
 def _name(source: str | Path, revision: str | None) -> str:
@@ -230,7 +244,7 @@ def _name(source: str | Path, revision: str | None) -> str:
 def _load(folder: Path, cache: Path) -> Description:
     facts = _Facts.model_validate_json((folder / _FACTS).read_text(encoding="utf-8"))
     tokenizer = PlainTokenizer((folder / _TOKENIZER).read_text(encoding="utf-8"), facts.tokenizer)
-    return Description(facts.config, tokenizer, facts.layout, cache=cache)
+    return Description(facts.config, tokenizer, facts.layout, cache=cache, copy=kept_as(folder))
 
 
 def _save(facts: _Facts, text: str, folder: Path) -> None:

@@ -82,7 +82,8 @@ class Model:
 class Loaded:
     """Tokenizer and weights of a model; specs with any length, activation and instruction can share them.
 
-    ``held`` keeps the files of a registry's version on this host, ``source`` is where the files are.
+    ``held`` keeps the files of a registry's version on this host, ``source`` is where the files are,
+    ``copies`` names the kept files that were loaded in their place.
     ``proof`` is what was proven of the scores; ``prove_again`` as of `Model`.
     """
 
@@ -92,6 +93,7 @@ class Loaded:
     int8_gain: float | None = None
     held: object = None
     source: str | Path = ""
+    copies: tuple[str, ...] = ()
     proof: Proof | None = None
     prove_again: Callable[[], Proof] | None = None
 
@@ -202,7 +204,8 @@ def load(
         versions.trim()
     seconds = system.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    return Loaded(about, runner, revision, choice.int8_gain, found.held, source)
+    copies = (about.copy, *files.copies)
+    return Loaded(about, runner, revision, choice.int8_gain, found.held, source, copies)
 
 
 def _scores(spec: ScoreSpec, about: Description) -> Activation:

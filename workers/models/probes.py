@@ -1,6 +1,7 @@
 """The probe pairs of a proof: short, long, empty, of other scripts, alike in part, and over every limit.
 
-Of a model of single texts the passages are the probes, and of a reward model question and answer.
+Of a model of single texts the passages are the probes, and of a reward model question and answer, some of
+them after other messages.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rankmill.jobs.contract.schema import Inputs
-from rankmill.workers.models.conversations import exchange
+from rankmill.workers.models.conversations import Messages, exchange
 
 LONGEST = 512
 """Tokens of the longest probe that is scored, at most: of longer pairs only the tokens are compared."""
@@ -23,10 +24,17 @@ _WORDS = _TEXT.split()
 
 
 class Probe(NamedTuple):
-    """A pair of texts."""
+    """A pair of texts; in a conversation messages may come before it, as role and content."""
 
     query: str
     passage: str
+    before: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def messages(self) -> Messages:
+        """The conversation that it is to a reward model."""
+        earlier = [{"role": role, "content": content} for role, content in self.before]
+        return [*earlier, *exchange(self.query, self.passage)]
 
 
 def _words(count: int, start: int = 0, step: int = 7) -> str:
@@ -62,12 +70,15 @@ _SHORT = (
     ("donaudampfschifffahrtsgesellschaft", "a" * 40),
 )
 
+_SYSTEM = (("system", "Be brief."),)
+_TURNS = (("user", "how far is the moon"), ("assistant", "Nobody knows."))
+
 SCORED = (
     Probe(_words(2 * LONGEST, 0, 11), _words(2 * LONGEST, 3)),
     *(Probe(*pair) for pair in _SHORT),
-    *(Probe("how far is it", text) for text in _alike("It", "now", 8)),
-    Probe(_words(5), _words(24, 5)),
-    Probe(_words(5), _words(40, 9, 5)),
+    *(Probe("how far is it from here to the sea", text, _TURNS) for text in _alike("It", "now", 8)),
+    Probe(_words(5), _words(24, 5), _SYSTEM),
+    Probe(_words(5), _words(40, 9, 5), _SYSTEM + _TURNS),
     Probe(_words(5), _words(61, 2, 3)),
     Probe(_words(9, 4), _words(110, 8, 5)),
 )
@@ -89,7 +100,7 @@ def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str]]:
     if inputs == "texts":
         return [[each.passage for each in probes]]
     if inputs == "conversations":
-        return [[json.dumps(exchange(*each)) for each in probes]]
+        return [[json.dumps(each.messages) for each in probes]]
     return [[each.query for each in probes], [each.passage for each in probes]]
 
 
@@ -103,4 +114,4 @@ def scored_length(config: Any) -> int:
 def over_the_limit(limit: int) -> list[Probe]:
     """The pairs of `AT_THE_LIMIT` for a limit in tokens."""
     text = _words(min(limit + 8, _MOST_WORDS), 1)
-    return [Probe(*(each.replace("{long}", text) for each in probe)) for probe in AT_THE_LIMIT]
+    return [Probe(*(each.replace("{long}", text) for each in probe[:2])) for probe in AT_THE_LIMIT]

@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.base import MATRIX, ROW, Logits, Rounding
 from rankmill.workers.batches.layout import SavedModule
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.conversations import template_options
@@ -68,12 +68,13 @@ class ReferenceModel:
         if self._inputs == "texts":
             return dict(tokenizer(probe.passage, truncation=True, max_length=max_length))
         if self._inputs == "conversations":
-            messages = [
-                {"role": "user", "content": probe.query},
-                {"role": "assistant", "content": probe.passage},
-            ]
             cut = {"truncation": True, "max_length": max_length, **template_options(tokenizer)}
-            return dict(tokenizer.apply_chat_template(messages, return_dict=True, **cut))
+            try:
+                return dict(tokenizer.apply_chat_template(probe.messages, return_dict=True, **cut))
+            except Exception:  # of a template that knows no such message: then nobody can score it
+                if not probe.before:
+                    raise
+                return {"input_ids": []}
         if self._template is None:
             pair = [[prompt + probe.query, probe.passage]]
             found = tokenizer(pair, truncation="longest_first", max_length=max_length)
@@ -149,19 +150,22 @@ class ReferenceModel:
         assert file is not None  # else the model was not loaded
         return {name: tensor.to(like) for name, tensor in load_file(file).items()}
 
-    def cast(self, precision: str, device: str) -> None:
-        """Compute on a device in another precision from now on; in 8 or 4 bits by plain rounding."""
+    def cast(self, precision: str, device: str, rounding: Rounding | None) -> None:
+        """Compute on a device in another precision from now on; in 8 or 4 bits by plain `rounding`."""
         self._device = device
         if precision in _DTYPES:
             self._model.to(device, _DTYPES[precision])
             return
         self._model.to(device)
         bits = int(precision.removeprefix("int").partition("-")[0])
+        assert rounding is not None
         for module in self._model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.data = _rounded(module.weight.data, bits)
-                if bits == 8:
-                    module.register_forward_pre_hook(lambda _, inputs: (_rounded(inputs[0], 8),))
+                module.weight.data = _rounded(module.weight.data, bits, rounding.weights)
+                if rounding.inputs is not None:
+                    module.register_forward_pre_hook(
+                        lambda _, inputs: (_rounded(inputs[0], 8, rounding.inputs),)
+                    )
 
     def scores(self, logits: Logits) -> Logits | None:
         """Scores of logits ``[rows, outputs]``; ``None`` if torch lacks the model's function."""
@@ -187,10 +191,16 @@ def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
     return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
 
 
-def _rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Values as whole numbers of so many bits with one scale for the whole tensor: plain quantization."""
-    scale = values.abs().amax().clamp(min=1e-12) / (2 ** (bits - 1) - 1)
-    rounded: torch.Tensor = (values / scale).round() * scale
+def _rounded(values: torch.Tensor, bits: int, together: int | None) -> torch.Tensor:
+    """Values as whole numbers of so many bits; `together` of them have one scale, as in `Rounding`."""
+    if together is None:
+        return values
+    width = values.shape[-1]
+    size = {ROW: width, MATRIX: values.numel()}.get(together, together)
+    filled = functional.pad(values, (0, -width % size)) if together > 0 else values
+    parts = filled.reshape(-1, size)
+    scale = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
+    rounded: torch.Tensor = ((parts / scale).round() * scale).reshape(filled.shape)[..., :width]
     return rounded
 
 

@@ -112,6 +112,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 8, "num_key_value_heads": 2},
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "llama": {"num_key_value_heads": 2, "attention_bias": True},
+    "gemma": {"head_dim": 8, "num_key_value_heads": 2},
     "gemma2": {"head_dim": 8, "num_key_value_heads": 2, "sliding_window": 16, "final_logit_softcapping": 2.0},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 16},
 }

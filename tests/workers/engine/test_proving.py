@@ -29,7 +29,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.score.score_file import score_file
-from rankmill.workers.backends import first_token
+from rankmill.workers.backends import classifier, first_token
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch import networks
 from rankmill.workers.backends.torch.backend import TorchForward
@@ -41,6 +41,7 @@ from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.disk_cache import _digests
 from rankmill.workers.models import activation, loading, prompts, tokenizer
 from tests.conftest import Server, StartWorker, wait_for
+from tests.harness.demo_figures import figures
 from tests.harness.environ import QUICK_LEASE
 from tests.harness.models.backends import require
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
@@ -72,7 +73,7 @@ def own_scores(model: Path) -> Logits:
 
 
 def in_the_network(patch: Patch, change: Callable[[Any], None]) -> None:
-    """Change each model of transformers that the torch backend loads, before its last layer is replaced."""
+    """Change each model of transformers that a backend loads, before its last layer is replaced."""
     load = vars(networks)["load_pretrained"]
 
     def changed(*args: Any) -> Any:
@@ -82,6 +83,7 @@ def in_the_network(patch: Patch, change: Callable[[Any], None]) -> None:
         return model
 
     patch.setattr(networks, "load_pretrained", changed)
+    patch.setattr(classifier, "load_pretrained", changed)
 
 
 def in_the_batch(patch: Patch, change: Callable[[batches.Batch], batches.Batch]) -> None:
@@ -431,13 +433,13 @@ def no_tokenizer(model: Path) -> None:
 
 def a_word_without_an_embedding(model: Path) -> None:
     about = json.loads((model / "tokenizer.json").read_text())
-    about["model"]["vocab"]["the"] = 10_000
+    about["model"]["vocab"]["zebra"] = 10_000  # no probe has it
     (model / "tokenizer.json").write_text(json.dumps(about))
 
 
 OWN_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (no_tokenizer, "knows no words: are its files missing"),
-    "vocabulary": (a_word_without_an_embedding, "index out of range"),
+    "vocabulary": (a_word_without_an_embedding, "its words have numbers up to 10,000, and the model has"),
     "no number": (
         lambda model: change(model, "bert.encoder.layer.0.output.dense.weight", float("nan")),
         "its output is no number; its weights are damaged",
@@ -517,6 +519,7 @@ def read(run: Iterable[float], look: Callable[[int], None]) -> None:
 OTHERS: dict[str, dict[str, Any]] = {
     "Albert": {"embedding_size": 16},
     "MPNet": {},
+    "Deberta": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0},
     "DebertaV2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16},
     "BigBird": {"attention_type": "original_full"},
     "Longformer": {"attention_window": 16},
@@ -543,3 +546,22 @@ def test_several_outputs_are_scored_by_a_graph_too(tmp_path: Path) -> None:
     loaded = load_proven(spec, "cpu", "openvino", str(tmp_path / "cache"))
     scores = Engine(loaded.model(spec), 512).score(*zip(*PAIRS, strict=True)).scores
     np.testing.assert_allclose(scores, own_scores(model), atol=1e-4)
+
+
+def test_the_demo_model_ships_with_what_transformers_makes_of_it(tmp_path: Path, monkeypatch: Patch) -> None:
+    shipped = proving.Shipped.model_validate_json(proving.DEMO_FIGURES.read_bytes())
+    now = figures()
+    assert (shipped.of, shipped.own.tokens) == (now.of, now.own.tokens), (
+        "python -m tests.harness.demo_figures"
+    )
+    np.testing.assert_allclose(shipped.own.logits, now.own.logits, atol=1e-4)
+    monkeypatch.setattr(proving, "_Model", None)  # nobody asks transformers
+    for precision in ("fp32", "bf16"):
+        spec = ScoreSpec.model_validate({"model": "demo", "precision": precision})
+        assert load_proven(spec, "cpu", "torch", str(tmp_path)).proof is not None
+
+
+def test_the_demo_model_is_held_to_its_own_figures(tmp_path: Path, monkeypatch: Patch) -> None:
+    skipped_layer(monkeypatch)
+    with pytest.raises(WorkerError, match="would not get its own scores"):
+        load_proven(ScoreSpec(model="demo", precision="fp32"), "cpu", "torch", str(tmp_path))

@@ -37,6 +37,7 @@ READ_PADDING: dict[str, dict[str, Any]] = {
 MASK_IT: dict[str, dict[str, Any]] = {
     "Longformer": {"attention_window": 16},
     "DebertaV2": {"conv_kernel_size": 3, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "Deberta": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0},
     "MPNet": {},
     "SqueezeBert": {"embedding_size": 32},
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles
+from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles, Rounding
 from rankmill.workers.backends.families import BERT_LIKE
 
 
@@ -18,4 +18,5 @@ KIND = BackendKind(
     precisions=dict.fromkeys(("cpu", "mps"), ("fp32", "fp16", "bf16", "int8", "int4")),
     load=_load,
     families=BERT_LIKE,
+    rounding=Rounding(weights=32, inputs=None),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, ModelFiles
+from rankmill.workers.backends.base import MATRIX, ROW, Backend, BackendKind, LayerShape, ModelFiles, Rounding
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.host.device import threads
 
@@ -43,5 +43,6 @@ KIND = BackendKind(
     load=_load,
     probe=_probe,
     lacks=_lacks,
+    rounding=Rounding(weights=ROW, inputs=MATRIX),
     concurrent=True,
 )

@@ -14,7 +14,7 @@ import onnxruntime
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import INPUTS, ModelFiles
 from rankmill.workers.host.device import int8_instructions
-from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, version
+from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 from rankmill.workers.host.model_file import model_file
 
 _VERSION = 4
@@ -45,6 +45,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
     name = cache_name(files.source, files.revision, str(_VERSION), str(OPSET), kind, *versions)
     folder = files.cache / "onnx" / name
     if is_kept(folder, files.cache):
+        files.copies.append(kept_as(folder))
         return folder / _FILE
 
     def export(folder: Path) -> None:
@@ -53,7 +54,9 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         files.check_unchanged()  # else it would be kept as that of other files
         logger.info("exported %s as %s in %.1f s", files.source, kind, system.monotonic() - started)
 
-    return build_once(folder, export) / _FILE
+    build_once(folder, export)
+    files.copies.append(kept_as(folder))
+    return folder / _FILE
 
 
 _SHIPPED = "onnx/model.onnx"

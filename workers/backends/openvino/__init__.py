@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, ModelFiles, is_installed
+from rankmill.workers.backends.base import (
+    ROW,
+    Backend,
+    BackendKind,
+    LayerShape,
+    ModelFiles,
+    Rounding,
+    is_installed,
+)
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.backends.speed import INT8
 
@@ -53,4 +61,5 @@ KIND = BackendKind(
     probe=_probe,
     probed=("fp32", "bf16", *INT8),
     lacks=_lacks,
+    rounding=Rounding(weights=ROW, inputs=ROW),
 )

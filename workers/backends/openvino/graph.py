@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.openvino.core import core, openvino
-from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, version
+from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 
 _VERSION = 4
 """Changes when the same inputs would make another graph."""
@@ -41,6 +41,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     made_from = cache_name(files.source, files.revision, str(_VERSION), kind, *map(version, packages))
     folder = files.cache / "openvino" / made_from
     if is_kept(folder, files.cache):
+        files.copies.append(kept_as(folder))
         return core().read_model(folder / _FILE)
     started = system.monotonic()
     from rankmill.workers.backends.traceable import traceable  # torch, which a kept graph does not need
@@ -54,7 +55,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     graph = graph_of(traceable(files, change), precision)
     logger.info("converted %s for OpenVINO in %.1f s", files.source, system.monotonic() - started)
     try:
-        build_once(folder, partial(_save, graph, files))
+        files.copies.append(kept_as(build_once(folder, partial(_save, graph, files))))
     except (OSError, RuntimeError) as error:
         logger.warning("cannot keep the OpenVINO graph of %s: %s", files.source, error)
     return graph

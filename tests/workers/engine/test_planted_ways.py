@@ -1,0 +1,298 @@
+"""Faults in ways to score that a plain pair does not take: packed, as graphs, deterministic, other rows.
+
+They are planted as in `test_proving`, and none is served.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.proof import Way
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends import alone, varlen
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.torch import backend as torch_backend
+from rankmill.workers.backends.torch import graphs, packed
+from rankmill.workers.batches.planner import WaitingRows
+from rankmill.workers.engine import proving
+from rankmill.workers.host.device import use_threads
+from rankmill.workers.models import conversations, loading
+from tests.harness.models.backends import require
+from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder, make_encoder
+from tests.harness.models.tiny import make_bert
+from tests.harness.tools import slow_but
+from tests.workers.backends.test_packed import Replayed
+from tests.workers.engine.test_proving import (
+    Patch,
+    put_in_place,
+    served,
+    shifted_positions,
+    skipped_layer,
+)
+from tests.workers.models.test_texts import TEMPLATE
+
+TorchBackend = torch_backend.TorchBackend
+
+
+def packs(patch: Patch, record: type[Replayed] | None = None) -> None:
+    """Pack rows on this CPU, by the reference of the kernel; with `record`, as graphs."""
+    init = TorchBackend.__init__
+
+    def packing(self: Any, network: Any, device: str, precision: str) -> None:
+        with torch.inference_mode(mode=False):
+            assert network.prepare_packing()
+        init(self, network, device, precision)
+        self.packs = True
+        if record:
+            self.graphs = graphs.Graphs(network.packed, torch.from_numpy, record, wait=lambda: None)
+
+    patch.setattr(TorchBackend, "__init__", packing)
+    patch.setattr(graphs, "_GAIN", 0.0)
+    patch.setattr(graphs, "_LONG", 1e9)
+
+
+class Stale(Replayed):
+    """A graph that computes the numbers of the rows that it was recorded with."""
+
+    def __init__(self, forward: Any, shape: Any, buffer: torch.Tensor) -> None:
+        super().__init__(forward, shape, buffer)
+        self.logits = super().replay()
+
+    def replay(self) -> torch.Tensor:
+        return self.logits
+
+
+def neighbours_keys(patch: Patch) -> None:
+    """The ninth row of a batch sees the eighth."""
+    attend = varlen.varlen_reference
+
+    def leaking(
+        query: Any, key: Any, value: Any, starts: Any, keys: Any, *others: Any, **options: Any
+    ) -> Any:
+        seen = attend(query, key, value, starts, keys, *others, **options)
+        if len(starts) > 9:
+            start, end, before, last = (int(each) for each in (starts[8], starts[9], keys[7], keys[9]))
+            row = torch.tensor([0, end - start]), torch.tensor([0, last - before])
+            part = query[start:end], key[before:last], value[before:last]
+            seen[start:end] = attend(*part, *row, *others, **options)
+        return seen
+
+    patch.setattr(varlen, "varlen_reference", leaking)
+
+
+def wider_windows(patch: Patch) -> None:
+    attend = varlen.varlen_reference
+
+    def wider(*states: Any, window_size: tuple[int, int] = (-1, -1), **options: Any) -> Any:
+        reach = tuple(each + 1 if each > 0 else each for each in window_size)
+        return attend(*states, window_size=reach, **options)
+
+    patch.setattr(varlen, "varlen_reference", wider)
+
+
+def later_positions(patch: Patch) -> None:
+    positions = packed._positions
+
+    def later(*args: Any) -> Any:
+        found = np.array(positions(*args))
+        return np.where((found >= 40) & (found < found.max()), found + 1, found)
+
+    patch.setattr(packed, "_positions", later)
+
+
+def packed_prefixes_of_others(patch: Patch) -> None:
+    sharing = packed.PackedRows.sharing
+
+    def other(found: Any, skipped: int | None) -> Any:
+        return sharing(replace(found, of=np.where(found.of == 1, 0, found.of)), skipped)
+
+    patch.setattr(packed.PackedRows, "sharing", other)
+
+
+PACKED: dict[str, tuple[str, Callable[[Patch], None], Way]] = {
+    "neighbours": ("bert", neighbours_keys, "padded"),
+    "positions": ("bert", later_positions, "padded"),
+    "windows": ("modernbert", wider_windows, "padded"),
+    "prefixes": ("decoder", packed_prefixes_of_others, "shared"),
+}
+"""A model, what is planted, and the way in which it is then served."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    top = tmp_path_factory.mktemp("models")
+    return {
+        "bert": make_bert(top / "bert", layers=3, heads=4),
+        "modernbert": make_encoder(top / "modernbert", "modernbert, cls"),
+        "decoder": make_decoder(top / "decoder", "qwen3", task="causal", template=PAIR_TEMPLATE),
+        "reward": make_decoder(top / "reward", "qwen3", task="classifier", template=TEMPLATE),
+    }
+
+
+@pytest.mark.parametrize("plant", slow_but(PACKED, "neighbours", "prefixes"))
+def test_packed_rows_that_are_wrong_are_not_served(
+    plant: str, models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    model, fault, way = PACKED[plant]
+    packs(monkeypatch)
+    proof = served(models[model], tmp_path / "cache")
+    assert proof is not None
+    assert proof.way == "packed"
+    fault(monkeypatch)
+    monkeypatch.setattr(proving, "_release", lambda: "with a fault")
+    proof = served(models[model], tmp_path / "cache")
+    assert proof is not None
+    assert proof.way == way
+
+
+def test_graphs_of_packed_rows_are_proven_too(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    with monkeypatch.context() as right:
+        packs(right, Replayed)
+        proof = served(models["bert"], tmp_path / "right")
+        assert proof is not None
+        assert proof.way == "packed"
+    packs(monkeypatch, Stale)
+    proof = served(models["bert"], tmp_path / "stale")
+    assert proof is not None
+    assert proof.way == "padded"
+
+
+def bits_by_place(patch: Patch) -> None:
+    result = alone.RowForwards.result
+
+    def other(self: Any) -> Logits:
+        logits = np.array(result(self))
+        logits.view(np.uint32)[8:] ^= 1
+        return logits
+
+    patch.setattr(alone.RowForwards, "result", other)
+
+
+def bits_by_thread(patch: Patch) -> None:
+    score = alone.Alone._score
+
+    def other(self: Any, row: Any) -> Logits:
+        logits = np.array(score(self, row))
+        if threading.current_thread().name.endswith("_1"):
+            logits.view(np.uint32)[...] ^= 1
+        return logits
+
+    patch.setattr(alone.Alone, "_score", other)
+
+
+@pytest.mark.parametrize("plant", slow_but([bits_by_place, bits_by_thread], bits_by_place))
+def test_what_is_deterministic_has_the_same_bits_or_is_refused(
+    plant: Callable[[Patch], None], models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    use_threads(2)
+    assert served(models["bert"], tmp_path / "cache", deterministic=True) is not None
+    plant(monkeypatch)
+    assert served(models["bert"], tmp_path / "other", deterministic=True) is None
+
+
+def earlier_messages_lost(patch: Patch) -> None:
+    read = conversations.read_messages
+    patch.setattr(conversations, "read_messages", lambda text: read(text)[-2:])
+
+
+def a_squashed_score(patch: Patch) -> None:
+    activation = loading.activation
+    patch.setattr(
+        loading, "activation", lambda asked, saved, *others: activation(asked, "torch.nn.Sigmoid", *others)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "plant"),
+    [("reward", "conversations", earlier_messages_lost), ("bert", "texts", a_squashed_score)],
+)
+def test_other_rows_than_pairs_are_proven_too(
+    model: str, inputs: str, plant: Callable[[Patch], None], models: dict[str, Path], tmp_path: Path,
+    monkeypatch: Patch,
+) -> None:  # fmt: skip
+    spec = ScoreSpec.model_validate({"model": str(models[model]), "precision": "fp32", "inputs": inputs})
+    proving.load_proven(spec, "cpu", "torch", str(tmp_path / "cache"))
+    plant(monkeypatch)
+    with pytest.raises(WorkerError, match="would not get its own scores"):
+        proving.load_proven(spec, "cpu", "torch", str(tmp_path / "other"))
+
+
+def test_a_row_that_no_batch_has_is_noticed(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    take = WaitingRows.take
+
+    def losing(self: Any) -> Any:
+        return [(work, rows[:-1] if len(rows) > 5 else rows) for work, rows in take(self)]
+
+    monkeypatch.setattr(WaitingRows, "take", losing)
+    assert served(models["bert"], tmp_path / "cache") is None
+
+
+def test_a_copy_that_has_changed_since_is_proven_again(models: dict[str, Path], tmp_path: Path) -> None:
+    """Its digests are right, and its proof is known: only the content of the folder is another."""
+    require("openvino")
+    other = make_bert(tmp_path / "other", layers=3, heads=4, seed=1)
+    for model, cache in ((models["bert"], "cache"), (other, "foreign")):
+        spec = ScoreSpec(model=str(model), precision="fp32")
+        proving.load_proven(spec, "cpu", "openvino", str(tmp_path / cache))
+    kept, foreign = (next((tmp_path / name / "openvino").iterdir()) for name in ("cache", "foreign"))
+    put_in_place(kept, foreign)
+    assert served(models["bert"], tmp_path / "cache", "openvino") is None
+
+
+def test_a_proof_is_of_the_kernels_that_the_environment_chooses(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    def proofs() -> int:
+        assert served(models["bert"], tmp_path / "cache") is not None
+        return len(list((tmp_path / "cache" / "proofs").glob("proof-*.json")))
+
+    assert [proofs(), proofs()] == [1, 1]
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert proofs() == 2
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision"),
+    slow_but([("torch", "fp32"), ("torch", "bf16"), ("openvino", "int8")], ("torch", "bf16")),
+)
+def test_a_large_model_is_held_to_its_own_precision(
+    backend: str, precision: str, models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    require(backend, precision)
+    monkeypatch.setattr(proving, "_LARGEST", 0)
+    spec = ScoreSpec.model_validate({"model": str(models["bert"]), "precision": precision})
+    proof = proving.load_proven(spec, "cpu", backend, str(tmp_path / "cache")).proof
+    assert proof is not None
+    assert proof.reference == "own"
+    assert "in its precision" in str(proof)
+    skipped_layer(monkeypatch)
+    with pytest.raises(WorkerError, match="would not get its own scores"):
+        proving.load_proven(spec, "cpu", backend, str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("plant", slow_but([skipped_layer, shifted_positions], shifted_positions))
+def test_what_is_planted_in_8_bits_is_refused(
+    plant: Callable[[Patch], None], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """As large as rounding is: positions that are one off change the demo's logits by 2.5."""
+    require("openvino", "int8")
+    spec = ScoreSpec(model="demo", precision="int8")
+    proof = proving.load_proven(spec, "cpu", "openvino", str(tmp_path / "cache")).proof
+    assert proof is not None
+    assert proof.bound < 1.5
+    plant(monkeypatch)
+    with pytest.raises(WorkerError, match="would not get its own scores"):
+        proving.load_proven(spec, "cpu", "openvino", str(tmp_path / "other"))
