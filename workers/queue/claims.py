@@ -135,8 +135,8 @@ class Claims:
         self._scored_fast: Counter[str] = Counter()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id."""
-        self._unproven: dict[str, deque[tuple[str, int]]] = {}
-        """Runs and chunks answered since a model's probes had their scores, by model."""
+        self._unproven: dict[str, deque[tuple[str, int, int]]] = {}
+        """Runs, chunks and expiries (s; 0: not in Redis) answered since the probes were right, by model."""
         pipeline.proven = self._forget_those_in_doubt
         pipeline.in_doubt = self._withdraw_those_in_doubt
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
@@ -367,7 +367,7 @@ class Claims:
                 assert claim.run
                 self._note_fast(claim)
                 unproven = self._unproven.setdefault(claim.run.spec.model, deque(maxlen=_WITHDRAWN))
-                unproven.append((claim.run_id, claim.chunk))
+                unproven.append((claim.run_id, claim.chunk, claim.job.run_ttl if claim.in_redis else 0))
                 metrics.count_scored(claim.run, result, claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
@@ -391,10 +391,10 @@ class Claims:
 
         It runs in the writing thread, and the process ends then.
         """
-        found: dict[str, list[int]] = {}
+        found: dict[tuple[str, int], list[int]] = {}
         unproven = self._unproven.get(model, deque())
-        for run, chunk in list(unproven):
-            found.setdefault(run, []).append(chunk)
+        for run, chunk, ttl in list(unproven):
+            found.setdefault((run, ttl), []).append(chunk)
         earlier = " (and of earlier ones)" if len(unproven) == _WITHDRAWN else ""
         logger.critical(
             "%s gets wrong scores on this device now: %s. %d chunks of %d runs%s are in doubt, "
@@ -402,9 +402,9 @@ class Claims:
             model, figures, len(unproven), len(found), earlier,
         )  # fmt: skip
         over = []
-        for run, chunks in found.items():
+        for (run, ttl), chunks in found.items():
             withdrawal = Withdrawal(chunks=tuple(chunks), worker=self._worker.name, reason=figures)
-            if not self._store.withdraw(run, withdrawal):
+            if not ttl or not self._store.withdraw(run, withdrawal, ttl):
                 over.append(f"{run} ({len(chunks)} chunks)")
         if over:
             more = f" and {len(over) - _NAMED} more" if len(over) > _NAMED else ""
