@@ -137,13 +137,16 @@ class RunStore:
             raw, payload = pipe.execute()
         return read_run(run_id, raw) if raw else None, payload
 
-    def settle(self, run: Run, mine: Settled) -> Settled:
-        """Fix what all chunks of the run are scored with; what the first callers have is returned to all."""
+    def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
+        """Fix what all chunks of the run are scored with; what the first callers have is returned to all.
+
+        Whoever has results writes `over` what others have settled since: the server may have lost that.
+        """
         names = (keys.precision(run.id), keys.revision(run.id), keys.kind(run.id))
         with self.redis.pipeline() as pipe:
             for key, value in zip(names, mine, strict=True):
                 if value is not None:
-                    pipe.set(key, value, nx=True, ex=run.ttl)
+                    pipe.set(key, value, nx=not over, ex=run.ttl)
             pipe.mget(names)
             pipe.exists(keys.run(run.id))
             *_, found, there = pipe.execute()
@@ -250,11 +253,19 @@ class RunStore:
             self.add_result(pipe, run.id, result, run.ttl)
             pipe.execute()
 
-    def withdraw(self, run_id: str, withdrawal: Withdrawal) -> bool:
-        """Tell who collects a run that scores are withdrawn; return whether the run is still there."""
-        entry = cast("dict[Any, Any]", to_entry(withdrawal))
+    def withdraw(self, run_id: str, withdrawal: Withdrawal, ttl: int) -> bool:
+        """Tell who collects a run that scores are withdrawn; return whether the run is still there.
+
+        A run that is not may go on: the server has lost it, or its file is scored on by another run. So the
+        word stays for `ttl` seconds.
+        """
+        stream = keys.results(run_id)
         try:
-            return self.redis.xadd(keys.results(run_id), entry, nomkstream=True) is not None
+            with self.redis.pipeline() as pipe:
+                pipe.xadd(stream, cast("dict[Any, Any]", to_entry(withdrawal)))
+                pipe.expire(stream, ttl)
+                pipe.exists(keys.run(run_id))
+                return bool(pipe.execute()[-1])
         except redis.ResponseError as error:
             if cannot_serve(error):
                 raise

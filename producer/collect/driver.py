@@ -443,8 +443,8 @@ class RunDriver:
         self._store.restore(self.run)
         if self.is_detached:
             self._store.unlist(self.run)
-        elif any(self.collector.how.settled):
-            self._store.settle(self.run, self.collector.how.settled)
+        if any(self.collector.how.settled):
+            self._store.settle(self.run, self.collector.how.settled, over=True)
 
     def _send(self, pieces: Sequence[Piece]) -> None:
         if self.is_detached:

@@ -131,14 +131,14 @@ def wrong_output(run: Submitted, output: Path, *, may_be_wrong: bool) -> list[st
     rows = [row for path in _parts(output) for row in _rows(path)]
     if [row["row"] for row in rows] != [*range(len(run.pairs))]:
         return [f"{run.name} has {len(rows)} rows in its output of {len(run.pairs)}, or in another order"]
-    errors = {row for path in _parts(output) for row in _errors(path)}
+    errors = {row: why for path in _parts(output) for row, why in _errors(path)}
     for number, (found, (query, passage)) in enumerate(zip(rows, run.pairs, strict=True)):
         score = found["score"]
         if (found["query"], found["passage"]) != (query, passage):
             return [f"{run.name}: row {number} has other texts"]
         fails = query is None or passage is None or passage == POISON
         if fails != (number in errors) or fails != (score is None or math.isnan(score)):
-            return [f"{run.name}: row {number} has the score {score}, and {number in errors} as error"]
+            return [f"{run.name}: row {number} has the score {score}, and as error {errors.get(number)}"]
         if not fails and (why := wrong_score(run, number, score, may_be_wrong=may_be_wrong)):
             return [why]
     return mixed(run, ((row["row"], row["score"]) for row in rows if row["row"] not in errors))
@@ -163,10 +163,11 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         yield from pq.read_table(path).to_pylist()
 
 
-def _errors(path: Path) -> Iterator[int]:
+def _errors(path: Path) -> Iterator[tuple[int, str]]:
     listed = path.with_name(f"{'_' if path.name.startswith('part-') else ''}{path.name}.errors.jsonl")
     if listed.exists():
-        yield from (json.loads(line)["row"] for line in listed.read_text().splitlines())
+        for each in map(json.loads, listed.read_text().splitlines()):
+            yield each["row"], each["error"]
 
 
 def hidden_record(output: Path) -> str:

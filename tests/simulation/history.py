@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rankmill.jobs.contract.priority import GROUP
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 
@@ -131,7 +132,10 @@ class History:
         self.results = 0
         self._held: set[str] = set()
         self._kinds: defaultdict[Process, Share] = defaultdict(Share)
-        self._runs: defaultdict[Process, Share] = defaultdict(Share)
+        self._runs: defaultdict[tuple[Process, str], Share] = defaultdict(Share)
+        self._tenants: defaultdict[tuple[Process, str], Share] = defaultdict(Share)
+        self.weights: dict[str, float] = {}
+        """Weights of tenants, by what stands for them in the ids of runs."""
         self._busy: dict[Process, float] = {}
         self._full: dict[Process, float] = {}
         """When a worker last had all requests that it may claim."""
@@ -307,14 +311,20 @@ class History:
         if not self._has_run(name):
             return  # it is dropped, and costs nothing
         others = [each.decode() for each in self._list(f"rq:queue:{self.queue}")]
-        bulk = {each.partition("-")[0] for each in others if is_bulk_job(each) and self._has_run(each)}
+        others = [each for each in others if self._has_run(each)]
         kinds = {"bulk" if is_bulk_job(each) else "request" for each in others}
         kind = "bulk" if is_bulk_job(name) else "request"
         ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
         self._took("ahead of its part", ahead, SLACK + 2 * self.claim_ahead_jobs, f"{kind} jobs come first")
+        alike = {each.partition("-")[0] for each in others if is_bulk_job(each) == is_bulk_job(name)}
+        run = name.partition("-")[0]
+        tenants, mine = {each[-GROUP:] for each in alike}, run[-GROUP:]
+        ahead = self._ahead(self._tenants[worker, kind], tenants | {mine}, mine, self.weights)
+        much = SLACK * max(self.weights.values(), default=1.0)
+        self._took("ahead of other tenants", ahead, much, f"a tenant has {ahead:.0f} {kind} jobs too many")
         if kind == "bulk":
-            run = name.partition("-")[0]
-            ahead = self._ahead(self._runs[worker], bulk | {run}, run, {})
+            own = {each for each in alike if each.endswith(mine)}
+            ahead = self._ahead(self._runs[worker, mine], own | {run}, run, {})
             self._took("ahead of other runs", ahead, SLACK, f"a run has {ahead:.0f} jobs more than another")
 
     def _requests(self, worker: Process) -> int:

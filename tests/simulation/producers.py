@@ -203,6 +203,11 @@ class Requests(Command):
             found.scores += map(float, scores)
         return found
 
+    @property
+    def may_be_wrong(self) -> bool:
+        """Most of its runs end long before the last one."""
+        return bool(self.cluster.world.history.broken)
+
 
 class Detached(Command):
     """Submits pairs; another process waits for the scores, if this one dies meanwhile."""

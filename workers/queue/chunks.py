@@ -315,8 +315,11 @@ class ChunkScorer:
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
         """The engine of a run, in the precision and with the content that all its chunks are scored with.
 
-        The first worker to get here settles them for the whole run.
+        The first worker to get here settles them for the whole run. What is tried again may have been settled
+        anew: the server had lost what this worker remembers.
         """
+        if attempt(run, claim.job) > 1:
+            self._settled.pop(run.id, None)
         spec = self.spec(run)
         engine = self._engines.get(spec)
         if run.id in self._settled:

@@ -54,8 +54,8 @@ _NAMED = 100
 _WITHDRAWN = 100_000
 """Chunks of a model, or of a tokenizer, that a worker can withdraw, the latest."""
 
-Answered = deque[tuple[str, int]]
-"""Runs and chunks that were answered, the latest at the end."""
+Answered = deque[tuple[str, int, int]]
+"""Runs, chunks and expiries (seconds; 0: not in Redis) of answers, the latest at the end."""
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Claims:
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id."""
         self._unproven: dict[str, Answered] = {}
-        """Runs and chunks answered since a model's probes had their scores, by model."""
+        """Chunks answered since a model's probes had their scores, by model."""
         pipeline.proven = self._forget_those_in_doubt
         pipeline.in_doubt = self._withdraw_those_in_doubt
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
@@ -368,7 +368,7 @@ class Claims:
                 assert claim.run
                 self._note_fast(claim)
                 unproven = self._unproven.setdefault(claim.run.spec.model, Answered(maxlen=_WITHDRAWN))
-                unproven.append((claim.run_id, claim.chunk))
+                unproven.append(_answered(claim))
                 metrics.count_scored(claim.run, result, claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
@@ -381,7 +381,7 @@ class Claims:
     def _note_fast(self, claim: ChunkClaim) -> None:
         if claim.fast and claim.engine and (texts := claim.engine.model.texts):
             answered = self._tokenized_fast.setdefault(texts, Answered(maxlen=_WITHDRAWN))
-            answered.append((claim.run_id, claim.chunk))
+            answered.append(_answered(claim))
 
     def _forget_those_in_doubt(self, model: str) -> None:
         self._unproven.pop(model, None)
@@ -400,13 +400,13 @@ class Claims:
 
     def _withdraw(self, answered: Answered, reason: str) -> None:
         """Tell who collects runs which of their scores are withdrawn; name the runs that are over."""
-        found: dict[str, list[int]] = {}
-        for run, chunk in list(answered):
-            found.setdefault(run, []).append(chunk)
+        found: dict[tuple[str, int], list[int]] = {}
+        for run, chunk, ttl in list(answered):
+            found.setdefault((run, ttl), []).append(chunk)
         over = []
-        for run, chunks in found.items():
+        for (run, ttl), chunks in found.items():
             withdrawal = Withdrawal(chunks=tuple(chunks), worker=self._worker.name, reason=reason)
-            if not self._store.withdraw(run, withdrawal):
+            if not ttl or not self._store.withdraw(run, withdrawal, ttl):
                 over.append(f"{run} ({len(chunks)} chunks)")
         if over:
             more = f" and {len(over) - _NAMED} more" if len(over) > _NAMED else ""
@@ -431,9 +431,13 @@ class Claims:
             metrics.set_aside.inc()
 
 
+def _answered(claim: ChunkClaim) -> tuple[str, int, int]:
+    return claim.run_id, claim.chunk, claim.job.run_ttl if claim.in_redis else 0
+
+
 def _counted(answered: Answered) -> str:
     earlier = " (and of earlier ones)" if len(answered) == _WITHDRAWN else ""
-    return f"{len(answered)} chunks of {len({run for run, _ in answered})} runs{earlier}"
+    return f"{len(answered)} chunks of {len({run for run, _, _ in answered})} runs{earlier}"
 
 
 def _is_of_the_host(error: Exception) -> bool:
