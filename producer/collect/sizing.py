@@ -161,7 +161,7 @@ class ChunkSize:
             results.popleft()
         if device_seconds:
             self._stated[worker] = rows / device_seconds
-        wanted = [size for name in self._results if (size := self._wanted(name, now))]
+        wanted = [size for name in self._results if (size := self._wanted(name, now)) is not None]
         if wanted:
             before = self._learnt.get(self._model, MIN_ROWS)
             self._learnt[self._model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)

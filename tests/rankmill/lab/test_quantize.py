@@ -140,7 +140,7 @@ def test_named_layers_are_left_out_of_8_bits_and_a_change_is_seen(made: Made, tm
     for left_out in ([], ["bert.encoder.layer.0.output.dense", "bert.encoder.layer.0.attention.self.key"]):
         (model / RECIPE).write_text(json.dumps({"format": 1, "left_out": left_out}))
         cache = tmp_path / f"cache-{len(left_out)}"
-        found = scores(model, "openvino", "int8", cache)
+        found = scores(model, "openvino", "int8-128", cache)
         assert np.abs(found - scores(made.model, "torch", "fp32", tmp_path)).max() < 0.2
         # The last layer has no keys and values; the pooler is a product as well.
         assert len(weights_in_8_bits(cache)) == 6 + 4 + 1 - len(left_out)
@@ -164,7 +164,7 @@ def test_a_recipe_that_is_not_the_models_is_one_line(
     shutil.copytree(made.output, model)
     (model / RECIPE).write_text(recipe if isinstance(recipe, str) else json.dumps(recipe))
     with pytest.raises(SpecError) as caught:
-        scores(model, "openvino", "int8", tmp_path / "cache")
+        scores(model, "openvino", "int8-128", tmp_path / "cache")
     assert reason in str(caught.value)
 
 

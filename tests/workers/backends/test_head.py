@@ -22,7 +22,7 @@ PAIRS = some_pairs(400, longest=30)
 KINDS = [
     pytest.param("torch", "bf16", marks=pytest.mark.slow),
     ("openvino", "bf16"),
-    ("openvino", "int8"),
+    ("openvino", "int8-128"),
     ("onnx", "int8"),
     *(pytest.param("mlx", precision, marks=pytest.mark.slow) for precision in ("fp16", "bf16", "int8")),
 ]

@@ -46,7 +46,7 @@ def test_a_model_is_converted_once_for_each_content_and_kind(tmp_path: Path) -> 
     if BACKENDS["openvino"].lacks("cpu", "bf16") is None:
         check(model, cache, "bf16")  # of the same weights
     assert graphs(cache) == first
-    check(model, cache, "int8")
+    check(model, cache, "int8-128")
     assert len(graphs(cache)) == 4
     make_bert(model, seed=1)
     check(model, cache)
@@ -106,14 +106,14 @@ def test_converting_tells_nobody_and_forks_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nobody_is_told_and_nothing_is_forked(tmp_path: Path) -> None:
     """OpenVINO and NNCF would report their use to Google Analytics, from a process that they fork."""
-    code = watched_loads(make_bert(tmp_path / "model"), tmp_path, "fp32", "int8")
+    code = watched_loads(make_bert(tmp_path / "model"), tmp_path, "fp32", "int8-128")
     home = tmp_path / "home"
     home.mkdir()
     environ = {**ENVIRON, "HOME": str(home)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines() == ["fp32 False []", "int8 True []"]
+    assert done.stdout.splitlines() == ["fp32 False []", "int8-128 True []"]
     assert not list(home.glob("intel"))
 
 

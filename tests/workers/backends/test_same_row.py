@@ -23,7 +23,7 @@ KINDS = [
     ("onnx", "fp32"),
     ("torch", "bf16"),
     ("openvino", "bf16"),
-    ("openvino", "int8"),
+    ("openvino", "int8-128"),
     ("onnx", "int8"),
 ]
 
@@ -39,7 +39,7 @@ def exact() -> Logits:
     return scores_of("torch", "fp32", 2048)[0]
 
 
-_SLOW = {("torch", "bf16"), ("openvino", "int8"), ("onnx", "int8")}
+_SLOW = {("torch", "bf16"), ("openvino", "int8-128"), ("onnx", "int8")}
 
 
 @pytest.mark.parametrize(

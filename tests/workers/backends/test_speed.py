@@ -26,7 +26,6 @@ from tests.harness.tools import needs_package
 
 SMALL = SimpleNamespace(model_type="bert", hidden_size=128, intermediate_size=512)
 OPENVINO, TORCH, ONNX = ("openvino", "torch", "onnx")
-PRECISIONS = ("fp32", "bf16")
 FASTEST = "int8-128-bf16"
 
 

@@ -40,7 +40,7 @@ def change(file: Path, **values: object) -> None:
 @pytest.mark.parametrize(
     ("backend", "precision"),
     [
-        pytest.param("openvino", "int8", marks=pytest.mark.slow),
+        pytest.param("openvino", "int8-128", marks=pytest.mark.slow),
         pytest.param("onnx", "fp32", marks=pytest.mark.slow),
         ("auto", "auto"),
     ],

@@ -109,3 +109,14 @@ def test_chunks_that_one_worker_holds_are_given_on_and_never_to_and_fro(
     assert moves <= len(chunks) + len(speeds)
     # all worked until little was left: no more than the largest chunk, and a quarter, on the slowest
     assert steps <= total / sum(speeds) + 1.25 * max(chunks) / min(speeds) + 2
+
+
+def test_a_lone_worker_mixes_its_work_to_the_end() -> None:
+    """Nobody may come for what it has claimed, so its last chunks are not cut one by one."""
+    order = ClaimOrder(100)
+    order.saw({"q": 0}, workers=1)
+    assert not order.last
+    order.saw({"q": 1}, workers=2)
+    assert order.last
+    order.saw({"q": 2}, workers=2)
+    assert not order.last
