@@ -82,8 +82,9 @@ class LoadShedder:
         """Tokens a second, of all workers."""
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._tokens_per_pair = _TOKENS_PER_PAIR
+        self._reported: float | None = None
+        """Tokens of a pair, as workers report them, until requests here say how many theirs have."""
         self._has_scored = False
-        """Whether these two are of requests here; till then the second is what workers report."""
         self._taken = 0.0
         """Tokens of the requests in progress here, as far as their characters tell."""
         self._pairs_taken = 0
@@ -128,8 +129,8 @@ class LoadShedder:
             ``overloaded``: the workers would need too long for it and for what has been taken.
         """
         tokens = self._tokens_per_char * chars
-        if not self._has_scored:
-            tokens = max(tokens, self._tokens_per_pair * pairs)
+        if self._reported:
+            tokens = max(tokens, self._reported * pairs)
         parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
         self._check(tokens * parts, pairs)
         self._taken += tokens
@@ -158,7 +159,7 @@ class LoadShedder:
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
         """Note a request that was scored, in how many jobs, and its model as workers call it."""
         if tokens and chars:
-            self._has_scored = True
+            self._has_scored, self._reported = True, None
             share = min(max(chars / _TELLING_CHARS, _LEAST_SHARE), 1.0)
             self._tokens_per_char += share * (tokens / chars - self._tokens_per_char)
             self._tokens_per_pair += share * (tokens / pairs - self._tokens_per_pair)
@@ -184,7 +185,7 @@ class LoadShedder:
                 reports = list(worker_reports(self._redis, names).values())
                 self._speed, self.unready = speed(reports), self._why_unready(reports)
                 if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
-                    self._tokens_per_pair = sum(report.tokens for report in reports) / pairs
+                    self._reported = sum(report.tokens for report in reports) / pairs
                 self._read = system.monotonic()
         parsed = [keys.parse_job_id(job.decode(errors="replace")) for job in ids]
         runs = [found[0] for found in parsed if found]
