@@ -92,7 +92,7 @@ def classified(scores: Scores) -> list[Classified]:
     """The labels of rows by their scores, one for each; the only output of a model is called ``LABEL_0``."""
     names = scores.labels or ("LABEL_0",)
     found = []
-    for row, values in enumerate(np.asarray(scores).reshape(len(scores), -1).tolist()):
+    for row, values in enumerate(np.asarray(scores).reshape(-1, len(names)).tolist()):
         if row in scores.errors:
             found.append(Classified("", {}, scores.errors[row]))
         else:

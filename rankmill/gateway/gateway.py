@@ -135,10 +135,11 @@ class Gateway:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def warm(self) -> None:
-        """Until a worker has the gateway's model, have one load it, without waiting for a request."""
-        while self.load.unready:
+        """While no worker has the gateway's model, have one load it, without waiting for a request."""
+        while True:
             try:
-                await asyncio.to_thread(self._order_warm)
+                if self.load.unready:
+                    await asyncio.to_thread(self._order_warm)
             except EXPECTED as error:
                 logger.debug("no worker is told to load the model: %s", error)
             await asyncio.sleep(_WARM_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,9 @@ _TELLING_CHARS = 50_000
 _LEAST_SHARE = 0.05
 """What a small request adds to the means."""
 
+_REPORT_SECONDS = 60.0
+"""How long a request that was scored stands for a worker that has not reported its model yet."""
+
 _FORWARD = STAGES.index("forward")
 
 logger = logging.getLogger(__name__)
@@ -82,8 +85,9 @@ class LoadShedder:
         """Tokens a second, of all workers."""
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._tokens_per_pair = _TOKENS_PER_PAIR
+        self._reported: float | None = None
+        """Tokens of a pair, as workers report them, until requests here say how many theirs have."""
         self._has_scored = False
-        """Whether these two are of requests here; till then the second is what workers report."""
         self._taken = 0.0
         """Tokens of the requests in progress here, as far as their characters tell."""
         self._pairs_taken = 0
@@ -92,7 +96,10 @@ class LoadShedder:
         self._read = -math.inf
         self.backlog_seconds = 0.0
         self.unready: str | None = "the workers have not been looked at yet"
-        self._was_loaded = False
+        self._able: set[str] = set()
+        """Workers that have the gateway's model, or have had it: they can load it again."""
+        self._scored = -math.inf
+        """When one of them last scored a request with it."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -128,8 +135,8 @@ class LoadShedder:
             ``overloaded``: the workers would need too long for it and for what has been taken.
         """
         tokens = self._tokens_per_char * chars
-        if not self._has_scored:
-            tokens = max(tokens, self._tokens_per_pair * pairs)
+        if self._reported:
+            tokens = max(tokens, self._reported * pairs)
         parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
         self._check(tokens * parts, pairs)
         self._taken += tokens
@@ -158,12 +165,12 @@ class LoadShedder:
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
         """Note a request that was scored, in how many jobs, and its model as workers call it."""
         if tokens and chars:
-            self._has_scored = True
+            self._has_scored, self._reported = True, None
             share = min(max(chars / _TELLING_CHARS, _LEAST_SHARE), 1.0)
             self._tokens_per_char += share * (tokens / chars - self._tokens_per_char)
             self._tokens_per_pair += share * (tokens / pairs - self._tokens_per_pair)
         if _without_version(model) == _without_version(self._settings.model):
-            self._was_loaded, self.unready = True, None
+            self._scored, self.unready = system.monotonic(), None
         self._pairs_per_job += _LEAST_SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
@@ -181,10 +188,11 @@ class LoadShedder:
             ids = self._redis.lrange(Queue.redis_queue_namespace_prefix + self._settings.queue, 0, _MOST_JOBS)
             if system.monotonic() - self._read > _SPEED_SECONDS:
                 names = listed_workers(self._redis, self._settings.queue)
-                reports = list(worker_reports(self._redis, names).values())
-                self._speed, self.unready = speed(reports), self._why_unready(reports)
+                found = worker_reports(self._redis, names)
+                reports = list(found.values())
+                self._speed, self.unready = speed(reports), self._why_unready(found)
                 if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
-                    self._tokens_per_pair = sum(report.tokens for report in reports) / pairs
+                    self._reported = sum(report.tokens for report in reports) / pairs
                 self._read = system.monotonic()
         parsed = [keys.parse_job_id(job.decode(errors="replace")) for job in ids]
         runs = [found[0] for found in parsed if found]
@@ -194,14 +202,17 @@ class LoadShedder:
         self.backlog_seconds = tokens / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)
 
-    def _why_unready(self, reports: list[WorkerReport]) -> str | None:
-        """Once a worker has had the model, any that is there can load it again."""
+    def _why_unready(self, reports: Mapping[str, WorkerReport]) -> str | None:
+        """Why none of the workers that are there now is known to have the model."""
         settings = self._settings
-        if all(report.drained for report in reports):
+        live = {name: report for name, report in reports.items() if not report.drained}
+        if not live:
             return f"queue {settings.queue!r} has no worker"
         wanted = _without_version(settings.model)
-        self._was_loaded |= any(wanted in map(_without_version, report.models) for report in reports)
-        return None if self._was_loaded else f"no worker has loaded {settings.model}"
+        having = {name for name, each in live.items() if wanted in map(_without_version, each.models)}
+        self._able = (self._able & live.keys()) | having
+        is_known = self._able or system.monotonic() - self._scored < _REPORT_SECONDS
+        return None if is_known else f"no worker has loaded {settings.model}"
 
 
 def _without_version(model: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -48,7 +51,7 @@ def gateway(shared_queue: Server, model: Path, tmp_path_factory: pytest.TempPath
     log = place / "runner.log"
     own = {**ENVIRON, **QUICK_LEASE, "RANKMILL_METRICS_ADDRESS": "none"}
     with log.open("wb") as out:
-        command = ["rankmill", "runner", "--redis", shared_queue.url, "--read", str(model)]
+        command = ["rankmill", "runner", "--redis", shared_queue.url, "--read", f".,{model}"]
         runner: Any = PreloadedProcess(command, cwd=place, stdout=out, stderr=out, env=own)
     with running_gateway(shared_queue.url, place, "--model", str(model), environ=environ) as running:
         yield running
@@ -114,10 +117,23 @@ def test_a_batch_of_texts(gateway: Running, logits: torch.Tensor) -> None:
     file = upload(gateway, "in.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode()).json
     made = gateway.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/predict"})
     batch = ended(gateway, made.json["id"])
-    assert (batch["status"], batch["request_counts"]["failed"]) == ("completed", 1), batch
+    assert (batch["status"], batch["request_counts"]["failed"]) == ("completed", 1), batch["errors"]
     content = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body.decode()
     found = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, content.splitlines())}
     assert found == dict(zip(TEXTS, map(by_label, logits.softmax(1)), strict=True))
+
+
+def test_a_file_of_texts(gateway: Running, model: Path, logits: torch.Tensor) -> None:
+    written = io.BytesIO()
+    pq.write_table(pa.table({"t": TEXTS}), written)
+    file = upload(gateway, "texts.parquet", written.getvalue()).json
+    made = gateway.post("/v1/batches", {"input_file_id": file["id"], "pairs": {"text_column": "t"}})
+    batch = ended(gateway, made.json["id"])
+    assert batch["status"] == "completed", batch["errors"]
+    scored = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body
+    table = pq.read_table(io.BytesIO(scored))
+    assert table.column_names == ["t", "score"]
+    np.testing.assert_allclose(table["score"].to_pylist(), logits[:, 1], atol=1e-5)  # the setting's label
 
 
 def test_a_client_classifies(

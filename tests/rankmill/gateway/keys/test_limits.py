@@ -13,12 +13,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import OpenAI
 from starlette.requests import Request
 
 from rankmill.gateway import bodies as bodies_module
+from rankmill.gateway import load_shedding
 from rankmill.gateway.bodies import BodyMemory
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.load_shedding import LoadShedder, speed
@@ -113,7 +115,7 @@ def test_a_body_that_does_not_come_gives_its_place_away(monkeypatch: pytest.Monk
     asyncio.run(read())
 
 
-def report(**counts: float) -> WorkerReport:
+def report(**counts: Any) -> WorkerReport:
     stages = tuple(counts.pop("forward", 0.0) if name == "forward" else 0.0 for name in STAGES)
     return WorkerReport.model_validate(
         {"device": "cpu", "started": 1.0, "beat": time.time(), "stage_seconds": stages, **counts}
@@ -190,6 +192,36 @@ def test_a_request_is_taken_only_if_the_workers_have_time_for_it(server: Server)
         server.client.rpush("rq:queue:rankmill", keys.job_id(new_run_id("bulk", "another"), 0))
         await bridge.run(load.look)
         assert (await come(load))[0] == 2  # it gets half of the workers' time
+        await client.loop_client.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_gateway_is_ready_while_a_worker_is_there_that_has_had_its_model(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_shedding, "_SPEED_SECONDS", 0.0)
+
+    async def main() -> None:
+        client = LoopRedis(server.url, 10)
+        load = LoadShedder(load_settings({"model": "shop@live"}), client)
+
+        async def seen(**models: tuple[str, ...]) -> str | None:
+            server.client.delete("rq:workers:rankmill")
+            for name, each in models.items():
+                announce_worker(server.client, name, report(models=each), 60)
+                server.client.sadd("rq:workers:rankmill", f"rq:worker:{name}")
+            await bridge.run(load.look)
+            return load.unready
+
+        assert await seen() == "queue 'rankmill' has no worker"
+        assert await seen(old=()) == "no worker has loaded shop@live"
+        assert await seen(old=("shop@v1",)) is None
+        assert await seen(old=(), new=()) is None  # unloaded as it was idle
+        assert await seen(new=()) == "no worker has loaded shop@live"  # as of a rollout that cannot load it
+        load.note(100, 1, 25, 1, "shop@v2")
+        assert load.unready is None
+        assert await seen(new=()) is None
         await client.loop_client.aclose()
 
     asyncio.run(main())
