@@ -183,7 +183,7 @@ class Scoring:
                         raise
             self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
-            if _OF_THE_CALLER.isdisjoint(spec):
+            if all(spec.get(name) is None for name in _OF_THE_CALLER):
                 raise refusal_of(error) from None
             raise Refusal("invalid", f"the options of this request do not fit the model: {error}") from None
 
