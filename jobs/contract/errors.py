@@ -117,7 +117,7 @@ class WrongWorkerError(RankmillError):
 
 
 class ForeignJobError(RankmillError):
-    """A job on a scoring queue asks for another function than those that score."""
+    """A job on a scoring queue names a function that does not score."""
 
 
 class RunFailed(RankmillError):
