@@ -38,7 +38,7 @@ class Fault(Enum):
 
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
-"""Why a row has an error in place of a score, while its neighbours have theirs: a text is null, the tokenizer
+"""Why a row has an error instead of a score, while its neighbours have scores: a text is null, the tokenizer
 fails, the pair is too long and must not be cut, the model fails, or its output is not a number."""
 
 

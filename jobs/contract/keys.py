@@ -91,7 +91,7 @@ def refused_until(run_id: str) -> str:
 
 
 def of_run(run_id: str) -> list[str]:
-    """All keys of a run, but for those of its chunks and the note that it was cancelled."""
+    """All keys of a run, except those of its chunks and the note that it was cancelled."""
     state = (run, results, progress, errors, detached, failed_attempts, scored_rows, counted)
     workers = (precision, revision, kind, refusals, refused_until)
     return [name(run_id) for name in (*state, *workers)]

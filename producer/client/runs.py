@@ -377,7 +377,7 @@ def read_together(
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     for run in runs:
         run._wait_until(deadline)
-    first = runs[0]  # the others are as far, but for a window
+    first = runs[0]  # the others are as far, except a window
     try:
         with shown(lambda: first._seen, first.rows, show_progress) as look, first._looking(look):
             for parts in zip(*(run.tables() for run in runs), strict=True):
