@@ -60,7 +60,7 @@ def worker() -> str:
         900,
         230,
         "Inside a worker",
-        "Boxes are threads, but for the waiting rows; nothing waits for the next box.",
+        "Boxes are threads, except the waiting rows. No box waits for the next.",
     )
     boxes = (
         (150, "main thread", ("fetches, decodes,", "tokenizes"), "a"),

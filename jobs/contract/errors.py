@@ -39,7 +39,7 @@ class Fault(Enum):
 
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
-"""Why a row has an error in place of a score, while its neighbours have theirs: a text is null, the tokenizer
+"""Why a row has an error instead of a score, while its neighbours have scores: a text is null, the tokenizer
 fails, the pair is too long and must not be cut, the model fails, or its output is not a number."""
 
 
@@ -118,7 +118,7 @@ class WrongWorkerError(RankmillError):
 
 
 class ForeignJobError(RankmillError):
-    """A job on a scoring queue asks for another function than those that score."""
+    """A job on a scoring queue names a function that does not score."""
 
 
 class RunFailed(RankmillError):

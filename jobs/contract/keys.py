@@ -51,7 +51,7 @@ def detached(run_id: str) -> str:
 
 
 def failed_attempts(run_id: str) -> str:
-    """Set: ``<chunk>:<number>`` for each attempt at a chunk that has failed, whatever ended it."""
+    """Set: ``<chunk>:<number>`` for each failed attempt at a chunk."""
     return f"{PREFIX}:run:{run_id}:submissions"
 
 
@@ -76,7 +76,7 @@ def counted(run_id: str) -> str:
 
 
 def usage(day: int | None = None) -> str:
-    """Hash: what was used on a day, counted from 1970 by UTC; without one, the number of reports of it."""
+    """Hash: usage of a day, counted from 1970 in UTC; without a day, the number of reports."""
     return f"{PREFIX}:usage" if day is None else f"{PREFIX}:usage:{day}"
 
 
@@ -91,7 +91,7 @@ def refused_until(run_id: str) -> str:
 
 
 def of_run(run_id: str) -> list[str]:
-    """All keys of a run, but for those of its chunks and the note that it was cancelled."""
+    """All keys of a run, except those of its chunks and the note that it was cancelled."""
     state = (run, results, progress, errors, detached, failed_attempts, scored_rows, counted)
     workers = (precision, revision, kind, refusals, refused_until)
     return [name(run_id) for name in (*state, *workers)]
@@ -173,7 +173,7 @@ def runners(queue: str) -> str:
 
 
 def new_name_runners(queue: str) -> str:
-    """Sorted set: of a queue's live runners, those that take jobs by their names in `rankmill`."""
+    """Sorted set: live runners of a queue that take jobs by their names in `rankmill`."""
     return f"{PREFIX}:queue:{queue}:new-name-runners"
 
 

@@ -36,7 +36,7 @@ class Amounts(NamedTuple):
 NOTHING = Amounts()
 
 NO_DEVICE = ""
-"""Rows without a score, and those that needed no work, are no device's."""
+"""Device of rows without a score, and of rows that needed no work: none."""
 
 Usage = Mapping[str, Amounts]
 """Amounts by the name of the device."""

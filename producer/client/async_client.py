@@ -109,7 +109,7 @@ class _AsyncRun:
 
     @property
     def id(self) -> str:
-        """The run's id, as it appears in logs and Redis keys; with that of a detached run others attach."""
+        """The run's id, as in logs and Redis keys; other processes attach to a detached run by it."""
         return self._run.id
 
     @property
@@ -188,7 +188,7 @@ class AsyncSubmittedFile:
         return self._run.id
 
     async def status(self) -> FileRun:
-        """The run as it is now: its state, progress, and what it has made."""
+        """The run's present state, progress and result."""
         return await bridge.run(self._run.status)
 
     async def wait(self, timeout: float | None = None) -> FileRun:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Scores(npt.NDArray[np.float32]):
     """Scores of a run: float32 of shape ``[n]``, NaN for the rows in `errors`.
 
-    With ``all_labels`` it is ``[n, labels]``. An array like any other; what is computed or cut from it is one
-    without `errors` and `labels`.
+    With ``all_labels`` it is ``[n, labels]``. Results of slicing or computing are plain arrays, without
+    `errors` and `labels`.
     """
 
     errors: Mapping[int, str]
@@ -204,7 +204,7 @@ class ScoringRun:
 
     @property
     def id(self) -> str:
-        """The run's id, as it appears in logs and Redis keys; with that of a detached run others attach."""
+        """The run's id, as in logs and Redis keys; other processes attach to a detached run by it."""
         return self._driver.run.id
 
     @property
@@ -322,7 +322,7 @@ def read_together(
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     for run in runs:
         run._wait_until(deadline)
-    first = runs[0]  # the others are as far, but for a window
+    first = runs[0]  # the others are as far, except a window
     try:
         with shown(lambda: first._seen, first.rows, show_progress) as look, first._looking(look):
             for parts in zip(*(run.tables() for run in runs), strict=True):

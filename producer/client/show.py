@@ -30,7 +30,7 @@ def in_notebook() -> bool:
 def shown(
     progress: Callable[[], Progress], total: int | None, show: bool | None
 ) -> Iterator[Callable[[], None]]:
-    """Show the progress of `total` rows; yields what is to be called now and then.
+    """Show the progress of `total` rows; yields a function to call from time to time.
 
     With `show` ``None`` there is a bar in Jupyter, and nothing elsewhere.
     """

@@ -35,14 +35,14 @@ class SubmittedFile:
         """The run's id, with which any process can ask for it."""
 
     def status(self) -> FileRun:
-        """The run as it is now: its state, progress, and what it has made."""
+        """The run's present state, progress and result."""
         with redis_errors():
             return self._store.load(self.id)
 
     def wait(
         self, timeout: float | None = None, *, on_look: Callable[[FileRun], None] = lambda run: None
     ) -> FileRun:
-        """Wait for the end of the run; `on_look` gets the run as it is, several times a second.
+        """Wait for the end of the run; `on_look` gets the run's state several times a second.
 
         Raises
         ------

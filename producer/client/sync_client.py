@@ -73,8 +73,8 @@ logger = logging.getLogger(__name__)
 class Client:
     """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
 
-    Threads may share it. After a fork, parent and child may both go on using it, each with connections of its
-    own; a run belongs to the process that has submitted it.
+    Threads may share it. After a fork, parent and child may both use it, with separate connections. A run
+    belongs to the process that submitted it.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class Client:
 
     @classmethod
     def embedded(cls, *, settings: Settings | None = None, **options: Any) -> Client:
-        """A client with a server and workers of its own on this host, for a notebook or a script.
+        """A client with its own server and workers on this host, for a notebook or a script.
 
         They end with `close`, the ``with`` block, or this process, even if it is killed. It needs
         ``rankmill[worker]``. Parameters are the constructor's; also settings of workers, such as ``device``.
@@ -381,8 +381,8 @@ class Client:
         ----------
         pairs
             An iterable of ``(query, passage)`` or of dicts, an array of shape ``[n, 2]``, or a table: of
-            Arrow, pandas, Hugging Face's datasets, or whatever gives Arrow's stream (Polars, DuckDB, a
-            reader). A stream is read while the run goes on, so it may be endless.
+            Arrow, pandas, Hugging Face's datasets, or anything with Arrow's stream interface (Polars, DuckDB,
+            a reader). A stream is read while the run goes on, so it may be endless.
         texts, messages
             In place of pairs, for models that score one text (strings) or a conversation (lists of ``{role,
             content}``); likewise as a table.
@@ -449,7 +449,7 @@ class Client:
     def submit_file(
         self, inputs: str | Sequence[str], output: str, *, webhook: str | None = None, **options: Any
     ) -> SubmittedFile:
-        """Hand files to runners (``rankmill runner``), which score them whatever becomes of this process.
+        """Hand files to runners (``rankmill runner``), which score them even if this process ends.
 
         Parameters
         ----------

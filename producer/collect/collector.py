@@ -263,7 +263,7 @@ class Collector:
         return self._idle < AT_ONCE and not self._window.is_full(self._load)
 
     def add(self, table: pa.Table, known: ChunkResult | None = None) -> Piece | None:
-        """Take in the next chunk, perhaps with a `known` result; return what of it is to be sent."""
+        """Take in the next chunk, perhaps with a `known` result; return the pieces to send."""
         number = self.cut
         self.cut += len(table)
         self.chunk_rows = max(self.chunk_rows, len(table))

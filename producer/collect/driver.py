@@ -233,7 +233,7 @@ class RunDriver:
         return has_room and not self._spool.full and self.collector.wants_chunks
 
     def _cut(self) -> list[Piece]:
-        """Cut chunks until the window is full, or there are several; return what is to be sent."""
+        """Cut chunks until the window is full, or there are several; return the pieces to send."""
         fresh: list[Piece] = []
         for _ in range(AT_ONCE):
             if self._spool.full or not self.collector.has_room:
@@ -282,7 +282,7 @@ class RunDriver:
             self._look_at_workers()
 
     def _look_at_workers(self) -> None:
-        """Note now and then what workers have scored of their chunks, and what they claim ahead."""
+        """Note from time to time how much workers have scored of their chunks, and how much they prefetch."""
         now, window = system.monotonic(), self._sizes.window
         if now - self._looked < self._store.patrol_seconds:
             return

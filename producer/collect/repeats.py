@@ -311,7 +311,7 @@ class RepeatedPairs:
         """Keys of pairs whose own keys are those of another pair: no other pair has one of these."""
 
     def enter(self, chunk: int, table: pa.Table, known: pa.Array | None) -> ChunkPairs | None:
-        """The pairs of a new chunk: it asks for those that no row before and no chunk in the window asks for.
+        """The pairs of a new chunk: those that no earlier row and no chunk in the window asks for.
 
         Parameters
         ----------

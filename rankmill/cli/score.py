@@ -31,13 +31,12 @@ _SAMPLE = 1000
 _EPILOG = """\b
 Exit codes:
   0    every row was scored
-  1    failed, or no server answers; no output was written (of one in parts,
-       those that were complete), the scores are kept; or --verify has found
-       other scores
+  1    failed, or no server answers. No output was written (except complete
+       parts), the scores are kept. Or --verify found other scores
   2    wrong usage or input, found before any work
   3    done, but some rows have no score: OUTPUT.errors.jsonl names them
-  130  interrupted; no output was written (of one in parts, those that were
-       complete), the scores are kept
+  130  interrupted; no output was written (except complete parts), the scores
+       are kept
 
 \b
 Scores are kept in OUTPUT.rankmill/ until the output is complete. After a

@@ -34,7 +34,7 @@ _MOST_JOBS = 4096
 _MOST_RETRY = 60
 
 _AT_FIRST = 2048
-"""Pairs that are in progress at most, but for a request alone, until the workers' speed is known."""
+"""Most pairs in progress (a single request excepted) until the workers' speed is known."""
 
 _ENOUGH_TOKENS = 10_000
 """A worker that has computed fewer says nothing of its speed: its first batches are slow."""
@@ -150,7 +150,7 @@ class LoadShedder:
     def _check(self, tokens: float, pairs: int) -> None:
         """Let in what the workers have time for, and whatever nothing waits before.
 
-        Before it is known how fast they are, nothing waits but for what is no risk.
+        Before it is known how fast they are, nothing waits except what is no risk.
         """
         if self._speed is None:
             if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
@@ -174,7 +174,7 @@ class LoadShedder:
         self._pairs_per_job += _LEAST_SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
-        """Look at the queue now and then, for ever."""
+        """Look at the queue from time to time, for ever."""
         while True:
             try:
                 await bridge.run(self.look)

@@ -18,7 +18,7 @@ from rankmill.jobs.system import system
 from rankmill.registry.push import check_kind, is_left_out
 
 _MOST_ENTRIES = 4 * MAX_FILES
-"""Most files and folders of an archive, those that are left out included."""
+"""Most files and folders of an archive, including those that are left out."""
 
 _MOST_HEADER = 16 << 10
 """Most bytes of a name, or of what else an archive says of a file; they are read into memory."""
@@ -37,7 +37,7 @@ _NEW_SECONDS = 60
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A folder for a model on its way, removed at the end; those that killed processes have left go first."""
+    """A folder for a pushed model, removed at the end; folders of killed processes are removed first."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_if_left(left)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))

@@ -48,7 +48,7 @@ _WARM_UP = 16
 _REQUEST_SIZE = 20
 
 _MARGIN = 1.02
-"""Smallest gain with which a change is taken; smaller gains are noise."""
+"""Smallest gain for which a change is taken; smaller gains are noise."""
 
 _FINALISTS = 3
 

@@ -183,7 +183,7 @@ def _send(line: socket.socket, number: int) -> None:
 
 
 def _become(wanted: dict[str, Any], address: str) -> None:
-    """Make this process what an exec of the command would make it, but for the modules it has."""
+    """Make this process what an exec of the command would make it, except the modules it has."""
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["environ"])
@@ -223,7 +223,7 @@ def _run(command: list[str]) -> object:
 
 
 def _end(status: object) -> NoReturn:
-    """End as the interpreter does, but for freeing all that a fork has got, which takes half a second."""
+    """End as the interpreter does, except freeing all that a fork has got, which takes half a second."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for those that are no daemons
     atexit._run_exitfuncs()
     if isinstance(status, str):

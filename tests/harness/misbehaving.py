@@ -23,7 +23,7 @@ MARKS = ("raise", "exhaust", "kill", "hang", "hold")
 
 
 class MisbehavingBackend:
-    """Another backend, but for batches with a marked row; counts its forwards in a file."""
+    """Another backend, except batches with a marked row; counts its forwards in a file."""
 
     shares_prefixes = False
     packs = False

@@ -49,7 +49,8 @@ def build(commit: str, out: Path) -> list[Path]:
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True)
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
             files.extractall(folder, filter="data")
-        _run(sys.executable, "-c", _BUILD, out, cwd=Path(folder), environ={"SOURCE_DATE_EPOCH": when})
+        quiet = ("-W", "ignore")  # setuptools takes the folders of data for packages that were forgotten
+        _run(sys.executable, *quiet, "-c", _BUILD, out, cwd=Path(folder), environ={"SOURCE_DATE_EPOCH": when})
     (sdist,) = out.glob("*.tar.gz")
     _repack(sdist, int(when))
     return sorted([sdist, *out.glob("*.whl")])

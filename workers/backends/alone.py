@@ -45,7 +45,7 @@ class Alone:
         self.name, self.device, self.precision = backend.name, backend.device, backend.precision
         self.bytes = backend.bytes
         self.kind = _kind(backend, about)
-        """All that decides the bits of a row's logits, but the row and the model."""
+        """Everything that decides the bits of a row's logits, except row and model."""
         self._backend = backend
         self._lanes = _lanes(threads()) if about.concurrent and backend.device == "cpu" else None
         self.depth = 2 if self._lanes else backend.depth

@@ -101,7 +101,7 @@ claimed_jobs = _gauge("rankmill_claimed_jobs", "Chunks claimed and not answered.
 claimed_pairs = _gauge("rankmill_claimed_pairs", "Pairs claimed that wait for the model or are in it.")
 refusals = _gauge(
     "rankmill_refusals",
-    "Models or runs whose chunks the worker leaves to others just now, as it cannot score them.",
+    "Models or runs whose chunks the worker leaves to others now, because it cannot score them.",
 )
 half_open_refusals = _gauge(
     "rankmill_half_open_refusals",

@@ -73,7 +73,7 @@ class Model:
         return found
 
     def no_scores(self, rows: int) -> Logits:
-        """NaN for each score of so many rows."""
+        """NaN for each score of `rows` rows."""
         shape = (rows, len(self.labels)) if self.labels else (rows,)
         return np.full(shape, np.nan, np.float32)
 

@@ -107,7 +107,7 @@ class ModelSource:
     facts: Mapping[str, Facts] = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
-        """Check that the files are still those that were found; raises `WorkerError` if not."""
+        """Check that the files have not changed; raises `WorkerError` if they have."""
         if isinstance(self.files, Path) and model_facts(self.files) != self.facts:
             raise WorkerError(f"the files in {self.files} changed while they were read")
 

@@ -17,7 +17,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import PriorityTurns
 
 _NAMES = 16
-"""Bulk runs, and tenants, whose pairs a worker counts: those that it claimed from last."""
+"""Bulk runs, and tenants, whose pairs a worker counts: the last that it claimed from."""
 
 _A_SECOND = 25_000
 _AT_ONCE = 512
@@ -28,7 +28,7 @@ _REFUSED_SECONDS = 1.0
 """How long a run comes after all others whose chunk the worker has just given back, as it cannot score it."""
 
 _KEEP = 4
-"""A worker that gives a chunk away keeps at least one pair for so many of the chunk's."""
+"""Pairs of a chunk that a worker may give away for each pair it keeps."""
 
 
 class Shares:

@@ -95,7 +95,7 @@ class FileRun(WireModel):
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing more will happen to it, but for its webhook."""
+        """Whether nothing more will happen to it, except its webhook."""
         return self.state in ENDED
 
     def end(self, state: State, reason: str = "") -> FileRun:

@@ -144,7 +144,7 @@ class FileRunStore:
         return ended
 
     def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
-        """Take the first run that waits, but for those in `leave`; ``None`` if there is none.
+        """Take the first run that waits, except those in `leave`; ``None`` if there is none.
 
         The run is as its last runner left it. A job that cannot be read is set aside.
         """

@@ -151,7 +151,7 @@ class Quotes:
         return places[0] >= 0 and places[-1] < len(raw) and bool(self._edges[raw[places]].all())
 
     def _by_runs(self, raw: Bytes, quotes: Places) -> tuple[Places, Places]:
-        """The quotes that open and close fields, but for fields that are empty or nothing but quotes."""
+        """The quotes that open and close fields, except fields that are empty or nothing but quotes."""
         gaps = np.flatnonzero(np.diff(quotes) > 1)
         first, last = quotes[np.r_[0, gaps + 1]], quotes[np.r_[gaps, len(quotes) - 1]]
         begins, ends = self._edges[raw[first - 1]], self._edges[raw[np.minimum(last + 1, len(raw) - 1)]]

@@ -36,7 +36,7 @@ class ServeOptions(options.CommandOptions):
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port to listen on; 0: any free one."""
     is_open: bool = Field(False, alias="open")
-    """Serve everybody who reaches the address, without a key."""
+    """Serve everyone who reaches the address, without a key."""
 
 
 @options.command("serve")

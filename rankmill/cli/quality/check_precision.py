@@ -32,7 +32,7 @@ class PrecisionOptions(options.CommandOptions):
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Mean rank correlation with fp32 within a query that a precision must reach."""
     report_only: bool = False
-    """Exit with 0 whatever the verdict."""
+    """Exit with 0 for every verdict."""
 
 
 @options.command("check-precision")

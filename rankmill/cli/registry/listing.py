@@ -43,7 +43,7 @@ def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> No
 @options.settings("registry")
 @options.as_json
 def show(model: str, settings: Settings, as_json: bool) -> None:
-    """Show a version, or an alias: files, by whom and when."""
+    """Show a version or an alias: files, author and time."""
     registry = RegistryStore.of(settings)
     asked = reference(model)
     alias = registry.find_alias(asked)

@@ -89,7 +89,7 @@ def _precision(path: Path | None) -> list[dict[str, Any]] | None:
 @options.settings("registry")
 @options.quiet
 def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> None:
-    """Make a folder of a version, or of what an alias stands for.
+    """Copy a version, or an alias's target, to a folder.
 
     DIR must not exist yet; the default is NAME-VERSION here. Each file is verified. DIR appears when it is
     complete; an interrupted pull continues with the same command.
