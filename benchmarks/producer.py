@@ -44,6 +44,7 @@ import pyarrow.parquet as pq
 from benchmarks.cluster import cluster
 from benchmarks.queue import SPEED
 from rankmill.lab.pairs import sample
+from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
 
 
 def main() -> None:
@@ -208,13 +209,16 @@ def _plain(out: Any, source: Path, chunk_rows: int) -> None:
     before = os.times()
     codec = pa.Codec("zstd", compression_level=-5)
     writer: pq.ParquetWriter | None = None
-    for batch in pq.ParquetFile(source).iter_batches(chunk_rows):
+    for batch in pq.ParquetFile(source).iter_batches(ROW_GROUP_ROWS):
         table = pa.table(batch)
-        pairs = pa.table([table["query"].dictionary_encode(), table["passage"]], names=["query", "passage"])
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, pairs.schema) as stream:
-            stream.write_table(pairs)
-        codec.compress(sink.getvalue())
+        for start in range(0, len(table), chunk_rows):
+            chunk = table.slice(start, chunk_rows)
+            texts = [chunk["query"].dictionary_encode(), chunk["passage"]]
+            pairs = pa.table(texts, names=["query", "passage"])
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, pairs.schema) as stream:
+                stream.write_table(pairs)
+            codec.compress(sink.getvalue())
         scored = table.append_column("score", pa.array(random.random(len(table), np.float32)))
         writer = writer or pq.ParquetWriter(
             source.with_suffix(".plain.parquet"), scored.schema, compression="zstd"

@@ -14,6 +14,7 @@ from rankmill.cli import options
 from rankmill.cli.files.request import GROUPS, SETTINGS, file_options
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ExitCode
+from rankmill.jobs.contract.spec import Precision
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, load_settings
@@ -115,7 +116,7 @@ def score_file(
     if as_json:
         click.echo(summary.model_dump_json())
     elif not quiet:
-        click.echo(describe(summary, request))
+        click.echo(describe(summary, request, settings.precision))
     sys.exit(ExitCode.ROW_ERRORS if summary.row_errors else 0)
 
 
@@ -183,7 +184,7 @@ def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
         raise click.UsageError("--long-stride has no effect without --long split")
 
 
-def describe(summary: Summary, request: FileRequest) -> str:
+def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") -> str:
     """The summary as text for a person."""
     if not summary.rows:
         return f"no rows in the input; an empty output is in {summary.output}"
@@ -203,6 +204,8 @@ def describe(summary: Summary, request: FileRequest) -> str:
         lines.insert(1, f"{summary.resumed_rows:,} of them had been scored by earlier, interrupted runs")
     if summary.row_errors:
         lines.append(f"{summary.row_errors:,} rows have no score; {summary.errors_file} says which and why")
+    if asked == "int8" and summary.precision in {"bf16", "fp32"}:
+        lines.append(f"int8 is not worth it on these workers, so the scores are in {summary.precision}")
     is_files = not (request.run or request.reads_stdin or request.models)  # what check-precision can read
     if is_files and summary.int8_gain is not None and summary.int8_gain >= _WORTH_A_HINT:
         lines.append(

@@ -118,7 +118,7 @@ def choose_backend(
             "int8 is not worth it on this CPU: %s of %s is used (%s); to have it anyway, name a kind: %s",
             exact.precision, exact.backend, speeds, _either(list(INT8)),
         )  # fmt: skip
-        return exact
+        return BackendChoice(exact.backend, exact.precision)
     return BackendChoice(chosen.backend, found)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rankmill.cli.score import describe
+from rankmill.jobs.contract.spec import Precision
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.score.summary import Summary
 from tests.conftest import Server, score_file
@@ -15,16 +16,25 @@ from tests.harness.tools import needs_package
 from tests.workers.backends.test_backends import EXAMPLES
 
 
-def described(gain: float | None, query_column: str) -> str:
+def described(
+    gain: float | None, query_column: str, *, asked: Precision = "auto", precision: str = "bf16"
+) -> str:
     values: dict[str, Any] = dict.fromkeys(Summary.model_fields, 1)
-    values |= {"model": "demo", "row_errors": 0, "resumed_rows": 0, "int8_gain": gain}
+    values |= {"model": "demo", "row_errors": 0, "resumed_rows": 0, "int8_gain": gain, "precision": precision}
     request = FileRequest(inputs=("my pairs.csv",), query_column=query_column)
-    return describe(Summary.model_construct(**values), request)
+    return describe(Summary.model_construct(**values), request, asked)
 
 
 @pytest.mark.parametrize("gain", [None, 0.8, 1.29])
 def test_a_gain_that_is_too_small_is_not_mentioned(gain: float | None) -> None:
     assert "int8" not in described(gain, "query")
+
+
+def test_what_is_scored_in_bf16_as_int8_is_not_worth_it_says_so() -> None:
+    said = "int8 is not worth it on these workers, so the scores are in bf16"
+    assert said in described(None, "query", asked="int8")
+    assert said not in described(None, "query", asked="int8", precision="int8-64-bf16")
+    assert said not in described(None, "query")
 
 
 def test_the_hint_is_one_line_with_the_command() -> None:
