@@ -127,6 +127,8 @@ class History:
         self._withdrawn: dict[Process, float] = {}
         """Of these, those that have seen it and told so, and when they had."""
         self._noticed: set[Process] = set()
+        self.told_of: set[str] = set()
+        """Streams in which scores are withdrawn: such a word stays, as its run may be over, or go on."""
         self.abandoned: set[str] = set()
         """Runs whose producer has died; the cluster adds to it."""
         self.results = 0
@@ -233,7 +235,9 @@ class History:
                 self._move(key[7:].decode(), "gone")
 
     def _xadd(self, args: list[bytes], reply: Any) -> None:
-        """A result was written, unless its run was gone."""
+        """A result was written, unless its run was gone; or a word that some are withdrawn."""
+        if b"withdrawal" in args:
+            self.told_of.add(args[0].decode())
         if reply is None or not args[0].endswith(b":results") or b"chunk" not in args:
             return
         first = args.index(b"chunk")

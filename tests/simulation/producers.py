@@ -203,7 +203,6 @@ class Requests(Command):
             found.scores += map(float, scores)
         return found
 
-
     @property
     def may_be_wrong(self) -> bool:
         """Most of its runs end long before the last one."""
