@@ -271,6 +271,21 @@ class RunStore:
                 raise
             return False  # the key is no stream
 
+    def withdrawals(self, run_id: str) -> list[Withdrawal]:
+        """The withdrawals of scores of a run, which may be gone."""
+        try:
+            entries = self.redis.xrange(keys.results(run_id))
+        except redis.ResponseError as error:
+            if cannot_serve(error):
+                raise
+            return []  # the key is no stream
+        found = (read_entry(fields) for _, fields in entries)
+        return [each for each in found if isinstance(each, Withdrawal)]
+
+    def forget_withdrawals(self, run_ids: Iterable[str]) -> None:
+        """Delete the withdrawals of runs that are over; their scores are taken back."""
+        self.redis.unlink(*map(keys.results, run_ids))
+
     def results(
         self, run: Run, *, after: str = "0", block_ms: int
     ) -> list[tuple[str, ChunkResult | BadResult | Withdrawal]]:

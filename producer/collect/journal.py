@@ -137,6 +137,11 @@ class Journal:
         return self._state("run")
 
     @property
+    def runs(self) -> list[str]:
+        """Ids of all runs that have made the results."""
+        return (self._state("runs") or "").split()
+
+    @property
     def first(self) -> ChunkStats | None:
         """Statistics of the first scored chunk; the rest must use the same model commit and precision."""
         if self.finished.first:
@@ -151,7 +156,7 @@ class Journal:
         """Delete all results and store a new `manifest`; the last run's id is kept."""
         self.finished = _NONE
         with self._at_work():
-            self._db.execute("DELETE FROM state WHERE name IN ('finished', 'used', 'used before')")
+            self._db.execute("DELETE FROM state WHERE name IN ('finished', 'used', 'used before', 'runs')")
             self._db.execute("DELETE FROM chunks")
             self._db.execute("DELETE FROM manifest")
             self._db.executemany("INSERT INTO manifest VALUES (?, ?)", manifest.items())
@@ -159,6 +164,7 @@ class Journal:
     def begin(self, run: str) -> None:
         """Store a run's id, before any of its chunks is in the queue; what is used from now on is its."""
         with self._at_work():
+            self._write_state("runs", " ".join([*self.runs, run]))
             self._write_state("run", run)
             self._write_state("used before", self._state("used") or "{}")
 

@@ -259,6 +259,8 @@ def _score(
                 output.write(source.explain(part))
                 watch.look()
                 look()
+            for each in work.journals:
+                _take_back(client.store, each)
         return run.scoring_since
     except RunFailed as error:
         if output.rows or isinstance(error, ScoresWithdrawn):
@@ -296,8 +298,8 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         left = store.load(journal.run) if journal.run else None
         if left and resumes:
             results = [result for _, result in store.results(left, after="0", block_ms=1)]
-            taken_back = [each for each in results if isinstance(each, Withdrawal)]
-            gone = {chunk for each in taken_back for chunk in each.chunks}
+            withdrawn = [each for each in results if isinstance(each, Withdrawal)]
+            gone = {chunk for each in withdrawn for chunk in each.chunks}
             scored = [each for each in results if isinstance(each, ChunkScores) and each.chunk not in gone]
             how = HowScored(left.spec, journal.first)
             how.settled = how.news(result.stats for result in scored) or how.settled
@@ -307,12 +309,34 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
             first = {result.chunk: result for result in reversed(known)}
             used = reduce(joined, map(used_by, first.values()), journal.used)
             journal.add({chunk: (len(result.scores), result) for chunk, result in first.items()}, used)
-            journal.withdraw(chunk % FIRST_PIECE for chunk in gone)
+            _withdraw(journal, withdrawn)
     except WireError as error:
         logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return
     if left:
         store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
+
+
+def _take_back(store: RunStore, journal: Journal) -> None:
+    """Raise `ScoresWithdrawn` if a broken device has scored for an earlier run of this output.
+
+    The last run learns of it in its stream; nobody reads those of the runs before any more.
+    """
+    found = {run: told for run in journal.runs if (told := store.withdrawals(run))}
+    if found:
+        withdrawn = [each for told in found.values() for each in told]
+        _withdraw(journal, withdrawn)
+        store.forget_withdrawals(found)
+        raise ScoresWithdrawn(f"scores of an earlier run are withdrawn: {withdrawn[0].reason}")
+
+
+def _withdraw(journal: Journal, withdrawn: Sequence[Withdrawal]) -> None:
+    """Delete withdrawn scores from a journal; raise `ScoresWithdrawn` if finished parts have some."""
+    rows = {chunk % FIRST_PIECE for each in withdrawn for chunk in each.chunks}
+    if rows and min(rows) < journal.finished.rows:
+        why = withdrawn[0].reason
+        raise ScoresWithdrawn(f"scores in finished parts are withdrawn: {why}", in_parts=True)
+    journal.withdraw(rows)
 
 
 def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:

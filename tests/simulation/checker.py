@@ -38,6 +38,8 @@ def left(world: World, detached: set[str], *, lost_data: bool) -> list[str]:
             continue  # it has expired
         if name.endswith(":cancelled"):
             continue  # the note to a producer that has ended meanwhile
+        if name in world.history.told_of and item.expireat is not None:
+            continue  # likewise
         is_left = name.startswith("rankmill:run:") and not any(run in name for run in detached)
         if is_left and not lost_data:
             found.append(f"{name} is left")

@@ -59,7 +59,7 @@ class FileCommand(Command):
     def do(self) -> Any:
         view = partial(progress_view, quiet=True)
         summary = score_file(self.request, self.cluster.file_settings(self.run), view=view)
-        if summary.resumed_rows < self.kept:
+        if summary.resumed_rows < self.kept and not self.cluster.world.history.broken:
             self.problems.append(
                 f"{self.run.name} continued with {summary.resumed_rows} rows of {self.kept} in its journal"
             )

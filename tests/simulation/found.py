@@ -147,4 +147,44 @@ FOUND = (
         chunk_size=4,
         runners=(0.0,),
     ),
+    # A full disk keeps results from the journal: they were counted, and again when they were scored again.
+    Scenario(
+        seed=600034,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(10), 6.73, "file parts"),),
+        faults=(Fault(9.79, "fill_disk", 20.0, 10),),
+        chunk_size=16,
+    ),
+    # The server loses what a deterministic run is scored with, and workers with other bits settle it anew:
+    # the producer took no result of theirs, and nobody settled it again, so good rows failed (seed 800433).
+    Scenario(
+        seed=1,
+        workers=(0.05, 0.05),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", _pairs(200), 1.0, "live", deterministic=True),),
+        faults=(Fault(1.3, "roll_back", 0.1, 0),),
+        chunk_size=16,
+        machines=(0, 2),
+    ),
+    # A worker withdraws what its broken device has scored, just when the server has lost the run's stream:
+    # the run went on, and had wrong scores.
+    Scenario(
+        seed=1,
+        workers=(0.1, 0.1),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", _pairs(600), 1.0, "live"),),
+        faults=(Fault(2.0, "miscompute", 0.0, 0), Fault(13.4, "flush", 0.0, 0)),
+        chunk_size=16,
+    ),
+    # The same with score-file killed meanwhile: the run before is over, and its rows stayed in the output
+    # (seed 800863).
+    Scenario(
+        seed=1,
+        workers=(0.1, 0.1),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", _pairs(600), 1.0, "file parquet"),),
+        faults=(Fault(2.0, "miscompute", 0.0, 0), Fault(8.0, "kill_producer", 0.0, 0)),
+        chunk_size=16,
+    ),
 )

@@ -52,6 +52,9 @@ ENDED = 15
 SLACK = 6
 """Jobs that a kind or a run may be ahead of its part at one worker, beside what it may claim ahead."""
 
+LAG = 12
+"""A server that loses acknowledged writes loses none that are older."""
+
 FIRST_PIECE = 1 << 40
 """Numbers of chunks that were split begin here."""
 
@@ -126,7 +129,10 @@ class History:
         """Workers whose device computes wrong scores, and since when."""
         self._withdrawn: dict[Process, float] = {}
         """Of these, those that have seen it and told so, and when they had."""
+        self._losses: list[float] = []
         self._noticed: set[Process] = set()
+        self.told_of: set[str] = set()
+        """Streams in which scores are withdrawn: such a word stays, as its run may be over, or go on."""
         self.abandoned: set[str] = set()
         """Runs whose producer has died; the cluster adds to it."""
         self.results = 0
@@ -154,6 +160,7 @@ class History:
     def lose(self) -> None:
         """The server has lost data."""
         self.lost = True
+        self._losses.append(self.world.now)
         self._held.clear()
         for job in self.jobs.values():
             job.state, job.holder, job.late = "new", None, 0.0
@@ -184,8 +191,9 @@ class History:
         self._noticed.add(process)
 
     def may_be_wrong(self, since: float) -> bool:
-        """Whether nobody had told by `since`, when a run ended, that a device is broken."""
-        return any(self._withdrawn.get(each, math.inf) >= since for each in self.broken)
+        """Whether nobody had told by `since`, when a run ended, that a device is broken, or it was lost."""
+        told = [self._withdrawn.get(each, math.inf) for each in self.broken]
+        return any(at >= since or any(0 <= loss - at <= LAG for loss in self._losses) for at in told)
 
     def ended(self, process: Process) -> None:
         """A process has ended."""
@@ -233,7 +241,9 @@ class History:
                 self._move(key[7:].decode(), "gone")
 
     def _xadd(self, args: list[bytes], reply: Any) -> None:
-        """A result was written, unless its run was gone."""
+        """A result was written, unless its run was gone; or a word that some are withdrawn."""
+        if b"withdrawal" in args:
+            self.told_of.add(args[0].decode())
         if reply is None or not args[0].endswith(b":results") or b"chunk" not in args:
             return
         first = args.index(b"chunk")

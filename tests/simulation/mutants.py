@@ -312,6 +312,60 @@ MUTANTS = (
         "",
         ("both", "calm", "little ahead", "long",),
     ),
+    Mutant(
+        "what a run is scored with is not settled again", _DRIVER,
+        "            self._store.settle(self.run, self.collector.how.settled, over=True)\n",
+        "            pass\n",
+        ("other machines", "loses writes", "slow",),
+    ),
+    Mutant(
+        "a worker keeps what was settled first", _CHUNKS,
+        "            self._settled.pop(run.id, None)\n",
+        "            pass\n",
+        ("other machines", "loses writes", "slow",),
+    ),
+    Mutant(
+        "a result in another precision is taken", _COLLECTOR,
+        "        if mine.precision != self.settled.precision:",
+        "        if False:",
+        ("other machines", "loses writes", "slow",),
+    ),
+    Mutant(
+        "a worker scores in its own precision", _CHUNKS,
+        "        if found.precision and found.precision != mine.precision:",
+        "        if False:",
+        ("other machines",),
+    ),
+    Mutant(
+        "scores that are withdrawn stay", _DRIVER,
+        "        if self.collector.withdrawn:\n",
+        "        if not self.collector.rows:\n",
+        ("miscompute", "slow", "long"),
+    ),
+    Mutant(
+        "an earlier run's scores are not taken back", "rankmill/score/score_file.py",
+        "                _take_back(client.store, each)\n",
+        "                pass\n",
+        ("miscompute", "kill_producer", "long file", "slow"),
+    ),
+    Mutant(
+        "a worker keeps to itself what its broken device has scored", "workers/engine/pipeline.py",
+        "                self._writer.submit(tell).result()",
+        "                pass",
+        ("miscompute", "slow", "long"),
+    ),
+    Mutant(
+        "what was used before is counted again", _DRIVER,
+        "        self._usage.total = beyond(used, self._used_before)",
+        "        self._usage.total = beyond(used, {})",
+        ("kill_producer", "long file", "keeps data"),
+    ),
+    Mutant(
+        "what has failed is counted as cached", _COLLECTOR,
+        "        cached = max(self.cut - scored - failed, 0)",
+        "        cached = max(self.cut - scored, 0)",
+        ("null", "calm"),
+    ),
 )  # fmt: skip
 
 

@@ -165,6 +165,8 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "two bulk": lambda it: sum(run.priority == "bulk" for run in it.runs) >= 2,
     "both": lambda it: {run.priority for run in it.runs} == {None, "bulk"},
     "two requests": lambda it: sum(run.priority is None for run in it.runs) >= 2,
+    "long file": lambda it: any(run.kind.startswith("file") and len(run.pairs) >= 40 for run in it.runs),
+    "loses writes": lambda it: bool({fault.kind for fault in it.faults} & (LOSSES - {"evict", "evict_any"})),
     "keeps data": lambda it: not {fault.kind for fault in it.faults} & LOSSES,
 }
 """What a scenario may have, by name."""
