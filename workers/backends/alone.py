@@ -113,8 +113,8 @@ def _kind(backend: Backend, about: BackendKind) -> str:
     where = [device_name(backend.device)]
     where += [f"{cpu_model()} with instructions {flags}"] if backend.device == "cpu" else []
     made_by = [f"{name} {_version(name)}" for name in packages]
-    about = [f"{backend.name} {backend.precision}", backend.device, *where, *forced_kernels(), *made_by]
-    return ", ".join(about)
+    known = [f"{backend.name} {backend.precision}", backend.device, *where, *forced_kernels(), *made_by]
+    return ", ".join(known)
 
 
 def _version(package: str) -> str:

@@ -114,4 +114,7 @@ def scored_length(config: Any) -> int:
 def over_the_limit(limit: int) -> list[Probe]:
     """The pairs of `AT_THE_LIMIT` for a limit in tokens."""
     text = _words(min(limit + 8, _MOST_WORDS), 1)
-    return [Probe(*(each.replace("{long}", text) for each in probe[:2])) for probe in AT_THE_LIMIT]
+    return [
+        Probe(query.replace("{long}", text), passage.replace("{long}", text))
+        for query, passage, _ in AT_THE_LIMIT
+    ]
