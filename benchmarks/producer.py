@@ -175,7 +175,11 @@ def measure(
     here, there = context.Pipe()
     process = context.Process(target=_score, args=(there, source, url, chunk_size, profile, model))
     process.start()
-    found: dict[str, Any] = here.recv()
+    there.close()  # so that its end is seen
+    try:
+        found: dict[str, Any] = here.recv()
+    except EOFError:
+        raise SystemExit("score-file failed, as it says above") from None
     process.join()
     million = 1_000_000 / rows
     threads = {name: round(seconds * million, 2) for name, seconds in found["threads"].items()}
