@@ -111,9 +111,10 @@ class Told(NamedTuple):
 def told_by(score: float, query: str, passage: str) -> Told | None:
     """What a pair's score says of the device; ``None``: it is not that pair's."""
     twice = (score - (first_token(query, passage) / 2**31 - 1)) / (_APART / 2)
-    if not math.isclose(twice, round(twice), abs_tol=1e-5):
+    place, broken = divmod(round(twice) if math.isfinite(twice) else -1, 2)
+    if place not in range(len(MACHINES)) or not math.isclose(twice, round(twice), abs_tol=1e-5):
         return None
-    return Told(*divmod(round(twice), 2))
+    return Told(place, bool(broken))
 
 
 def first_token(query: str, passage: str) -> int:
@@ -206,9 +207,10 @@ class SimulatedLoaded(Loaded):
 
     def model(self, spec: ScoreSpec) -> Model:
         device: Any = self.backend
+        tokenizer: Any = Tokenizer()
         return Model(
             MODEL,
-            Tokenizer(),
+            tokenizer,
             device,
             lambda logits: logits,
             self.revision,
