@@ -111,10 +111,10 @@ class Told(NamedTuple):
 def told_by(score: float, query: str, passage: str) -> Told | None:
     """What a pair's score says of the device; ``None``: it is not that pair's."""
     twice = (score - (first_token(query, passage) / 2**31 - 1)) / (_APART / 2)
-    if not math.isclose(twice, round(twice), abs_tol=1e-5):
+    place, broken = divmod(round(twice) if math.isfinite(twice) else -1, 2)
+    if place not in range(len(MACHINES)) or not math.isclose(twice, round(twice), abs_tol=1e-5):
         return None
-    place, is_broken = divmod(round(twice), 2)
-    return Told(place, bool(is_broken))
+    return Told(place, bool(broken))
 
 
 def first_token(query: str, passage: str) -> int:
@@ -125,10 +125,9 @@ def first_token(query: str, passage: str) -> int:
 class Tokenizer:
     """One token for each word, of which the first is a digest of the pair."""
 
-    max_length = 512
     pad_id = 0
 
-    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
+    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None) -> Tokens:
         alone = passages is None  # these are no queries then
         pairs = [("", text) for text in queries] if alone else list(zip(queries, passages or (), strict=True))
         lengths = [1 + len(query.split()) + len(passage.split()) for query, passage in pairs]
@@ -180,7 +179,6 @@ class Device:
     bytes: int = 1
     shares_prefixes: bool = False
     packs: bool = False
-    pieces: int = 1
 
     @property
     def precision(self) -> str:
@@ -209,9 +207,10 @@ class SimulatedLoaded(Loaded):
 
     def model(self, spec: ScoreSpec) -> Model:
         device: Any = self.backend
+        tokenizer: Any = Tokenizer()
         return Model(
             MODEL,
-            Tokenizer(),
+            tokenizer,
             device,
             lambda logits: logits,
             self.revision,
