@@ -83,10 +83,10 @@ def loaded(model: Path, device: str, precision: str, cache: Path) -> Engine:
         {"model": str(model), "precision": precision, "activation": "identity", "max_length": 512}
     )
     budget = resolve_token_budget("auto", device)
-    scorer = load_model(spec, device, "torch", str(cache))
-    if device != "cpu" and scorer.texts:
-        scorer.texts.settle()
-    return Engine(scorer, budget)
+    ready = load_model(spec, device, "torch", str(cache))
+    if device != "cpu" and ready.texts:
+        ready.texts.settle()
+    return Engine(ready, budget)
 
 
 def ways(engine: Engine) -> Iterator[str]:
