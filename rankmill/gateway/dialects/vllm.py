@@ -198,8 +198,8 @@ class VllmClassify(_VllmBody):
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
         texts = [self.input] if isinstance(self.input, str) else self.input
-        spec = self.spec(owner)
-        return alone(texts, self.model, of_labels({"activation": "sigmoid"} | spec))
+        probability: SpecFields = {"activation": "sigmoid"}
+        return alone(texts, self.model, of_labels(probability | self.spec(owner)))
 
     def answer(self, scores: RequestScores) -> JsonObject:
         found = scores.predictions()
