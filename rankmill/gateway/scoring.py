@@ -189,7 +189,7 @@ class Scoring:
                         raise
             self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
-            given = sorted(_OF_THE_CALLER & spec.keys())
+            given = sorted(name for name in _OF_THE_CALLER if spec.get(name) is not None)
             if not given:
                 raise refusal_of(error) from None
             why = f"the options of this request do not fit the model: {error}"
