@@ -43,10 +43,11 @@ _TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
 """Of English, until requests have been scored here."""
 
 _TELLING_CHARS = 50_000
-"""A request of so many says how many tokens the next one has: other scripts have four times as many."""
+"""A request of so many characters with more tokens than expected says how many the next one has: in other
+scripts they are four times as many."""
 
-_LEAST_SHARE = 0.05
-"""What a small request adds to the means."""
+_SHARE = 0.05
+"""What any other request adds to the means."""
 
 _REPORT_SECONDS = 60.0
 """How long a request that was scored stands for a worker that has not reported its model yet."""
@@ -166,12 +167,14 @@ class LoadShedder:
         """Note a request that was scored, in how many jobs, and its model as workers call it."""
         if tokens and chars:
             self._has_scored, self._reported = True, None
-            share = min(max(chars / _TELLING_CHARS, _LEAST_SHARE), 1.0)
-            self._tokens_per_char += share * (tokens / chars - self._tokens_per_char)
-            self._tokens_per_pair += share * (tokens / pairs - self._tokens_per_pair)
+            more = tokens / chars - self._tokens_per_char
+            # Where there are fewer, long texts may have been cut.
+            share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
+            self._tokens_per_char += max(share, _SHARE) * more
+            self._tokens_per_pair += _SHARE * (tokens / pairs - self._tokens_per_pair)
         if _without_version(model) == _without_version(self._settings.model):
             self._scored, self.unready = system.monotonic(), None
-        self._pairs_per_job += _LEAST_SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
+        self._pairs_per_job += _SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
         """Look at the queue from time to time, for ever."""

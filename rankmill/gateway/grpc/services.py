@@ -125,12 +125,10 @@ class TeiServices:
     async def _score(self, rows: Sequence[_Row], spec: SpecFields, call: Call) -> RequestScores:
         with self._gateway.bodies.body() as body:
             body.count(sum(len(text) for row in rows for text in row))
-            columns = [list(column) for column in zip(*rows, strict=True)]
-            if len(columns) == 1:
-                wanted = alone(columns[0], None, spec)
+            if rows and len(rows[0]) == 1:
+                wanted = alone([row[0] for row in rows], None, spec)
             else:
-                queries, passages = columns or ([], [])
-                wanted = ScoreRequest(queries, passages, spec=spec)
+                wanted = ScoreRequest([row[0] for row in rows], [row[1] for row in rows], spec=spec)
             scored = await self._gateway.scoring.score(wanted, call.key)
         self._gateway.count(call.note, scored)
         return scored

@@ -89,4 +89,4 @@ def test_scores_that_stop_coming_end_the_stream_in_time() -> None:
 
     first, last = asyncio.run(asyncio.wait_for(sent(events(), AsyncExitStack()), 60))
     assert first == b"event: scores\ndata: [0.5]\n\n"
-    assert last == b'event: timeout\ndata: "1 texts were scored after 0.1 s, the most of a request"\n\n'
+    assert last.startswith(b'event: timeout\ndata: "1 texts were scored after 0.1 s, the most of a request; ')

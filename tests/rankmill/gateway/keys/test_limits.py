@@ -241,10 +241,11 @@ def test_how_many_tokens_texts_have_is_known_from_the_first_on(server: Server, k
         await bridge.run(load.look)
         if not pairs:
             load.note(200_000, 1000, 200_000, 10, "demo")
+            load.note(10_000_000, 1000, 500_000, 10, "demo")  # of texts that were cut
         with ExitStack() as stack:
             for _ in range(3):
                 stack.enter_context(load.work(200_000, 1000, "bulk", "me"))  # ten seconds each
-            with pytest.raises(Refusal, match="need 30 s"):
+            with pytest.raises(Refusal, match=r"need (29|30) s"):
                 stack.enter_context(load.work(200_000, 1000, "bulk", "me"))
         await client.loop_client.aclose()
 
