@@ -197,7 +197,7 @@ def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") 
         f"scores are in {summary.output}",
     ]
     if summary.windows:
-        lines.append(f"passages over the limit were cut into {summary.windows:,} windows; the best counts")
+        lines.append(f"texts over the limit were cut into {summary.windows:,} windows")
     if summary.reused_rows:
         lines.insert(1, f"{summary.reused_rows:,} of them have their score from {request.reuse}")
     if summary.resumed_rows:
