@@ -138,7 +138,7 @@ class RunStore:
         return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
-        """Fix what all chunks of the run are scored with; what the first callers have is returned to all.
+        """Settle what all chunks of the run are scored with: all callers get what the first ones had.
 
         Whoever has results writes `over` what others have settled since: the server may have lost that.
         """
@@ -254,7 +254,7 @@ class RunStore:
             pipe.execute()
 
     def withdraw(self, run_id: str, withdrawal: Withdrawal, ttl: int) -> bool:
-        """Tell who collects a run that scores are withdrawn; return whether the run is still there.
+        """Tell a run's collector that scores are withdrawn; return whether the run still exists.
 
         A run that is not may go on: the server has lost it, or its file is scored on by another run. So the
         word stays for `ttl` seconds.
