@@ -213,16 +213,24 @@ class Proving:
         self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
-        """The known proof of a way, or a new one."""
-        return self._known("proof", self._about(way), Proof, lambda: self.measured(way))
+        """The known proof of a way, or a new one; also if memory was short for it, and no longer is."""
+        find_out = partial(self._known, "proof", self._about(way), Proof, lambda: self.measured(way))
+        known = find_out()
+        if known.reference == "exact" or self._is_large():
+            return known
+        self._forget(way)
+        return find_out()
 
     def again(self, way: Way) -> Proof:
         """Measure it again; if it no longer holds, forget the proof."""
         proof = self.measured(way)
         if not proof.holds:
-            with suppress(OSError):
-                self._file("proof", self._about(way)).unlink(missing_ok=True)
+            self._forget(way)
         return proof
+
+    def _forget(self, way: Way) -> None:
+        with suppress(OSError):
+            self._file("proof", self._about(way)).unlink(missing_ok=True)
 
     def _about(self, way: Way) -> dict[str, Any]:
         """All that a proof of this way depends on."""

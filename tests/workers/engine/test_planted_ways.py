@@ -255,7 +255,7 @@ def the_softmax_of_the_chosen(patch: Patch) -> None:
 
 
 def labels_in_another_order(patch: Patch) -> None:
-    order = description.Description.labels.fget
+    order = vars(description.Description)["labels"].fget
     patch.setattr(description.Description, "labels", property(lambda self: order(self)[::-1]))
 
 
@@ -335,6 +335,24 @@ def test_a_large_model_is_held_to_its_own_precision(
     skipped_layer(monkeypatch)
     with pytest.raises(WorkerError, match="would not get its own scores"):
         proving.load_proven(spec, "cpu", backend, str(tmp_path / "other"))
+
+
+def test_a_proof_of_a_time_when_memory_was_short_is_made_again(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    spec = ScoreSpec(model=str(models["bert"]), precision="fp32")
+
+    def reference() -> str:
+        proof = proving.load_proven(spec, "cpu", "torch", str(tmp_path / "cache")).proof
+        assert proof is not None
+        return proof.reference
+
+    with monkeypatch.context() as short:
+        short.setattr(proving, "free_memory", lambda: 0)
+        assert [reference(), reference()] == ["own", "own"]
+    assert reference() == "exact"
+    monkeypatch.setattr(proving, "free_memory", lambda: 0)
+    assert reference() == "exact"
 
 
 @pytest.mark.parametrize("plant", slow_but([skipped_layer, shifted_positions], shifted_positions))
