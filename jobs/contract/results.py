@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import pyarrow as pa
 from pydantic import Field
@@ -35,9 +35,10 @@ class ChunkStats(WireModel):
     ``forward_seconds`` are parts of ``seconds``: the second is the time of the batches that have the chunk's
     rows. They are written only for a job that asks for them (`rankmill.jobs.contract.job.asks_for_times`).
     ``digest`` is the SHA-256 of the model's weights, configuration and tokenizer; ``bound`` is the largest
-    difference between a score and the model's own that the worker has proven; ``device_seconds`` is the part
-    of the time of the device ``device_name`` that this chunk's tokens had. They are written only for a job
-    whose producer reads them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
+    difference between a score and the model's own that the worker has proven, and ``reference`` is there
+    where the model was too large to be compared in fp32; ``device_seconds`` is the part of the time of the
+    device ``device_name`` that this chunk's tokens had. They are written only for a job whose producer reads
+    them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
     deterministic run alone, of which no older release knows.
     """
 
@@ -49,6 +50,7 @@ class ChunkStats(WireModel):
             "forward_seconds",
             "digest",
             "bound",
+            "reference",
             "kind",
             "device_name",
             "device_seconds",
@@ -74,6 +76,7 @@ class ChunkStats(WireModel):
     forward_seconds: Seconds | None = None
     digest: Annotated[str, Field(pattern=CONTENT)] | None = None
     bound: Annotated[float, Field(ge=0)] | None = None
+    reference: Literal["own"] | None = None
     kind: str | None = None
     device_name: str | None = None
     device_seconds: Seconds | None = None

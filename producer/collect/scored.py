@@ -72,6 +72,7 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
         "forward_seconds": None,
         "device_seconds": sum(part.stats.device_seconds or 0.0 for part in scored) or None,
         "bound": worst([part.stats.bound for part in scored]),
+        "reference": next((part.stats.reference for part in scored if part.stats.reference), None),
     }
     stats = scored[-1].stats.model_copy(update=totals)
     kind = scored[0].scores.type

@@ -175,7 +175,7 @@ def test_what_formats_2_and_3_cannot_say_is_optional(server: Server) -> None:
     job = read_job(store.queue("q"), job_id.encode())
     assert job is not None
     assert read_format(job) == 5
-    told = json.loads(STATS) | {"digest": "0" * 64, "bound": 0.001}
+    told = json.loads(STATS) | {"digest": "0" * 64, "bound": 0.001, "reference": "own"}
     result = from_entry({b"chunk": b"0", b"scores": SCORES, b"stats": json.dumps(told).encode()})
     assert isinstance(result, ChunkScores)
     assert json.loads(result.stats.written()) == told

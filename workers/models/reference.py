@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,18 +168,25 @@ class ReferenceModel:
                         lambda _, inputs: (_rounded(inputs[0], 8, rounding.inputs),)
                     )
 
-    def scores(self, logits: Logits) -> Logits | None:
-        """Scores of logits ``[rows, outputs]``; ``None`` if torch lacks the model's function."""
+    def scores(self, logits: Logits) -> dict[str, Logits]:
+        """Scores of logits ``[rows, outputs]`` by a spec's activation; without what torch lacks."""
+        found, several = torch.from_numpy(logits), logits.shape[1] > 1
+        probability = found.softmax(-1) if several else found.sigmoid()
+        scores = {"identity": found, "sigmoid": found.sigmoid(), "probability": probability}
         path = self._about.layout.activation
         if path is None:
-            of_pair = logits.shape[1] == 1 and self._inputs == "pairs"
+            of_pair = not several and self._inputs == "pairs"
             path = "torch.nn.Sigmoid" if of_pair else "torch.nn.Identity"
-        try:
-            function = getattr(nn, path.rpartition(".")[2])()
-            scores: Logits = function(torch.from_numpy(logits)).numpy()
-        except Exception:  # it needs arguments, or is no function at all
-            return None
-        return scores
+        with suppress(Exception):  # it needs arguments, or is no function at all
+            scores["default"] = getattr(nn, path.rpartition(".")[2])()(found)
+            if several:
+                scores["softmax"] = scores["default"].softmax(-1)
+        return {asked: values.numpy() for asked, values in scores.items()}
+
+    def labels(self, outputs: int) -> list[str]:
+        """Names of so many outputs, in order: those of transformers' classifier, else their numbers."""
+        names = self._model.config.id2label if self._about.layout.task == "classifier" else {}
+        return [str(names.get(number, number)) for number in range(outputs)]
 
     def close(self) -> None:
         """Give the memory back."""

@@ -379,6 +379,7 @@ class ChunkScorer:
                 tokenize_seconds=times.get("tokenize"),
                 forward_seconds=times.get("forward"),
                 bound=proof.bound if proof else None,
+                reference="own" if proof and proof.reference == "own" else None,
                 kind=model.kind,
                 device_name=device_name(model.backend.device) if names_device else None,
                 device_seconds=claim.work.seconds.get("device", 0.0) if names_device else None,
