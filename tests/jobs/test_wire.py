@@ -60,8 +60,8 @@ def test_scores_and_errors_come_back_as_they_were(results: list[float | str], co
     scores = [None if isinstance(result, str) else result for result in results]
     errors = [result if isinstance(result, str) else None for result in results]
     tokens = [None if score is None else row for row, score in enumerate(scores)] if counted else None
-    columns = [pa.array(scores, pa.float32()), pa.array(errors, pa.string())]
-    payload = encode_scores(*columns, None if tokens is None else pa.array(tokens, pa.int32()))
+    column = None if tokens is None else pa.array(tokens, pa.int32())
+    payload = encode_scores(pa.array(scores, pa.float32()), pa.array(errors, pa.string()), column)
     back = [None if column is None else column.to_pylist() for column in decode_scores(payload)]
     assert back == [scores, errors, tokens]
     # A producer of the release before, which asks for no tokens, reads what it did.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -136,8 +137,8 @@ def test_what_is_put_into_the_spool_is_what_is_taken(
         how = (STATS, 1, "w") if texts else (None, 3, "")
         lengths = pa.array([None if text is None else len(text) for text in texts], pa.int32())
         counted = lengths if random.random() < 0.5 else None
-        columns_of = pa.array(scores, pa.float32()), pa.array(errors, pa.string())
-        parts.append(ScoredTable(table, *columns_of, *how, tokens=counted))
+        part = ScoredTable(table, pa.array(scores, pa.float32()), pa.array(errors, pa.string()), *how)
+        parts.append(replace(part, tokens=counted))
     spool = Spool(None, memory)
     places = list(range(len(parts)))
     random.shuffle(places)

@@ -240,12 +240,12 @@ def test_an_answer_says_nothing_of_tokens_that_are_not_known(server: Server, tmp
     outcome = Summary.model_construct(output=str(output), rows=6, row_errors=0)
 
     def found(tokens: list[int | None] | None) -> list[dict[str, int] | None]:
-        def score(asked: FileRequest, confirm: Confirm, tokens_column: str | None = None) -> None:
-            rows = pq.read_table(asked.inputs[0])
+        def score(request: FileRequest, confirm: Confirm, tokens_column: str | None = None) -> None:
+            rows = pq.read_table(request.inputs[0])
             table = rows.append_column("score", pa.array([0.5] * len(rows), pa.float32()))
             if tokens is not None:
                 table = table.append_column(str(tokens_column), pa.array(tokens, pa.int32()))
-            pq.write_table(table, str(asked.output))
+            pq.write_table(table, str(request.output))
             confirm(None, outcome)
 
         BatchWork(new_file_run(order), BatchStore(server.client, 60), score, lambda *_: None).do()
