@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, ModelFiles
+from rankmill.workers.backends.base import (
+    ROW,
+    Backend,
+    BackendKind,
+    LayerShape,
+    ModelFiles,
+    Rounding,
+    is_installed,
+)
+from rankmill.workers.host.device import has_fp8
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
@@ -26,12 +35,25 @@ def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
     return probe(shape, precision)
 
 
+def _lacks(device: str, precision: str) -> str | None:
+    if precision != "fp8":
+        return None
+    if not is_installed("torchao"):
+        return "fp8 needs torchao (pip install 'rankmill[fp8]')"
+    if not has_fp8():
+        return "fp8 needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper)"
+    return None
+
+
 KIND = BackendKind(
     name="torch",
     extra="worker",
     packages=("torch", "transformers"),
-    precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
+    added={"fp8": ("torchao",)},
+    precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16", "fp8"), "mps": ("fp32", "fp16")},
     load=_load,
     probe=_probe,
+    rounding=Rounding(weights=ROW, inputs=ROW),
     concurrent=True,
+    lacks=_lacks,
 )
