@@ -453,8 +453,10 @@ def _same_bits(ours: Logits, theirs: Logits) -> bool:
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
-    """Rank correlation: the lowest of all outputs."""
+    """Rank correlation: the lowest of all outputs; 0 if no probe has a number in both."""
     known = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
+    if not known.any():
+        return 0.0
     found = [1.0]
     for one, other in zip(ours[known].T, theirs[known].T, strict=True):
         first, second = _ranks(one), _ranks(other)

@@ -67,10 +67,10 @@ def gpu_precision(device: str, supported: Sequence[str]) -> str:
 
 
 def has_fp8() -> bool:
-    """Whether the NVIDIA GPU multiplies numbers of 8 bits: Ada, Hopper and later."""
+    """Whether there is an NVIDIA GPU that multiplies 8-bit floating point: Ada, Hopper or later."""
     import torch
 
-    return torch.cuda.get_device_capability() >= (8, 9)
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
 
 def resolve_token_budget(setting: int | str, device: str) -> int:
