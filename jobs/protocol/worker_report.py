@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
 
 import redis
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from redis.client import Pipeline
 from rq.defaults import RQ_KEY_PREFIX
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
@@ -62,9 +62,6 @@ LATENCY_BUCKETS = (
 )
 """Upper bounds in seconds of the time from a chunk's submission to its result."""
 
-_OLD_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-"""Buckets of older releases; the last count in their reports is of slower chunks."""
-
 
 class GpuReport(WireModel):
     """A worker's GPU: share of time in which it is busy, bytes, degrees Celsius; ``None``: it cannot tell.
@@ -76,17 +73,6 @@ class GpuReport(WireModel):
     memory_used: Count
     memory_size: Count
     celsius: float | None
-
-
-def _in_new_buckets(counts: object) -> object:
-    """Counts of an older release, in the buckets of this one; other counts as they are."""
-    if not isinstance(counts, list | tuple) or len(counts) != len(_OLD_BUCKETS) + 1:
-        return counts
-    found = [0] * (len(LATENCY_BUCKETS) + 1)
-    places = [LATENCY_BUCKETS.index(bound) for bound in _OLD_BUCKETS]
-    for place, count in zip([*places, places[-1] + 1], counts, strict=True):
-        found[place] = count
-    return found
 
 
 class WorkerReport(WireModel):
@@ -101,20 +87,6 @@ class WorkerReport(WireModel):
     NVIDIA GPU, ``model_hits`` counts the chunks whose model was loaded already. ``drained``: the worker takes
     no new chunks; ``answers`` says what became of the last orders (``None`` from a release that takes none).
     """
-
-    added = frozenset(
-        {
-            "refusals",
-            "half_open",
-            "claim_ahead",
-            "drained",
-            "answers",
-            "cpu",
-            "gpu",
-            "model_hits",
-            "model_loads",
-        }
-    )
 
     device: str
     started: Seconds
@@ -143,7 +115,7 @@ class WorkerReport(WireModel):
     stage_seconds: tuple[Seconds, ...] = Field(
         default=(0.0,) * len(STAGES), min_length=len(STAGES), max_length=len(STAGES)
     )
-    latency_counts: Annotated[tuple[Count, ...], BeforeValidator(_in_new_buckets)] = Field(
+    latency_counts: tuple[Count, ...] = Field(
         default=(0,) * (len(LATENCY_BUCKETS) + 1),
         min_length=len(LATENCY_BUCKETS) + 1,
         max_length=len(LATENCY_BUCKETS) + 1,

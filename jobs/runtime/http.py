@@ -69,7 +69,7 @@ def serve(
     """
     host, first = split_address(setting, address, usual)
     if names is not None or is_loopback(host):
-        app = _known_hosts_only(app, {"localhost", host, *(names or ())})
+        app = _known_hosts_only(app, {host, *(names or ())})
     for port in range(first, min(first + ports, 65536)):
         try:
             server = _server(host, port)
@@ -146,20 +146,27 @@ def health(
 
 def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:
     """`app` for requests whose Host is an IP address or one of `names`; others get status 403."""
-    known = {name.lower().rstrip(".") for name in names}
+    is_known = host_check(names)
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        asked = environ.get("HTTP_HOST")
-        if asked is None or host_of(asked) in known or is_address(host_of(asked)):
-            return app(environ, start)
-        return refusal(environ, start)
+        return (app if is_known(environ.get("HTTP_HOST")) else refusal)(environ, start)
 
     reason = "use localhost, an IP address, or a host name from the settings (exporter_hosts) in the URL"
     refusal = answer(lambda: (HTTPStatus.FORBIDDEN, reason))
     return check
 
 
-def host_of(header: str) -> str:
+def host_check(names: Collection[str]) -> Callable[[str | None], bool]:
+    """Tells whether a Host header, if there is one, has an IP address, ``localhost`` or one of `names`."""
+    known = {"localhost", *(name.lower().rstrip(".") for name in names)}
+
+    def is_known(header: str | None) -> bool:
+        return header is None or (host := _host_of(header)) in known or _is_address(host)
+
+    return is_known
+
+
+def _host_of(header: str) -> str:
     """The host in a Host header, without the port; empty if the header is not valid."""
     try:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
@@ -167,7 +174,7 @@ def host_of(header: str) -> str:
         return ""
 
 
-def is_address(host: str) -> bool:
+def _is_address(host: str) -> bool:
     """Whether a host is an IP address, not a name."""
     try:
         ip_address(host)
@@ -178,7 +185,7 @@ def is_address(host: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Whether only processes of this host reach the address."""
-    return host == "localhost" or (is_address(host) and ip_address(host).is_loopback)
+    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 
 
 def _without_traceback(app: WSGIApplication) -> WSGIApplication:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -207,6 +208,31 @@ class Settings(GatewaySettings, WorkerSettings):
     webhook_secret: WebhookSecret
     webhook_hosts: Names
     webhook_seconds: float = Field(gt=0)
+
+
+_CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
+"""Options of a client's calls beside the fields of the spec: to suggest for a misspelt name."""
+
+
+def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
+    """The spec of a run; a model directory gets its absolute path, as workers may run in other folders.
+
+    Raises
+    ------
+    ConfigError
+        A change is unknown or not valid.
+    """
+    if "prompt_template" in changes:
+        changes = {**changes, "prompt_template": read_template(changes["prompt_template"])}
+    try:
+        spec = ScoreSpec(**{**settings.spec().model_dump(), **changes})
+    except ValidationError as error:
+        raise ConfigError(complaint(error, {*ScoreSpec.model_fields, *_CALL} - changes.keys())) from None
+    is_name = "/" not in spec.model and (spec.model == "demo" or "@" in spec.model)
+    with suppress(OSError):  # a mount that is stale, say: workers may see more
+        if not is_name and Path(spec.model).is_dir():
+            return spec.model_copy(update={"model": str(Path(spec.model).resolve())})
+    return spec
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,15 @@ if TYPE_CHECKING:
     from rankmill.producer.client.submitted import SubmittedFile
     from rankmill.producer.collect.pairs import Conversations, Pairs, Texts
 
+    class SubmitOptions(SpecOptions, total=False):
+        """Options of `AsyncClient.submit`."""
+
+        texts: Texts | None
+        messages: Conversations | None
+        columns: tuple[str, ...] | None
+        priority: Priority | None
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -267,27 +276,12 @@ class AsyncClient:
 
     @overload
     async def submit(
-        self,
-        pairs: Pairs | None = None,
-        *,
-        texts: Texts | None = None,
-        messages: Conversations | None = None,
-        columns: tuple[str, ...] | None = None,
-        priority: Priority | None = None,
-        detached: Literal[True],
-        **spec: Unpack[SpecOptions],
+        self, pairs: Pairs | None = None, *, detached: Literal[True], **options: Unpack[SubmitOptions]
     ) -> AsyncDetachedRun: ...
 
     @overload
     async def submit(
-        self,
-        pairs: Pairs | None = None,
-        *,
-        texts: Texts | None = None,
-        messages: Conversations | None = None,
-        columns: tuple[str, ...] | None = None,
-        priority: Priority | None = None,
-        **spec: Unpack[SpecOptions],
+        self, pairs: Pairs | None = None, **options: Unpack[SubmitOptions]
     ) -> AsyncScoringRun: ...
 
     async def submit(

@@ -30,8 +30,7 @@ from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.durability import Durability, read_durability, warn_of_risks
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors
-from rankmill.jobs.runtime.settings import Settings, load_settings
-from rankmill.jobs.runtime.specs import run_spec
+from rankmill.jobs.runtime.settings import Settings, load_settings, run_spec
 from rankmill.jobs.system import system
 from rankmill.producer.client.joined import rows_by_version, split_run, start_each
 from rankmill.producer.client.runs import (

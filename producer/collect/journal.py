@@ -14,7 +14,6 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -123,7 +122,9 @@ class Journal:
         count = """
             SELECT coalesce(sum(rows), 0) FROM chunks WHERE typeof(rows) = 'integer' AND rows BETWEEN 0 AND ?
         """
-        return self.finished.rows + int(self._one(count, MAX_CHUNK_ROWS))
+        with self._at_work():
+            ((rows,),) = self._db.execute(count, (MAX_CHUNK_ROWS,))
+        return self.finished.rows + int(rows)
 
     @property
     def manifest(self) -> dict[str, str]:
@@ -290,11 +291,6 @@ class Journal:
 
     def _write_state(self, name: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
-
-    def _one(self, query: str, *parameters: str | int) -> Any:
-        with self._at_work():
-            row = self._db.execute(query, parameters).fetchone()
-        return row and row[0]
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

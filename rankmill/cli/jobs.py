@@ -14,25 +14,19 @@ from rankmill.cli.watch import console
 from rankmill.cluster import tables
 from rankmill.cluster.failed import FailedJob, clear, failed_jobs, retry
 from rankmill.jobs.contract.errors import ExitCode, InputError
-from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 
 @options.group("jobs", cls=click.Group)
-@options.flags("redis_url")
 @options.as_json
-@click.pass_context
-def jobs(context: click.Context, /, redis_url: str | None, config: str | None, as_json: bool) -> None:
+def jobs(client: redis.Redis, as_json: bool) -> None:
     """List failed and set-aside jobs; retry or clear them.
 
     A failed job has used up its attempts. A job is set aside when no worker can read it. Both stay in
     the counts of rankmill status until they expire or are cleared.
     """
-    given = {"redis_url": redis_url, "config": config}
-    if context.invoked_subcommand:  # options before its name are its options
-        context.default_map = {context.invoked_subcommand: given}
-        return
-    found = failed_jobs(options.connection(load_settings({"redis_url": redis_url}, config)))
+    found = failed_jobs(client)
     if as_json:
         click.echo(json.dumps([job.model_dump() for job in found]))
     else:

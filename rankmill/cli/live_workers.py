@@ -40,24 +40,18 @@ class _Workers(click.Group):
 
 
 @options.group("workers", cls=_Workers)
-@options.flags("redis_url")
 @watch.as_json
 @watch.watching
-@click.pass_context
-def workers(context: click.Context, /, redis_url: str | None, config: str | None, **how: bool) -> None:
+def workers(client: redis.Redis, **how: bool) -> None:
     """List the live workers; start, drain or warm some.
 
     The list shows what each worker has loaded, what it uses of its host (CPU cores, memory; the whole GPU's
     use, memory and temperature), and for how many of its chunks the model was loaded already (hits).
     """
-    given = {"redis_url": redis_url, "config": config}
-    if context.invoked_subcommand:  # options before its name are its options
-        context.default_map = {context.invoked_subcommand: given}
-        return
     watch.View(
         lambda cluster: tables.live_table(cluster.workers),
         lambda cluster: json.dumps([worker.model_dump() for worker in cluster.workers]),
-    ).show(options.connection(load_settings({"redis_url": redis_url}, config)), **how)
+    ).show(client, **how)
 
 
 workers.add_command(score_workers, "start")

@@ -147,11 +147,22 @@ def command(
 
 
 def group(name: str, cls: type[click.Group]) -> Callable[[Function], click.Group]:
-    """`click.group` that does something without a command's name, too; as `command` otherwise."""
+    """`click.group` that does something without a command's name, too; as `command` otherwise.
+
+    Its function gets a connection to the server; a command that is named gets ``--redis`` and ``--config``.
+    """
 
     def wrap(function: Function) -> click.Group:
+        @click.pass_context
+        @functools.wraps(function)
+        def run(context: click.Context, /, redis_url: str | None, config: str | None, **given: Any) -> None:
+            if command := context.invoked_subcommand:
+                context.default_map = {command: {"redis_url": redis_url, "config": config}}
+            else:
+                function(connection(load_settings({"redis_url": redis_url}, config)), **given)
+
         make = click.group(name, cls=cls, invoke_without_command=True, context_settings=CONTEXT)
-        return make(clean_exit()(function))
+        return make(clean_exit()(flags("redis_url")(run)))
 
     return wrap
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from rankmill.jobs.contract.errors import EmbeddedError, RankmillError, RunFailed
 from rankmill.jobs.contract.spec import Precision
@@ -79,12 +79,6 @@ class PrecisionProbe(BaseModel):
     agreement: Agreement | None = None
 
 
-class PrecisionProbes(BaseModel):
-    """The probes of a backend."""
-
-    probes: list[PrecisionProbe]
-
-
 class PairedCosts(BaseModel):
     """Two settings measured in turn: the costs of each (less is better); ``reason`` if one of them failed."""
 
@@ -142,7 +136,9 @@ class Trials:
         """Shorten the sample to the rows that the reference has scored."""
         self.pairs = self.pairs.slice(0, len(reference.scores))
 
-    def probe(self, backend: str, precisions: Iterable[str], reference: ReferenceScores) -> PrecisionProbes:
+    def probe(
+        self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+    ) -> list[PrecisionProbe]:
         """Measure each precision of a backend once; workers that die are replaced for the next precision."""
         left, probes = list(precisions), []
         while left:
@@ -153,7 +149,7 @@ class Trials:
                         left.pop(0)
             except (BenchFailed, EmbeddedError) as error:
                 probes.append(PrecisionProbe(backend=backend, precision=left.pop(0), reason=str(error)))
-        return PrecisionProbes(probes=probes)
+        return probes
 
     def compare(self, first: Changes, second: Changes) -> PairedCosts:
         """Measure two settings in turn, so that other load on the machine affects both."""
@@ -241,7 +237,7 @@ def _name(changes: Changes) -> str:
     return json.dumps(changes, sort_keys=True)
 
 
-RecordT = TypeVar("RecordT", bound=BaseModel)
+RecordT = TypeVar("RecordT")
 
 
 class NothingWorks(RankmillError):
@@ -265,6 +261,7 @@ class Tuned:
     story: list[str] = field(default_factory=list)
 
 
+@dataclass
 class Tuner:
     """Tunes the settings that are ``auto``; the others do not change.
 
@@ -286,23 +283,17 @@ class Tuner:
         Called with a line of text after each step.
     """
 
-    def __init__(
-        self,
-        base: Settings,
-        trials: Trials,
-        objective: Objective,
-        records: Records,
-        *,
-        budget: float,
-        min_spearman: float,
-        say: Callable[[str], None],
-    ) -> None:
-        self._base, self._trials, self._objective = base, trials, objective
-        self._records, self._budget, self._min_spearman = records, budget, min_spearman
-        self._say = say
-        self._spent = 0.0
-        self._best: dict[str, Any] = {}
-        self._story: list[str] = []
+    base: Settings
+    trials: Trials
+    objective: Objective
+    records: Records
+    _: KW_ONLY
+    budget: float
+    min_spearman: float
+    say: Callable[[str], None]
+    _spent: float = field(default=0.0, init=False)
+    _best: dict[str, Any] = field(default_factory=dict, init=False)
+    _story: list[str] = field(default_factory=list, init=False)
 
     def tune(self) -> Tuned:
         """Search until everything was tried or the budget is spent.
@@ -315,7 +306,7 @@ class Tuner:
             The reference cannot score it, for example because the model cannot be loaded.
         """
         reference = self._once("reference", ReferenceScores, self._reference)
-        self._trials.use(reference)
+        self.trials.use(reference)
         step = "backend and precision"
         try:
             self._choose_backend(reference)
@@ -324,7 +315,7 @@ class Tuner:
             step = "workers and threads"
             self._split(reference.device)
         except _OutOfTime:
-            self._tell(f"the budget of {self._budget:,.0f} s is spent; not finished: {step}")
+            self._tell(f"the budget of {self.budget:,.0f} s is spent; not finished: {step}")
         gain = self._compare({}, self._best, always=True).gain or None
         if gain:
             self._tell(f"all changes together: {gain:.2f} times as good as the initial settings")
@@ -334,7 +325,7 @@ class Tuner:
         return Tuned(self._best, gain, self._story)
 
     def _reference(self) -> ReferenceScores:
-        return self._trials.reference(self._budget * _SAMPLE_SHARE)
+        return self.trials.reference(self.budget * _SAMPLE_SHARE)
 
     def _choose_backend(self, reference: ReferenceScores) -> None:
         """Measure each backend and precision once; then compare the fastest acceptable ones in turn."""
@@ -346,9 +337,8 @@ class Tuner:
             if (backend, reference.device) in FOR_TESTS and len(backends) > 1:
                 continue
             try:
-                found += self._once(
-                    f"probe {backend}", PrecisionProbes, partial(self._probe, backend, reference)
-                ).probes
+                measure = partial(self._probe, backend, reference)
+                found += self._once(f"probe {backend}", list[PrecisionProbe], measure)
             except _OutOfTime as error:
                 out_of_time = error
         good = self._good(found)
@@ -361,12 +351,12 @@ class Tuner:
         if out_of_time:
             raise out_of_time
         for probe in good[1:_FINALISTS]:
-            if self._objective == "memory" or probe.seconds < _CHANCE * good[0].seconds:
+            if self.objective == "memory" or probe.seconds < _CHANCE * good[0].seconds:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
-    def _probe(self, backend: str, reference: ReferenceScores) -> PrecisionProbes:
+    def _probe(self, backend: str, reference: ReferenceScores) -> list[PrecisionProbe]:
         usual = tuple(each for each in get_args(Precision) if not each.startswith("int8-"))  # int8 chooses
-        return self._trials.probe(backend, self._open("precision", usual), reference)
+        return self.trials.probe(backend, self._open("precision", usual), reference)
 
     def _good(self, found: list[PrecisionProbe]) -> list[PrecisionProbe]:
         """The probes that run here and keep the ranks, fastest first; reports why the others do not."""
@@ -380,23 +370,23 @@ class Tuner:
             if found_ranks is None:
                 self._tell(f"{name}: refused, all its scores are the same")
                 continue
-            verdict = found_ranks.verdict(self._min_spearman)
+            verdict = found_ranks.verdict(self.min_spearman)
             ranks = f"rank correlation {found_ranks}"
             if verdict == "kept":
                 self._tell(f"{name}: {probe.seconds:.2f} s, {ranks}")
                 good.append(probe)
             elif verdict == "lost":
-                self._tell(f"{name}: refused, {ranks} is below {self._min_spearman}")
+                self._tell(f"{name}: refused, {ranks} is below {self.min_spearman}")
             else:
                 self._tell(
-                    f"{name}: not taken, {ranks} may be below {self._min_spearman}; a larger --budget takes "
+                    f"{name}: not taken, {ranks} may be below {self.min_spearman}; a larger --budget takes "
                     "a larger sample, and rankmill check-precision takes an even larger one"
                 )
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:
         """Token budget: double it while that is better, or halve it while that is better."""
-        if isinstance(self._base.token_budget, int):
+        if isinstance(self.base.token_budget, int):
             return
         first = TOKEN_BUDGETS[device]
         for factor in (2.0, 0.5):
@@ -408,7 +398,7 @@ class Tuner:
 
     def _split(self, device: str) -> None:
         """Number of workers, which share the cores or the GPU."""
-        if self._base.workers != "auto" or self._base.threads != "auto":
+        if self.base.workers != "auto" or self.base.threads != "auto":
             return
         if device == "cpu":
             workers = 2
@@ -429,33 +419,33 @@ class Tuner:
             self._tell(f"{label(changes)}: {times}: {'taken' if won else 'not taken'}")
         if won:
             self._best = challenger
-        self._trials.end_others(self._best)
+        self.trials.end_others(self._best)
         return won
 
     def _compare(self, first: Changes, second: Changes, *, always: bool = False) -> PairedCosts:
         name = f"{label(first)} against {label(second)}"
-        return self._once(name, PairedCosts, lambda: self._trials.compare(first, second), always)
+        return self._once(name, PairedCosts, lambda: self.trials.compare(first, second), always)
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
         """Values to try: all, or only the one that the settings fix."""
-        fixed = getattr(self._base, setting)
+        fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
 
     def _once(
         self, name: str, kind: type[RecordT], measure: Callable[[], RecordT], always: bool = False
     ) -> RecordT:
         """The value recorded under `name`; else measure and record it, if the budget or `always` allows."""
-        record = self._records.get(name)
+        record = self.records.get(name)
         if record is None:
-            if self._spent > self._budget and not always:
+            if self._spent > self.budget and not always:
                 raise _OutOfTime
             started = system.monotonic()
             value = measure()
-            record = {"seconds": system.monotonic() - started, "value": value.model_dump()}
-            self._records.add(name, record)
+            record = {"seconds": system.monotonic() - started, "value": TypeAdapter(kind).dump_python(value)}
+            self.records.add(name, record)
         self._spent += record["seconds"]
-        return kind(**record["value"])
+        return TypeAdapter(kind).validate_python(record["value"])
 
     def _tell(self, line: str) -> None:
         self._story.append(line)
-        self._say(line)
+        self.say(line)

@@ -437,6 +437,8 @@ class Thread:
         task = self._task
         if task is None or task.done or (here := task.world.current) is None:
             return
+        if not task.process.alive:  # what a killed process has left is collected in another one
+            return
         task.joining.append(here)
         world().wait(timeout)
         if here in task.joining:

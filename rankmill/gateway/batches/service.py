@@ -37,8 +37,7 @@ from rankmill.jobs.protocol.submitted.request import BatchOrder, FileOrder, File
 from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import client_for
-from rankmill.jobs.runtime.settings import Settings
-from rankmill.jobs.runtime.specs import run_spec
+from rankmill.jobs.runtime.settings import Settings, run_spec
 from rankmill.jobs.system import system
 
 _ENDINGS = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".csv.zst", ".tsv.gz", ".tsv.zst")

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rankmill.gateway.dialects.routes import dialect_at
 from rankmill.gateway.observation import HEADER, SCOPE_KEY, observing
 from rankmill.gateway.refusals import Refusal
-from rankmill.jobs.runtime.http import host_of, is_address
+from rankmill.jobs.runtime.http import host_check
 
 _GONE = 499
 """The status that nginx gives a request whose client has gone before there was an answer."""
@@ -81,15 +81,11 @@ class KnownHosts:
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
-        self._app = app
-        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
+        self._app, self._is_known = app, host_check(names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._knows(Headers(scope=scope).get("host")):
+        if scope["type"] != "http" or self._is_known(Headers(scope=scope).get("host")):
             await self._app(scope, receive, send)
             return
         text = "use localhost, an IP address, or a host name from the settings (gateway_hosts) in the URL"
         await JSONResponse({"error": text, "message": text, "detail": text}, 403)(scope, receive, send)
-
-    def _knows(self, given: str | None) -> bool:
-        return given is None or (host := host_of(given)) in self._names or is_address(host)

@@ -15,8 +15,7 @@ from rankmill.gateway.dialects.vllm import VLLM, VllmRerank
 from rankmill.gateway.refusals import KINDS, Refusal, unscorable
 from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
 from rankmill.jobs.contract.errors import too_long
-from rankmill.jobs.runtime.settings import load_settings
-from rankmill.jobs.runtime.specs import run_spec
+from rankmill.jobs.runtime.settings import load_settings, run_spec
 
 TEXTS = ["a", "b", "c"]
 SCORED = RequestScores([0.25, 0.75, 0.5], "m", tokens=30, id="r1", created=1700000000)

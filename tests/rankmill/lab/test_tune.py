@@ -22,7 +22,6 @@ from rankmill.lab.tune import (
     NothingWorks,
     PairedCosts,
     PrecisionProbe,
-    PrecisionProbes,
     ReferenceScores,
     Trials,
     Tuner,
@@ -104,9 +103,11 @@ class RecordedTrials(Trials):
     def reference(self, seconds: float) -> ReferenceScores:
         return ReferenceScores(scores=[1.0, 2.0], device="cpu")
 
-    def probe(self, backend: str, precisions: Iterable[str], reference: ReferenceScores) -> PrecisionProbes:
+    def probe(
+        self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+    ) -> list[PrecisionProbe]:
         self.backends += (backend,)
-        return PrecisionProbes(probes=[PrecisionProbe(backend=backend, precision="fp32", reason="not here")])
+        return [PrecisionProbe(backend=backend, precision="fp32", reason="not here")]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +135,9 @@ def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: floa
 
         def probe(
             self, backend: str, precisions: Iterable[str], reference: ReferenceScores
-        ) -> PrecisionProbes:
+        ) -> list[PrecisionProbe]:
             time.sleep(0.2)
-            return PrecisionProbes(
-                probes=[PrecisionProbe(backend=backend, precision="fp32", seconds=0.1, agreement=SAME)]
-            )
+            return [PrecisionProbe(backend=backend, precision="fp32", seconds=0.1, agreement=SAME)]
 
         def compare(self, first: Changes, second: Changes) -> PairedCosts:
             return PairedCosts(first=[1.0], second=[seconds])

@@ -93,8 +93,8 @@ def wider_windows(patch: Patch) -> None:
     attend = varlen.varlen_reference
 
     def wider(*states: Any, window_size: tuple[int, int] = (-1, -1), **options: Any) -> Any:
-        left, right = (each + 1 if each > 0 else each for each in window_size)
-        return attend(*states, window_size=(left, right), **options)
+        back, ahead = (each + 1 if each > 0 else each for each in window_size)
+        return attend(*states, window_size=(back, ahead), **options)
 
     patch.setattr(varlen, "varlen_reference", wider)
 
