@@ -26,6 +26,7 @@ from rankmill.workers.host import device
 from rankmill.workers.models.loading import Loaded
 from rankmill.workers.models.reference import _rounded
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
+from tests.harness.models.tiny import make_bert
 from tests.harness.tools import needs_package, slow_but
 from tests.workers.backends.test_backends import CACHE
 from tests.workers.engine.test_engine import some_pairs
@@ -136,7 +137,13 @@ def test_what_is_planted_is_refused(
     monkeypatch.setattr(fp8, "round_linear_layers", wrongly)
     with pytest.raises(WorkerError, match=r"would not get its own scores") as refused:
         in_fp8(decoder, tmp_path / "cache")
-    print(refused.value)
+    assert "torch fp8 on cpu" in str(refused.value)
+
+
+@pytest.mark.usefixtures("on_this_cpu")
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="/model is no language model, and fp8 is for those alone: use bf16"):
+        in_fp8(make_bert(tmp_path / "model"), tmp_path / "cache")
 
 
 @pytest.mark.usefixtures("on_this_cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.backends.base import (
     ROW,
     Backend,
@@ -18,10 +19,12 @@ from rankmill.workers.host.device import has_fp8
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
-    from rankmill.workers.backends.torch.networks import load_network
+    from rankmill.workers.backends.torch.networks import LanguageModel, load_network
     from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly
 
     network = load_network(files)
+    if precision == "fp8" and not isinstance(network, LanguageModel):
+        raise SpecError(f"model {files.source} is no language model, and fp8 is for those alone: use bf16")
     packs = not files.alone and kernel_lacks(device, DTYPES[precision]) is None and packs_exactly(network)
     backend = TorchBackend(network, device, precision)
     if packs:
