@@ -361,6 +361,7 @@ class History:
         able = [each for each in able if self.world.redis.reaches(each)]
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         serves = self._is_up and bool(able)
+        self._busy |= dict.fromkeys((each for each in workers if each not in able), now)
         if not serves:
             self.disturb(0.0)
             self._advanced = max(self._advanced, now)
