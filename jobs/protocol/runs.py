@@ -274,12 +274,12 @@ class RunStore:
     def withdrawals(self, run_id: str) -> list[Withdrawal]:
         """The withdrawals of scores of a run, which may be gone."""
         try:
-            entries = self.redis.xrange(keys.results(run_id))
+            reply = self.redis.xread({keys.results(run_id): "0"})
         except redis.ResponseError as error:
             if cannot_serve(error):
                 raise
             return []  # the key is no stream
-        found = (read_entry(fields) for _, fields in entries)
+        found = (read_entry(fields) for _, entries in _streams(reply) for _, fields in entries)
         return [each for each in found if isinstance(each, Withdrawal)]
 
     def forget_withdrawals(self, run_ids: Iterable[str]) -> None:

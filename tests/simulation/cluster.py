@@ -176,6 +176,7 @@ class Device:
     name: str = "simulated"
     device: str = "cpu"
     depth: int = 1
+    pieces: int = 1
     bytes: int = 1
     shares_prefixes: bool = False
     packs: bool = False
