@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import pyarrow as pa
 from pydantic import Field
@@ -35,9 +35,10 @@ class ChunkStats(WireModel):
     ``forward_seconds`` are parts of ``seconds``: the second is the time of the batches that have the chunk's
     rows. They are written only for a job that asks for them (`rankmill.jobs.contract.job.asks_for_times`).
     ``digest`` is the SHA-256 of the model's weights, configuration and tokenizer; ``bound`` is the largest
-    difference between a score and the model's own that the worker has proven; ``device_seconds`` is the part
-    of the time of the device ``device_name`` that this chunk's tokens had. They are written only for a job
-    whose producer reads them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
+    difference between a score and the model's own that the worker has proven, and ``reference`` is there
+    where the model was too large to be compared in fp32; ``device_seconds`` is the part of the time of the
+    device ``device_name`` that this chunk's tokens had. They are written only for a job whose producer reads
+    them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
     deterministic run alone, of which no older release knows.
     """
 
@@ -49,6 +50,7 @@ class ChunkStats(WireModel):
             "forward_seconds",
             "digest",
             "bound",
+            "reference",
             "kind",
             "device_name",
             "device_seconds",
@@ -74,6 +76,7 @@ class ChunkStats(WireModel):
     forward_seconds: Seconds | None = None
     digest: Annotated[str, Field(pattern=CONTENT)] | None = None
     bound: Annotated[float, Field(ge=0)] | None = None
+    reference: Literal["own"] | None = None
     kind: str | None = None
     device_name: str | None = None
     device_seconds: Seconds | None = None
@@ -90,13 +93,16 @@ class ChunkStats(WireModel):
 class ChunkScores:
     """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has one of them.
 
-    Where the statistics have labels, a row's score is a list with one for each.
+    Where the statistics have labels, a row's score is a list with one for each. ``tokens`` are those of each
+    row, int32 ``[n]``, null where they are not known, for a job that asks for them
+    (`rankmill.jobs.contract.job.asks_for_row_tokens`).
     """
 
     chunk: int
     scores: pa.Array
     errors: pa.Array
     stats: ChunkStats
+    tokens: pa.Array | None = None
 
 
 class ChunkFailure(WireModel):
@@ -152,7 +158,7 @@ def to_entry(result: ChunkResult | Withdrawal) -> dict[str, str | int | bytes]:
         }
     return {
         "chunk": result.chunk,
-        "scores": encode_scores(result.scores, result.errors),
+        "scores": encode_scores(result.scores, result.errors, result.tokens),
         "stats": result.stats.written(),
     }
 
@@ -175,11 +181,11 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
         )
     if entry.keys() != {b"chunk", b"scores", b"stats"}:
         raise WireError(f"{what} is damaged: it is neither scores nor a failure")
-    scores, errors = decode_scores(entry[b"scores"])
+    scores, errors, tokens = decode_scores(entry[b"scores"])
     stats = ChunkStats.read_json(entry[b"stats"], what)
     if len(stats.labels) != outputs(scores):
         raise WireError(f"{what} is damaged: its scores are not those of its {len(stats.labels)} labels")
-    return ChunkScores(chunk, scores, errors, stats)
+    return ChunkScores(chunk, scores, errors, stats, tokens)
 
 
 def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult | Withdrawal:

@@ -124,7 +124,8 @@ class RunStats:
     ``forward_seconds`` are parts of it (``None`` if they are not known: only requests ask for them).
     ``precision``, ``backend``, ``device`` and ``revision`` are those of the last chunk with scores (``None``
     if there is none, or no revision), and so is ``kind``, of a deterministic run, which decides the bits of
-    scores. ``bounds`` are the proven bounds of all chunks.
+    scores. ``bounds`` are the proven bounds of all chunks; ``reference`` is ``own`` if the model was too
+    large for one of the workers to compare it in fp32, else ``None``.
     """
 
     rows: int = 0
@@ -142,6 +143,7 @@ class RunStats:
     revision: str | None = None
     kind: str | None = None
     bounds: set[float | None] = field(default_factory=set)
+    reference: str | None = None
 
     @property
     def bound(self) -> float | None:
@@ -156,6 +158,7 @@ class RunStats:
             "device": self.device,
             "revision": self.revision,
             "bound": None if self.bound is None else f"{self.bound:g}",
+            "reference": self.reference,
             "deterministic": self.kind and "true",
             "kind": self.kind,
         }
@@ -179,6 +182,7 @@ class RunStats:
             self.device, self.revision = part.stats.device, part.stats.revision
             self.kind = part.stats.kind
             self.bounds.add(part.stats.bound)
+            self.reference = part.stats.reference or self.reference
 
 
 class ScoringRun:

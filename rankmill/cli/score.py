@@ -219,7 +219,8 @@ def _how(summary: Summary) -> str:
     """How the scores were computed; nothing is known of it where none was."""
     if not summary.backend:
         return "no score was computed"
-    proven = "" if summary.bound is None else f", proven to {summary.bound:.2g}"
+    beside = " of the model in its own precision" if summary.reference else ""
+    proven = "" if summary.bound is None else f", proven to {summary.bound:.2g}{beside}"
     bits = ", deterministic" if summary.deterministic else ""
     return (
         f"{summary.backend}, {summary.device}, {summary.precision}{proven}{bits}; "

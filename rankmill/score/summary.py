@@ -30,7 +30,8 @@ class Summary(RunOutcome):
     the precision used, if workers have measured it. ``windows`` is how many windows the passages that were
     too long have been cut into. ``reused_rows`` have their score from an earlier output. ``bound`` is the
     largest difference between a logit and the model's own that the workers have proven (the worst of them;
-    ``None`` if one has proven none). ``kind`` is what decides the bits of the scores, if they are
+    ``None`` if one has proven none), and ``reference`` is ``own`` if the model was too large for one of them
+    to compare it in fp32. ``kind`` is what decides the bits of the scores, if they are
     ``deterministic``.
     """
 
@@ -44,6 +45,7 @@ class Summary(RunOutcome):
     windows: int
     reused_rows: int
     bound: float | None
+    reference: str | None
     deterministic: bool
     kind: str | None
 
@@ -60,6 +62,7 @@ class Tally:
     how: set[tuple[str, str, str]] = field(default_factory=set)
     revisions: set[str] = field(default_factory=set)
     bounds: set[float | None] = field(default_factory=set)
+    reference: str | None = None
     kinds: set[str] = field(default_factory=set)
     reused_rows: int = 0
     int8_gain: float | None = None
@@ -100,6 +103,7 @@ class Tally:
         self.how.add((stats.backend, stats.device, stats.precision))
         self.revisions.add(stats.revision or "")
         self.bounds.add(stats.bound)
+        self.reference = stats.reference or self.reference
         self.kinds |= {stats.kind} if stats.kind else set()
         if stats.int8_gain is not None:
             self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
@@ -115,9 +119,10 @@ class Tally:
         return ", ".join(sorted(self.kinds)) or None
 
     def proven(self) -> dict[str, str]:
-        """The proven bound and the kind, as metadata has them, where they are known."""
+        """The proven bound, its reference and the kind, as metadata has them, where they are known."""
         bound = worst(self.bounds)
-        known = {"bound": None if bound is None else f"{bound:g}", "kind": self.kind}
+        stated = None if bound is None else f"{bound:g}"
+        known = {"bound": stated, "reference": self.reference, "kind": self.kind}
         return {name: value for name, value in known.items() if value}
 
     @property
@@ -189,6 +194,7 @@ def summarize(
         windows=tally.windows,
         reused_rows=tally.reused_rows,
         bound=worst(tally.bounds),
+        reference=tally.reference,
         deterministic=tally.kind is not None,
         kind=tally.kind,
     )

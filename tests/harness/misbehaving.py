@@ -107,6 +107,16 @@ class BrokenDeviceWorker(ScoringWorker):
         super()._prepare(settings)
 
 
+class LargeModelWorker(ScoringWorker):
+    """Finds each model too large to compare it in fp32."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        from rankmill.workers.engine import proving
+
+        proving._LARGEST = 0
+        super()._prepare(settings)
+
+
 class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 

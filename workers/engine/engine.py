@@ -73,6 +73,11 @@ class Work:
     apart: Logits | None = None
 
     @property
+    def row_tokens(self) -> npt.NDArray[np.int32]:
+        """Tokens of each pair ``[n]``, of all of its windows; 0 for one that was not tokenized."""
+        return np.bincount(self.rows, self.tokens.lengths, len(self.scored.scores)).astype(np.int32)
+
+    @property
     def done(self) -> int:
         """Pairs that are scored; those of several windows count in parts."""
         rows = len(self.rows)

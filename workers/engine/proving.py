@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache, partial
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -28,7 +29,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.hosts import cpu_flags
 from rankmill.jobs.runtime.limits import free_memory
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.base import Logits, is_rounded
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.engine.probing import Probed, digest, tokens_of
@@ -46,6 +47,9 @@ _TIMES = 2.0
 
 _LARGEST = 4 << 30
 """Bytes of weights over which transformers' model is not run in fp32 on the CPU."""
+
+_CHOSEN = 16
+"""Outputs that are chosen by name and by number, of a model with more."""
 
 _LONGEST = 160
 """Characters of an error in a proof."""
@@ -65,8 +69,12 @@ class Own(BaseModel):
 
     Attributes
     ----------
-    logits, scores
-        ``[probes, outputs]``; scores are those of the model's own activation, if torch has it.
+    logits
+        ``[probes, outputs]``
+    scores
+        ``[probes, outputs]`` by the activation of a spec; without the model's own if torch lacks it.
+    labels
+        Names of the outputs.
     tokens
         Digests of the token ids of the probes that are scored, then of those over the limit.
     longest
@@ -78,7 +86,8 @@ class Own(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     logits: tuple[tuple[float, ...], ...]
-    scores: tuple[tuple[float, ...], ...] | None
+    scores: dict[str, tuple[tuple[float, ...], ...]]
+    labels: tuple[str, ...]
     tokens: tuple[str, ...]
     longest: int
     drift: float
@@ -204,16 +213,24 @@ class Proving:
         self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
-        """The known proof of a way, or a new one."""
-        return self._known("proof", self._about(way), Proof, lambda: self.measured(way))
+        """The known proof of a way, or a new one; also if memory was short for it, and no longer is."""
+        find_out = partial(self._known, "proof", self._about(way), Proof, lambda: self.measured(way))
+        known = find_out()
+        if known.reference == "exact" or self._is_large():
+            return known
+        self._forget(way)
+        return find_out()
 
     def again(self, way: Way) -> Proof:
         """Measure it again; if it no longer holds, forget the proof."""
         proof = self.measured(way)
         if not proof.holds:
-            with suppress(OSError):
-                self._file("proof", self._about(way)).unlink(missing_ok=True)
+            self._forget(way)
         return proof
+
+    def _forget(self, way: Way) -> None:
+        with suppress(OSError):
+            self._file("proof", self._about(way)).unlink(missing_ok=True)
 
     def _about(self, way: Way) -> dict[str, Any]:
         """All that a proof of this way depends on."""
@@ -228,7 +245,7 @@ class Proving:
             "forced": forced_kernels(),
             "copies": self._loaded.copies,
             "release": _release(),
-            "versions": _versions(backend.name),
+            "versions": _versions(backend.name, backend.precision),
             **({"kind": self._loaded.kind} if self._loaded.kind else {}),
         }
 
@@ -286,7 +303,7 @@ class Proving:
             precision=backend.precision,
             **_of_device(backend.device),
             release=_release(),
-            versions=_versions(backend.name),
+            versions=_versions(backend.name, backend.precision),
             way=way,
             reference=reference,
             probes=len(SCORED),
@@ -323,24 +340,36 @@ class Proving:
         whole = self._loaded.model(self._spec)
         if tokens_of(whole, over_the_limit(self._limit)) != list(own.tokens[scored:]):
             return f"pairs over the limit of {self._limit} tokens have other tokens"
-        with suppress(SpecError):  # torch has no such function: a spec names another
-            default = self._loaded.model(self._spec.model_copy(update={"activation": "default"})).activation
-            ours = default(theirs[:, 0] if theirs.shape[1] == 1 else theirs).reshape(theirs.shape)
-            if own.scores is not None and _largest(ours - np.array(own.scores, np.float32)) > _FLOOR:
-                return "the same output has another score"
+        return self._other_scores(own, theirs)
+
+    def _other_scores(self, own: Own, theirs: Logits) -> str | None:
+        """Which spec would make another score of the same logits, by its activation or its output."""
+        several = len(own.labels) > 1
+        logits = theirs if several else theirs[:, 0]
+        for asked, (label, output) in product(own.scores, _choices(own.labels)):
+            every = label is None and several
+            spec = {"activation": asked, "label": label, "all_labels": every}
+            with suppress(SpecError):  # torch has no such function: a spec names another
+                model = self._loaded.model(self._spec.model_copy(update=spec))
+                if model.labels != (own.labels if every else ()):
+                    return f"its outputs are {', '.join(own.labels)}, in this order"
+                ours = model.activation(logits).reshape(len(logits), -1)
+                if _largest(ours - np.array(own.scores[asked], np.float32)[:, output]) > _FLOOR:
+                    of = f" of output {label}" if label else ""
+                    return f"the same output has another score{of} (activation {asked})"
         return None
 
     def _reference(self) -> tuple[Own, float, Literal["exact", "own"]]:
         """What transformers makes of the probes, and how far it is off in the worker's precision."""
         backend = self._loaded.backend
         of_device = {**_of_device(backend.device), "precision": backend.precision}
-        if BACKENDS[backend.name].rounding and backend.precision.startswith("int"):
+        if is_rounded(backend.precision):
             of_device["backend"] = backend.name  # as each rounds in its own way
         large = self._is_large()
         here = "" if large or backend.device != "cpu" else backend.precision
         if here in ("fp32", "bf16") and (known := self._shipped()):
             return known.own, known.bf16.largest if here == "bf16" else 0.0, "exact"
-        about = {**self._model, "code": _code("models/reference.py"), "versions": _versions("torch")}
+        about = {**self._model, "code": _code("models/reference.py"), "versions": _versions("torch", "fp32")}
         about |= of_device if large else {}
         with _Model(self._spec, self._loaded, self._length, self._limit, large=large) as model:
             own = self._known("own", about, Own, model.own)
@@ -397,7 +426,7 @@ class _Model:
 
     @property
     def _is_rounded(self) -> bool:
-        return self._loaded.backend.precision.startswith("int")
+        return is_rounded(self._loaded.backend.precision)
 
     def _cast(self, precision: str) -> None:
         backend = self._loaded.backend
@@ -414,7 +443,8 @@ class _Model:
         scores = model.scores(logits)
         return Own(
             logits=tuple(map(tuple, logits.tolist())),
-            scores=None if scores is None else tuple(map(tuple, scores.tolist())),
+            scores={asked: tuple(map(tuple, values.tolist())) for asked, values in scores.items()},
+            labels=tuple(model.labels(logits.shape[1])),
             tokens=tuple(digest(ids) for ids in [*(row["input_ids"] for row in tokens), *over]),
             longest=max(len(row["input_ids"]) for row in tokens),
             drift=_largest(again - logits[tokens.index(first)]),
@@ -440,6 +470,17 @@ class _Model:
         return Deviation(largest=_largest(found - np.array(own.logits, np.float32)[1:]))
 
 
+def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
+    """All outputs, and some of them by name and by number, where these name no other."""
+    yield None, slice(None)
+    lower = [label.lower() for label in labels]
+    for number in np.unique(np.linspace(0, len(labels) - 1, _CHOSEN).astype(int)).tolist():
+        names = [labels[number]] if lower.count(lower[number]) == 1 else []
+        names += [str(number)] if str(number) not in lower else []
+        for name in names:
+            yield name, slice(number, number + 1)
+
+
 def _largest(values: Logits) -> float:
     """The largest absolute value; 0 without any."""
     found = np.abs(values[np.isfinite(values)])
@@ -453,8 +494,10 @@ def _same_bits(ours: Logits, theirs: Logits) -> bool:
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
-    """Rank correlation: the lowest of all outputs."""
+    """Rank correlation: the lowest of all outputs; 0 if no probe has a number in both."""
     known = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
+    if not known.any():
+        return 0.0
     found = [1.0]
     for one, other in zip(ours[known].T, theirs[known].T, strict=True):
         first, second = _ranks(one), _ranks(other)
@@ -492,10 +535,11 @@ def _modules(place: Path) -> list[Path]:
 
 
 @cache
-def _versions(backend: str) -> dict[str, str]:
+def _versions(backend: str, precision: str) -> dict[str, str]:
     """Versions of what computes and tokenizes, here and in the reference."""
     found = {}
-    for package in dict.fromkeys(("torch", "transformers", "tokenizers", *BACKENDS[backend].packages)):
+    packages = BACKENDS[backend].packages_of(precision)
+    for package in dict.fromkeys(("torch", "transformers", "tokenizers", *packages)):
         with suppress(PackageNotFoundError):  # installed under another name
             found[package] = version(package)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,28 +158,35 @@ class ReferenceModel:
             self._model.to(device, _DTYPES[precision])
             return
         self._model.to(device)
-        bits = int(precision.removeprefix("int").partition("-")[0])
         assert rounding is not None
+        inputs = precision if precision == "fp8" else "int8"
         for module in self._model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.data = _rounded(module.weight.data, bits, rounding.weights)
+                module.weight.data = _rounded(module.weight.data, precision, rounding.weights)
                 if rounding.inputs is not None:
                     module.register_forward_pre_hook(
-                        lambda _, inputs: (_rounded(inputs[0], 8, rounding.inputs),)
+                        lambda _, given: (_rounded(given[0], inputs, rounding.inputs),)
                     )
 
-    def scores(self, logits: Logits) -> Logits | None:
-        """Scores of logits ``[rows, outputs]``; ``None`` if torch lacks the model's function."""
+    def scores(self, logits: Logits) -> dict[str, Logits]:
+        """Scores of logits ``[rows, outputs]`` by a spec's activation; without what torch lacks."""
+        found, several = torch.from_numpy(logits), logits.shape[1] > 1
+        probability = found.softmax(-1) if several else found.sigmoid()
+        scores = {"identity": found, "sigmoid": found.sigmoid(), "probability": probability}
         path = self._about.layout.activation
         if path is None:
-            of_pair = logits.shape[1] == 1 and self._inputs == "pairs"
+            of_pair = not several and self._inputs == "pairs"
             path = "torch.nn.Sigmoid" if of_pair else "torch.nn.Identity"
-        try:
-            function = getattr(nn, path.rpartition(".")[2])()
-            scores: Logits = function(torch.from_numpy(logits)).numpy()
-        except Exception:  # it needs arguments, or is no function at all
-            return None
-        return scores
+        with suppress(Exception):  # it needs arguments, or is no function at all
+            scores["default"] = getattr(nn, path.rpartition(".")[2])()(found)
+            if several:
+                scores["softmax"] = scores["default"].softmax(-1)
+        return {asked: values.numpy() for asked, values in scores.items()}
+
+    def labels(self, outputs: int) -> list[str]:
+        """Names of so many outputs, in order: those of transformers' classifier, else their numbers."""
+        names = self._model.config.id2label if self._about.layout.task == "classifier" else {}
+        return [str(names.get(number, number)) for number in range(outputs)]
 
     def close(self) -> None:
         """Give the memory back."""
@@ -191,16 +199,23 @@ def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
     return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
 
 
-def _rounded(values: torch.Tensor, bits: int, together: int | None) -> torch.Tensor:
-    """Values as whole numbers of so many bits; `together` of them have one scale, as in `Rounding`."""
+def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torch.Tensor:
+    """Values in 8 or 4 bits; `together` of them have one scale, as in `Rounding`."""
     if together is None:
         return values
     width = values.shape[-1]
     size = {ROW: width, MATRIX: values.numel()}.get(together, together)
     filled = functional.pad(values, (0, -width % size)) if together > 0 else values
     parts = filled.reshape(-1, size)
-    scale = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
-    rounded: torch.Tensor = ((parts / scale).round() * scale).reshape(filled.shape)[..., :width]
+    largest = parts.abs().amax(1, keepdim=True).clamp(min=1e-12)
+    if precision == "fp8":
+        scale = largest / torch.finfo(torch.float8_e4m3fn).max
+        steps = (parts / scale).to(torch.float8_e4m3fn).to(parts)
+    else:
+        bits = int(precision.removeprefix("int").partition("-")[0])
+        scale = largest / (2 ** (bits - 1) - 1)
+        steps = (parts / scale).round()
+    rounded: torch.Tensor = (steps * scale).reshape(filled.shape)[..., :width]
     return rounded
 
 

@@ -1,4 +1,4 @@
-"""--deterministic: a score has the same bits whatever happens around it, and --verify compares them."""
+"""What is promised of scores is in the output; --deterministic promises bits, and --verify compares them."""
 
 from __future__ import annotations
 
@@ -76,6 +76,33 @@ def test_a_worker_of_another_kind_leaves_the_run(
         ):
             list(tables)
         assert len(client.submit(pairs, **options).scores(timeout=100)) == ROWS
+
+
+def test_the_output_says_that_a_large_model_was_compared_in_its_own_precision(
+    server: Server, workers: StartWorker, model: Path, pairs: pa.Table, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "a.parquet", tmp_path / "a.scored.parquet"
+    pq.write_table(pairs, source)
+
+    def told() -> tuple[Any, Any, Any]:
+        flags = ("--redis", server.url, "--model", model, "--json", "--restart", "--force")
+        done = score_file(source, *flags)
+        assert done.code == 0, done.err
+        with Client(server.url, model=str(model)) as client:
+            run = client.submit([("moon", "river")])
+            run.wait(timeout=100)
+        metadata = pq.read_metadata(output).metadata.get(b"rankmill.reference")
+        return done.summary["reference"], metadata, run.stats.contract().get("reference")
+
+    usual = workers()
+    assert told() == (None, None, None)
+    usual.terminate()
+    usual.wait(timeout=60)
+    workers(
+        worker_class="tests.harness.misbehaving.LargeModelWorker",
+        environ={"RANKMILL_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    assert told() == ("own", b"own", "own")
 
 
 @pytest.fixture(scope="module")

@@ -24,14 +24,16 @@ from rankmill.workers.backends.torch import backend as torch_backend
 from rankmill.workers.backends.torch import graphs, packed
 from rankmill.workers.batches.planner import WaitingRows
 from rankmill.workers.engine import proving
+from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host.device import use_threads
-from rankmill.workers.models import conversations, loading
+from rankmill.workers.models import activation, conversations, description, loading
 from tests.harness.models.backends import require
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder, make_encoder
-from tests.harness.models.tiny import make_bert
+from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import slow_but
 from tests.workers.backends.test_packed import Replayed
 from tests.workers.engine.test_proving import (
+    PAIRS,
     Patch,
     put_in_place,
     served,
@@ -134,6 +136,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "bert": make_bert(top / "bert", layers=3, heads=4),
         "modernbert": make_encoder(top / "modernbert", "modernbert, cls"),
         "decoder": make_decoder(top / "decoder", "qwen3", task="causal", template=PAIR_TEMPLATE),
+        "labels": make_bert(top / "labels", labels=3),
         "reward": make_decoder(top / "reward", "qwen3", task="classifier", template=TEMPLATE),
     }
 
@@ -207,9 +210,9 @@ def earlier_messages_lost(patch: Patch) -> None:
 
 
 def a_squashed_score(patch: Patch) -> None:
-    activation = vars(loading)["activation"]
+    chosen = vars(loading)["activation"]
     patch.setattr(
-        loading, "activation", lambda asked, saved, *others: activation(asked, "torch.nn.Sigmoid", *others)
+        loading, "activation", lambda asked, saved, *others: chosen(asked, "torch.nn.Sigmoid", *others)
     )
 
 
@@ -225,6 +228,59 @@ def test_other_rows_than_pairs_are_proven_too(
     proving.load_proven(spec, "cpu", "torch", str(tmp_path / "cache"))
     plant(monkeypatch)
     with pytest.raises(WorkerError, match="would not get its own scores"):
+        proving.load_proven(spec, "cpu", "torch", str(tmp_path / "other"))
+
+
+def another_label(patch: Patch) -> None:
+    choose = vars(loading)["choose_output"]
+    patch.setattr(
+        loading, "choose_output", lambda *args: None if (n := choose(*args)) is None else (n + 1) % 3
+    )
+
+
+def another_number(patch: Patch) -> None:
+    choose = vars(loading)["choose_output"]
+    off = {"1": "0", "2": "1"}  # as if numbers began with 1
+    patch.setattr(
+        loading, "choose_output", lambda label, *others: choose(off.get(str(label), label), *others)
+    )
+
+
+def the_softmax_for_the_sigmoid(patch: Patch) -> None:
+    patch.setitem(activation._OWN, "Sigmoid", activation._softmax)
+
+
+def the_softmax_of_the_chosen(patch: Patch) -> None:
+    patch.setattr(activation, "_softmax", lambda logits: activation._sigmoid(logits - logits.mean()))
+
+
+def labels_in_another_order(patch: Patch) -> None:
+    order = vars(description.Description)["labels"].fget
+    patch.setattr(description.Description, "labels", property(lambda self: order(self)[::-1]))
+
+
+@pytest.mark.parametrize(
+    "plant",
+    slow_but(
+        [
+            another_label, another_number, the_softmax_for_the_sigmoid, the_softmax_of_the_chosen,
+            labels_in_another_order,
+        ],
+        another_label, labels_in_another_order,
+    ),
+)  # fmt: skip
+def test_another_output_or_function_than_was_asked_for_is_refused(
+    plant: Callable[[Patch], None], models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    spec = ScoreSpec(model=str(models["labels"]), precision="fp32", label="LABEL_1", activation="softmax")
+    loaded = proving.load_proven(spec, "cpu", "torch", str(tmp_path / "cache"))
+    scored = Engine(loaded.model(spec), 512).score(*zip(*PAIRS, strict=True)).scores
+    theirs = cross_encoder(models["labels"]).predict(PAIRS, apply_softmax=True)
+    np.testing.assert_allclose(scored, theirs[:, 1], atol=1e-4)
+    plant(monkeypatch)
+    with pytest.raises(
+        WorkerError, match=r"the same output has another score|its outputs are LABEL_0, LABEL_1"
+    ):
         proving.load_proven(spec, "cpu", "torch", str(tmp_path / "other"))
 
 
@@ -279,6 +335,24 @@ def test_a_large_model_is_held_to_its_own_precision(
     skipped_layer(monkeypatch)
     with pytest.raises(WorkerError, match="would not get its own scores"):
         proving.load_proven(spec, "cpu", backend, str(tmp_path / "other"))
+
+
+def test_a_proof_of_a_time_when_memory_was_short_is_made_again(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    spec = ScoreSpec(model=str(models["bert"]), precision="fp32")
+
+    def reference() -> str:
+        proof = proving.load_proven(spec, "cpu", "torch", str(tmp_path / "cache")).proof
+        assert proof is not None
+        return proof.reference
+
+    with monkeypatch.context() as short:
+        short.setattr(proving, "free_memory", lambda: 0)
+        assert [reference(), reference()] == ["own", "own"]
+    assert reference() == "exact"
+    monkeypatch.setattr(proving, "free_memory", lambda: 0)
+    assert reference() == "exact"
 
 
 @pytest.mark.parametrize("plant", slow_but([skipped_layer, shifted_positions], shifted_positions))

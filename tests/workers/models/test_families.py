@@ -17,6 +17,7 @@ from sentence_transformers.base.modules.normalize import Normalize
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
 from torch import nn
+from transformers import AutoTokenizer
 
 from rankmill import Client
 from rankmill.jobs.contract.errors import ConfigError, RunFailed, SpecError
@@ -243,6 +244,27 @@ def test_language_models_that_answer(kind: str, tmp_path: Path) -> None:
     agrees(make_decoder(tmp_path / "model", kind, task="causal", template=PAIR_TEMPLATE), tmp_path, 1e-4)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_prompt_that_is_too_long_is_cut_at_the_side_that_is_wanted(side: str, tmp_path: Path) -> None:
+    model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
+    cut = {"processor_kwargs": {"truncation_side": side}, "max_length": 40}
+    ours = scores_of(model, tmp_path, truncation_side=side, max_length=40, activation="identity")
+    theirs = expected(model, load=cut, activation_fn=RAW)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    assert np.abs(theirs - expected(model, activation_fn=RAW)).max() > 1e-3
+
+
+def test_passages_in_a_prompt_have_no_more_tokens_than_are_wanted(tmp_path: Path) -> None:
+    model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ids = tokenizer(PASSAGES, add_special_tokens=False, truncation=True, max_length=7)["input_ids"]
+    pairs = list(zip(QUERIES, tokenizer.batch_decode(ids), strict=True))
+    theirs = CrossEncoder(str(model), device="cpu").predict(pairs, batch_size=1, activation_fn=RAW)
+    ours = scores_of(model, tmp_path, max_passage_tokens=7, activation="identity")
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    assert np.abs(theirs - expected(model, activation_fn=RAW)).max() > 1e-3
+
+
 @pytest.mark.parametrize("kind", slow_but(["qwen3", "gemma2"], "gemma2"))
 def test_their_conversions_to_one_output(kind: str, tmp_path: Path) -> None:
     agrees(make_decoder(tmp_path / "model", kind, task="classifier", template=PAIR_TEMPLATE), tmp_path, 1e-4)
@@ -395,6 +417,9 @@ def test_long_passages_count_by_their_best_window(instruction: str | None, tmp_p
     assert counts[[0, 2, 4]].tolist() == [1, 1, 1]  # fit, or have a query that leaves no room
     assert counts[1] > counts[3] > 2
     assert scored.windows == counts[1] + counts[3]
+    alone = [engine.score([query], [text]).tokens for query, text in zip(queries, passages, strict=True)]
+    assert engine.prepare(queries, passages).row_tokens.tolist() == alone  # of all windows of a pair
+    assert scored.tokens == sum(alone)
     plain = CrossEncoder(str(model), device="cpu")
     assert texts is not None
     pairs = [(queries[row], text) for row, text in zip(rows, texts, strict=True)]
