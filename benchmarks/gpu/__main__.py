@@ -27,6 +27,7 @@ from benchmarks.gpu import faults
 from benchmarks.gpu.ways import (
     PEER,
     SHAPES,
+    Pairs,
     Speed,
     alone,
     device_precision,
@@ -40,12 +41,17 @@ from benchmarks.gpu.ways import (
     speeds,
 )
 from rankmill.lab.machine import markdown_table
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.host.device import resolve_device, use_threads
 
 GOAL = 100_000
 """Pairs a second of MiniLM-L6 on an H100."""
 
 STEPS = ("scores", "speeds", "together", "memory", "kill")
+IN_FP8 = ("Qwen3-0.6B",)
+"""Shapes that are measured in fp8 as well."""
+
 SLOWEST = ("DeBERTa-v3-base",)
 """Shapes whose scores are compared, but whose speed is not measured: they are never packed."""
 
@@ -106,12 +112,15 @@ class Measurement:
         self.found, self.device, self.folder, self.out = found, device, folder, out
         self.small = device == "cpu"
         self.end = time.monotonic() + seconds
+        self.exact: dict[str, Logits] = {}
 
     def run(self, steps: list[str], shapes: list[str]) -> None:
         """All steps; what fails is noted, and the others go on."""
         self._step("matrix products", self._matrix)
         for name in shapes:
-            self._step(name, partial(self._shape, name, steps))
+            self._step(name, partial(self._shape, name, steps, self.found.precision))
+            if name in IN_FP8:
+                self._step(f"{name}, fp8", partial(self._in_fp8, name, steps))
         model = self.folder / "model" / shapes[0]
         if "together" in steps:
             self._step("workers on one device", lambda: self._together(model))
@@ -146,25 +155,39 @@ class Measurement:
     def _matrix(self) -> None:
         self.found.matrix_tflops = matrix_tflops(self.device)
 
-    def _shape(self, name: str, steps: list[str]) -> None:
+    def _in_fp8(self, name: str, steps: list[str]) -> None:
+        if lacking := BACKENDS["torch"].lacks(self.device, "fp8"):
+            self._note(f"{name}, fp8: {lacking}")
+        else:
+            self._shape(name, steps, "fp8", f"{name}, fp8")
+
+    def _shape(self, name: str, steps: list[str], precision: str, row: str = "") -> None:
+        """Measure a shape in a precision; its figures are in a row of that name, or of the shape's."""
+        row = row or name
         model = made(name, self.folder / "model" / name, small=self.small)
-        precision, cache = self.found.precision, self.folder / "cache"
+        cache = self.folder / "cache"
         engine = loaded(model, self.device, precision, cache)
         if "scores" in steps:
             pairs = pairs_for(name, self.folder, 12 if self.small else PROVEN)
-            exact = alone(loaded(model, "cpu", "fp32", cache), pairs)
-            self.found.scores[name] = differences(engine, pairs, exact)
-            try:
-                theirs = peer(model, self.device)(pairs)
-                self.found.scores[name][PEER] = float(abs(theirs - exact).max()), 1.0
-            except Exception as error:  # whatever another library has to say
-                self._note(f"{name}: {PEER} cannot run: {type(error).__name__}: {str(error)[:200]}")
+            if name not in self.exact:
+                self.exact[name] = alone(loaded(model, "cpu", "fp32", cache), pairs)
+            exact = self.exact[name]
+            self.found.scores[row] = differences(engine, pairs, exact)
+            if row == name:  # the peer has 16 bits, and is no measure for 8
+                self._peer_scores(name, model, pairs, exact)
         if "speeds" in steps and name not in SLOWEST:
             large = name == "MiniLM-L6"
             count = 24 if self.small else 32_768 if large else 4096
             pairs = pairs_for(name, self.folder, count)
             found = speeds(engine, model, pairs, 1 if self.small else 3, self._note)
-            self.found.speeds[name] = found
+            self.found.speeds[row] = found
+
+    def _peer_scores(self, name: str, model: Path, pairs: Pairs, exact: Logits) -> None:
+        try:
+            theirs = peer(model, self.device)(pairs)
+            self.found.scores[name][PEER] = float(abs(theirs - exact).max()), 1.0
+        except Exception as error:  # whatever another library has to say
+            self._note(f"{name}: {PEER} cannot run: {type(error).__name__}: {str(error)[:200]}")
 
     def _together(self, model: Path) -> None:
         for workers in (1, 2):

@@ -61,7 +61,9 @@ class Speed:
 
 
 def made(name: str, folder: Path, *, small: bool) -> Path:
-    """A random model of a shape, or a small one of its family."""
+    """A random model of a shape, or a small one of its family, in a folder that may have it."""
+    if folder.exists():
+        return folder
     shape, layers = SHAPES[name]
     return make_model(shape, folder, 2 if small else layers, SMALL if small else None)
 

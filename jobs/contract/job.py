@@ -25,6 +25,7 @@ OLD_JOB_FUNCTION = "jobs.score_chunk"
 
 _SUSPECT = "suspect"
 _TIMES = "times"
+_ROW_TOKENS = "row_tokens"
 _READS = "reads"
 TRACE = "trace"
 """Keys in a job's metadata."""
@@ -49,7 +50,8 @@ class Payload(NamedTuple):
     A ``suspect`` chunk may kill its worker, so a worker runs it alone. It gets one attempt, so that it
     can be split at once; a single row gets all attempts. ``failed``: so many attempts at the chunk have
     failed already; the job has those that are left. ``times``: who reads the result knows the fields of
-    its statistics that say how long the stages took; releases before do not, and get none.
+    its statistics that say how long the stages took; releases before do not, and get none. ``row_tokens``:
+    the result is to have the tokens of each row; workers of releases before do not count them.
     """
 
     pairs: bytes
@@ -57,6 +59,7 @@ class Payload(NamedTuple):
     trace: Mapping[str, str] = MappingProxyType({})
     suspect: bool = False
     times: bool = False
+    row_tokens: bool = False
     failed: int = 0
 
 
@@ -76,6 +79,7 @@ def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTIO
             _READS: EXTENDED_FORMAT,
             **({TRACE: dict(payload.trace)} if payload.trace else {}),
             **({_TIMES: True} if payload.times else {}),
+            **({_ROW_TOKENS: True} if payload.row_tokens else {}),
         },
     )
 
@@ -128,6 +132,11 @@ def is_suspect(job: Job) -> bool:
 def asks_for_times(job: Job) -> bool:
     """Whether the result is to say how long the stages took."""
     return bool(job.meta.get(_TIMES))
+
+
+def asks_for_row_tokens(job: Job) -> bool:
+    """Whether the result is to have the tokens of each row."""
+    return bool(job.meta.get(_ROW_TOKENS))
 
 
 def read_format(job: Job) -> int:

@@ -93,13 +93,16 @@ class ChunkStats(WireModel):
 class ChunkScores:
     """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has one of them.
 
-    Where the statistics have labels, a row's score is a list with one for each.
+    Where the statistics have labels, a row's score is a list with one for each. ``tokens`` are those of each
+    row, int32 ``[n]``, null where they are not known, for a job that asks for them
+    (`rankmill.jobs.contract.job.asks_for_row_tokens`).
     """
 
     chunk: int
     scores: pa.Array
     errors: pa.Array
     stats: ChunkStats
+    tokens: pa.Array | None = None
 
 
 class ChunkFailure(WireModel):
@@ -155,7 +158,7 @@ def to_entry(result: ChunkResult | Withdrawal) -> dict[str, str | int | bytes]:
         }
     return {
         "chunk": result.chunk,
-        "scores": encode_scores(result.scores, result.errors),
+        "scores": encode_scores(result.scores, result.errors, result.tokens),
         "stats": result.stats.written(),
     }
 
@@ -178,11 +181,11 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
         )
     if entry.keys() != {b"chunk", b"scores", b"stats"}:
         raise WireError(f"{what} is damaged: it is neither scores nor a failure")
-    scores, errors = decode_scores(entry[b"scores"])
+    scores, errors, tokens = decode_scores(entry[b"scores"])
     stats = ChunkStats.read_json(entry[b"stats"], what)
     if len(stats.labels) != outputs(scores):
         raise WireError(f"{what} is damaged: its scores are not those of its {len(stats.labels)} labels")
-    return ChunkScores(chunk, scores, errors, stats)
+    return ChunkScores(chunk, scores, errors, stats, tokens)
 
 
 def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult | Withdrawal:

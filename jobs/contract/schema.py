@@ -19,8 +19,9 @@ NEW_SPEC_FORMAT = 3
 EXTENDED_FORMAT = 5
 """Version of what says more than formats 2 and 3 can: a run with a tenant's weight, with the latest fields of
 a spec, or with other rows than pairs; a payload of such rows; a result with the model's digest or proven
-bound. Each is an optional field, so the features that need them change no version again. A worker writes such
-a result only for a job whose metadata says that its producer reads this version."""
+bound, or with the tokens of each row. Each is an optional field, so the features that need them change no
+version again. A worker writes such a result only for a job whose metadata says that its producer reads this
+version."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 """A number of things that fits into a signed 64-bit column."""

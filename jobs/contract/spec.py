@@ -15,7 +15,8 @@ from rankmill.jobs.contract.prompts import MAX_TEMPLATE_CHARS, answers_of
 from rankmill.jobs.contract.schema import Inputs
 
 Precision = Literal[
-    "auto", "fp32", "bf16", "fp16", "int8", "int8-64", "int8-64-bf16", "int8-128", "int8-128-bf16", "int4"
+    "auto", "fp32", "bf16", "fp16", "fp8",
+    "int8", "int8-64", "int8-64-bf16", "int8-128", "int8-128-bf16", "int4",
 ]  # fmt: skip
 
 OPEN_PRECISIONS = frozenset({"auto", "int8"})
@@ -28,8 +29,8 @@ Long = Literal["truncate", "split", "split-mean", "refuse"]
 Side = Literal["right", "left"]
 
 LATEST = frozenset({"deterministic", "truncation_side", "max_passage_tokens"})
-"""Fields that no release before this one knows, as it knows no ``long: refuse`` and ``split-mean``, and no
-activation ``probability``."""
+"""Fields that no release before this one knows, as it knows no ``long: refuse`` and ``split-mean``, no
+activation ``probability`` and no precision ``fp8``."""
 
 ADDED = LATEST | {"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"}
 """Fields that release 0.1 does not know; they are written only where they are set."""
@@ -157,8 +158,8 @@ class ScoreSpec(BaseModel):
         """Whether it asks for what no release before this one knows."""
         if self.long in {"refuse", "split-mean"} or self.activation == "probability":
             return True
-        if self.precision.startswith("int8"):
-            return True  # an older release does not settle which int8 a run is scored in
+        if self.precision == "fp8" or self.precision.startswith("int8"):
+            return True  # an older release has no fp8, and does not settle which int8 a run is scored in
         return not LATEST.isdisjoint(self.written())
 
 

@@ -186,6 +186,7 @@ class Client:
         deadline: float = math.inf,
         sharers: int = 1,
         tenant: Tenant | None = None,
+        row_tokens: bool = False,
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
         """Like `submit`, for tables that the caller cuts.
@@ -209,6 +210,8 @@ class Client:
             When to stop waiting for the server, in `time.monotonic` seconds; as of `WindowSize`.
         tenant
             For whom the run is; default: the settings.
+        row_tokens
+            Whether workers are asked for the tokens of each row.
         """
         settings = self.settings
         run = self._new_run(columns, rows, priority, tenant, **spec)
@@ -220,7 +223,9 @@ class Client:
         most = chunk_size or settings.chunk_size
         chunks = ChunkSize(most, run.spec.model, journal, self._chunk_rows, least)
         sizes, tables = Sizes(window, chunks), cut(chunks.at)
-        driver = RunDriver(self.store, run, self._cleaner, tables, columns, sizes, journal, reuse)
+        driver = RunDriver(
+            self.store, run, self._cleaner, tables, columns, sizes, journal, reuse, row_tokens=row_tokens
+        )
         driver.deadline, driver.presence = deadline, self._presence
 
         def look() -> None:

@@ -30,7 +30,7 @@ from rankmill.jobs.runtime.logs import about
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.repeats import ChunkPairs, RepeatedPairs
-from rankmill.producer.collect.scored import ScoredTable, join_results, scored_table, scores_and_errors
+from rankmill.producer.collect.scored import ScoredTable, join_results, row_results, scored_table
 from rankmill.producer.collect.sizing import Load, WindowSize
 
 AT_ONCE = 64
@@ -268,8 +268,8 @@ class Collector:
         self.cut += len(table)
         self.chunk_rows = max(self.chunk_rows, len(table))
         if known:
-            columns = scores_and_errors(known, len(table))
-            self._finish(number, scored_table(table, known, columns), None, fresh=False)
+            part = scored_table(table, known, row_results(known, len(table)))
+            self._finish(number, part, None, fresh=False)
             return None
         pairs = None
         if self._reuse is not None and self._repeats is not None:
@@ -426,8 +426,8 @@ class Collector:
         if chunk.pairs is None:
             del self._unfinished[number]
             self._count(chunk)
-            columns = scores_and_errors(whole, len(chunk.table))
-            self._finish(number, scored_table(chunk.table, whole, columns), whole)
+            part = scored_table(chunk.table, whole, row_results(whole, len(chunk.table)))
+            self._finish(number, part, whole)
         else:
             chunk.pairs.result = whole
             self._finish_if_complete(number, chunk.pairs)

@@ -80,6 +80,8 @@ class RunDriver:
         As of `Collector`.
     detached
         The chunks of a detached run; it needs no source.
+    row_tokens
+        Whether workers are asked for the tokens of each row.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class RunDriver:
         reuse: EarlierScores | None = None,
         *,
         detached: DetachedChunks | None = None,
+        row_tokens: bool = False,
     ) -> None:
         self.run = run
         self.is_detached = detached is not None
@@ -106,7 +109,7 @@ class RunDriver:
         self.presence: WorkerPresence | None = None
         """Looks for workers; ``None``: no check."""
         self._store, self._cleaner, self._source, self._columns = store, cleaner, source, columns
-        self._journal, self._sizes = journal, sizes
+        self._journal, self._sizes, self._row_tokens = journal, sizes, row_tokens
         finished = journal.finished if journal else None
         self.collector = Collector(
             run,
@@ -485,6 +488,7 @@ class RunDriver:
             tracing.carrier(span) if span else {},
             suspect=piece.suspect,
             times=self._is_request,
+            row_tokens=self._row_tokens,
             failed=piece.failed,
         )
 

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
-from rankmill.producer.collect.scored import ScoredTable, scored_table, scores_and_errors
+from rankmill.producer.collect.scored import RowResults, ScoredTable, row_results, scored_table
 
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
-Answer = tuple[float | list[float] | None, str | None]
-"""Score and error of a pair; one of them is null."""
+Answer = tuple[float | list[float] | None, str | None, int | None]
+"""Score, error and tokens of a pair; one of the first two is null, the tokens where they are not known."""
 
 NOBODY = -1
 """The number where no row asks."""
@@ -218,35 +218,45 @@ class ChunkPairs:
             stats = self.elsewhere.model_copy(update=_NO_WORK)
         else:
             return None
-        return ChunkScores(chunk, *self._columns(), stats)
+        found = self._row_results()
+        return ChunkScores(chunk, found.scores, found.errors, stats, found.tokens)
 
     def table(self, table: pa.Table) -> ScoredTable:
         """The chunk's rows with their scores."""
-        return scored_table(table, self.result, self._columns(), len(table) - self.known.null_count)
+        return scored_table(table, self.result, self._row_results(), len(table) - self.known.null_count)
 
-    def _columns(self) -> tuple[pa.Array, pa.Array]:
-        """Scores and errors of all rows."""
+    def _row_results(self) -> RowResults:
+        """What is found of all rows."""
         if not len(self.rows):
-            return self.known, pa.nulls(len(self.known), pa.string())
-        scores, errors = (side.take(self.places) for side in self._found())
-        return pc.coalesce(self.known, scores) if self.known.null_count < len(self.known) else scores, errors
+            return RowResults(self.known, pa.nulls(len(self.known), pa.string()))
+        found = self._found().take(self.places)
+        if self.known.null_count == len(self.known):
+            return found
+        return found._replace(scores=pc.coalesce(self.known, found.scores))
 
-    def _found(self) -> tuple[pa.Array, pa.Array]:
-        """Scores and errors of the distinct pairs, in order."""
+    def _found(self) -> RowResults:
+        """What is found of the distinct pairs, in order."""
         own: Iterator[Answer] = iter(())
         kind = self.kind
         if self.result is not None:
-            scores, errors = scores_and_errors(self.result, int(self.own.sum()))
+            mine = row_results(self.result, int(self.own.sum()))
             if self.own.all():
-                return scores, errors
-            own = zip(scores.to_pylist(), errors.to_pylist(), strict=True)
-            kind = scores.type if isinstance(self.result, ChunkScores) else kind
+                return mine
+            own = _answers(mine)
+            kind = mine.scores.type if isinstance(self.result, ChunkScores) else kind
         found = [
             next(own) if is_own else self.answers[key]
             for key, is_own in zip(self.keys.tolist(), self.own, strict=True)
         ]
-        scores, errors = ([answer[side] for answer in found] for side in (0, 1))
-        return pa.array(scores, kind), pa.array(errors, pa.string())
+        scores, errors, tokens = zip(*found, strict=True)
+        counted = None if all(each is None for each in tokens) else pa.array(tokens, pa.int32())
+        return RowResults(pa.array(scores, kind), pa.array(errors, pa.string()), counted)
+
+
+def _answers(found: RowResults) -> Iterator[Answer]:
+    """The answer to the pair in each row."""
+    tokens = [None] * len(found.scores) if found.tokens is None else found.tokens.to_pylist()
+    return zip(found.scores.to_pylist(), found.errors.to_pylist(), tokens, strict=True)
 
 
 def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array, keys: Keys) -> ChunkPairs:
@@ -390,17 +400,14 @@ class RepeatedPairs:
         wanted = [row for row, key in enumerate(keys) if key in self._waiting]
         if not wanted:
             return {}
-        scores, errors = scores_and_errors(result, len(keys))
-        rows = pa.array(wanted)
+        whole, rows = row_results(result, len(keys)), pa.array(wanted)
         stats = result.stats if isinstance(result, ChunkScores) else None
         found: dict[int, dict[int, Answer]] = {}
-        for row, score, error in zip(
-            wanted, scores.take(rows).to_pylist(), errors.take(rows).to_pylist(), strict=True
-        ):
+        for row, answer in zip(wanted, _answers(whole.take(rows)), strict=True):
             key = keys[row]
             for each in self._waiting.pop(key):
-                found.setdefault(each, {})[key] = (score, error)
-        return {each: Answers(answers, scores.type, stats) for each, answers in found.items()}
+                found.setdefault(each, {})[key] = answer
+        return {each: Answers(answers, whole.scores.type, stats) for each, answers in found.items()}
 
 
 def _alike(keys: Keys, asked: PairIndex) -> npt.NDArray[np.bool_]:

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, worst
+
+
+class RowResults(NamedTuple):
+    """Scores and errors of rows, and their tokens if they were asked for; all of shape ``[rows]``.
+
+    In each row exactly one of score and error is null; tokens are null where they are not known.
+    """
+
+    scores: pa.Array
+    errors: pa.Array
+    tokens: pa.Array | None = None
+
+    def take(self, rows: pa.Array) -> RowResults:
+        """Those of the given rows."""
+        tokens = None if self.tokens is None else self.tokens.take(rows)
+        return RowResults(self.scores.take(rows), self.errors.take(rows), tokens)
 
 
 @dataclass(frozen=True)
@@ -17,8 +34,8 @@ class ScoredTable:
     In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
     them; the type says nothing where no row has one. ``attempts`` is the number of attempts;
     ``worker`` made the last one (empty if it is not known). ``reused`` rows have their score from elsewhere.
-    ``parts`` are the tables of each run, where several have scored the rows. Of a detached run, the table has
-    no columns.
+    ``parts`` are the tables of each run, where several have scored the rows. ``tokens`` are as of
+    `RowResults`. Of a detached run, the table has no columns.
     """
 
     table: pa.Table
@@ -29,29 +46,32 @@ class ScoredTable:
     worker: str
     reused: int = 0
     parts: tuple[ScoredTable, ...] = ()
+    tokens: pa.Array | None = None
 
 
 def scored_table(
-    table: pa.Table, result: ChunkResult | None, columns: tuple[pa.Array, pa.Array], reused: int = 0
+    table: pa.Table, result: ChunkResult | None, found: RowResults, reused: int = 0
 ) -> ScoredTable:
-    """The rows of a chunk with their scores and errors, and what a worker says of it, if one was asked."""
+    """The rows of a chunk with what was found of each, and what a worker says of it, if one was asked."""
+    stats: ChunkStats | None = None
+    attempts, worker = 0, ""
     if isinstance(result, ChunkScores):
-        return ScoredTable(table, *columns, result.stats, result.stats.attempt, result.stats.worker, reused)
-    if result is None:
-        return ScoredTable(table, *columns, None, 0, "", reused)
-    return ScoredTable(table, *columns, None, result.attempts, result.worker, reused)
+        stats, attempts, worker = result.stats, result.stats.attempt, result.stats.worker
+    elif result is not None:
+        attempts, worker = result.attempts, result.worker
+    return ScoredTable(
+        table, found.scores, found.errors, stats, attempts, worker, reused, tokens=found.tokens
+    )
 
 
-def scores_and_errors(
-    result: ChunkResult, rows: int, kind: pa.DataType | None = None
-) -> tuple[pa.Array, pa.Array]:
-    """Return ``(scores, errors)`` of shape ``[rows]``; in each row exactly one of them is null.
+def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None) -> RowResults:
+    """What a result of so many rows says of each.
 
     `kind` is the type of the scores where there are none; default: float32.
     """
     if isinstance(result, ChunkScores):
-        return result.scores, result.errors
-    return pa.nulls(rows, kind or pa.float32()), pa.array([result.message] * rows, pa.string())
+        return RowResults(result.scores, result.errors, result.tokens)
+    return RowResults(pa.nulls(rows, kind or pa.float32()), pa.array([result.message] * rows, pa.string()))
 
 
 def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> ChunkResult:
@@ -76,6 +96,17 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
     }
     stats = scored[-1].stats.model_copy(update=totals)
     kind = scored[0].scores.type
-    columns = [scores_and_errors(result, rows, kind) for rows, result in results]
-    scores, errors = (pa.concat_arrays([pair[side] for pair in columns]) for side in (0, 1))
-    return ChunkScores(chunk, scores, errors, stats)
+    found = [row_results(result, rows, kind) for rows, result in results]
+    scores = pa.concat_arrays([each.scores for each in found])
+    errors = pa.concat_arrays([each.errors for each in found])
+    return ChunkScores(chunk, scores, errors, stats, _joined_tokens(found))
+
+
+def _joined_tokens(found: Sequence[RowResults]) -> pa.Array | None:
+    """The tokens of the rows of all pieces, if one has any."""
+    if all(each.tokens is None for each in found):
+        return None
+    unknown = (pa.nulls(len(each.scores), pa.int32()) for each in found)
+    return pa.concat_arrays(
+        [none if each.tokens is None else each.tokens for each, none in zip(found, unknown, strict=True)]
+    )

@@ -9,6 +9,7 @@ import json
 import logging
 import tempfile
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import IO
 
@@ -93,7 +94,7 @@ class Spool:
     def put(self, chunk: int, part: ScoredTable) -> None:
         """Keep a finished chunk."""
         if not self.memory_is_full or not self._write(chunk, part):
-            size = int(part.table.nbytes + part.scores.nbytes + part.errors.nbytes)
+            size = int(part.table.nbytes + sum(column.nbytes for _, column in _added(part)))
             self._in_memory[chunk] = part, size
             self._used += size
 
@@ -152,10 +153,18 @@ class Spool:
         return part
 
 
+def _added(part: ScoredTable) -> list[tuple[str, pa.Array]]:
+    """What is kept of a chunk beside its table."""
+    counted = [] if part.tokens is None else [("tokens", part.tokens)]
+    return [("score", part.scores), ("error", part.errors), *counted]
+
+
 def _to_bytes(part: ScoredTable) -> memoryview:
     stats = part.stats and part.stats.model_dump_json()
     about = {"stats": stats, "attempts": part.attempts, "worker": part.worker, "reused": part.reused}
-    table = part.table.append_column("score", part.scores).append_column("error", part.errors)
+    added = _added(part)
+    table = reduce(lambda table, column: table.append_column(*column), added, part.table)
+    about["added"] = len(added)
     kept = part.table.schema.metadata or {}
     table = table.replace_schema_metadata({**kept, _ABOUT: json.dumps(about)})
     sink = pa.BufferOutputStream()
@@ -168,12 +177,13 @@ def _from_bytes(written: bytes) -> ScoredTable:
     table = pa.ipc.open_stream(written).read_all()
     kept = dict(table.schema.metadata)
     about = json.loads(kept.pop(_ABOUT))
-    stats = about.pop("stats")
-    scores, errors = (table.column(at).combine_chunks() for at in (-2, -1))
+    stats, own = about.pop("stats"), table.num_columns - about.pop("added")
+    scores, errors, *counted = (column.combine_chunks() for column in table.columns[own:])
     return ScoredTable(
-        table=table.replace_schema_metadata(kept or None).select(range(table.num_columns - 2)),
+        table=table.replace_schema_metadata(kept or None).select(range(own)),
         scores=scores,
         errors=errors,
+        tokens=counted[0] if counted else None,
         stats=stats and ChunkStats.read_json(stats, "the statistics of a chunk"),
         **about,
     )

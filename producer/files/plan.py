@@ -40,7 +40,7 @@ class OutputPlan:
     ``kept`` are the input's columns in it, ``schema`` is that of the whole file, ``scores`` are the names of
     the float32 columns of scores, null where a row has an error. ``group`` is the column that tells queries
     apart if the rows are ranked or the scores averaged, and ``is_grouped`` says whether the rows of every
-    query follow each other.
+    query follow each other. ``tokens`` is the int32 column of a row's tokens, if there is one.
     """
 
     form: OutputFormat
@@ -51,6 +51,7 @@ class OutputPlan:
     is_grouped: bool = False
     mean: MeanColumn | None = None
     is_ranked: bool = False
+    tokens: str | None = None
 
     def transforms(self, folder: Path) -> list[Transform]:
         """The steps between scoring and writing rows, with files in `folder`."""
@@ -88,11 +89,12 @@ def plan_output(
     scores: Sequence[str],
     left_out: Collection[str] = (),
     mean: MeanColumn | None = None,
+    tokens: str | None = None,
 ) -> OutputPlan:
     """Plan the output of `source` at `target`. Where rows are to be ranked, the ids are read once.
 
-    `scores` are the columns of scores, and `mean` is one more for several models; `left_out` are columns of
-    the input that are not in the output.
+    `scores` are the columns of scores, and `mean` is one more for several models; `tokens` is that of a row's
+    tokens; `left_out` are columns of the input that are not in the output.
 
     Raises
     ------
@@ -105,14 +107,15 @@ def plan_output(
         kept = list(dict.fromkeys(form.ids(source.schema)))
     added = [pa.field(score, pa.float32()) for score in scores]
     added += [pa.field(mean.name, pa.float32())] if mean else []
+    added += [pa.field(tokens, pa.int32())] if tokens else []
     is_ranked = form.ranks(target)
     if not is_ranked and not mean:
-        return OutputPlan(form, kept, _with(source.schema, kept, added), scores)
+        return OutputPlan(form, kept, _with(source.schema, kept, added), scores, tokens=tokens)
     added += [pa.field(form.rank_column, pa.int32())] if is_ranked else []
     group = form.group(source.schema, source.columns.query)
     is_grouped = _survey(source, group, kept if is_trec else [])
     schema = _with(source.schema, kept, added)
-    return OutputPlan(form, kept, schema, scores, group, is_grouped, mean, is_ranked)
+    return OutputPlan(form, kept, schema, scores, group, is_grouped, mean, is_ranked, tokens)
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:

@@ -92,6 +92,9 @@ class ScoredFile:
         scored = part.table.select(self._plan.kept)
         for name, scores in zip(self._plan.scores, self._plan.columns(part.scores), strict=True):
             scored = scored.append_column(pa.field(name, pa.float32()), scores)
+        if self._plan.tokens:
+            tokens = pa.nulls(len(scored), pa.int32()) if part.tokens is None else part.tokens
+            scored = scored.append_column(pa.field(self._plan.tokens, pa.int32()), tokens)
         with _as_output_error(self.path):
             if part.errors.null_count < len(part.errors):
                 self._write_errors(part)

@@ -66,8 +66,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         note(rows=total, restarted=True, now=True)
         yield lambda progress, workers, doing: note(progress=progress)
 
-    def score(request: FileRequest, confirm: Confirm) -> None:
-        score_file(request, options, view=view, confirm=confirm)
+    def score(request: FileRequest, confirm: Confirm, tokens_column: str | None = None) -> None:
+        score_file(request, options, view=view, confirm=confirm, tokens_column=tokens_column)
 
     def keep(outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None:
         seal = Seal(path=str(path.resolve()), identity=_identity(file, path)) if file and path else None

@@ -172,7 +172,9 @@ class OutputTarget:
         column, labels = self.request.score_column, ask() if settings.all_labels else ()
         return [f"{column}_{label}" for label in labels] or [column]
 
-    def plan(self, source: PairSource, columns: Sequence[str]) -> OutputPlan:
+    def plan(
+        self, source: PairSource, columns: Sequence[str], tokens_column: str | None = None
+    ) -> OutputPlan:
         """The output's columns, those of scores called `columns`, and the order of its rows."""
         request, mean = self.request, None
         if request.mean:
@@ -180,7 +182,7 @@ class OutputTarget:
             name = request.rank_column if of_ranks else request.score_column.partition(",")[0]
             mean = MeanColumn(f"{name}_mean", request.mean)
         left_out = RUN_TEXTS.names if request.run and not request.with_texts else ()
-        return plan_output(source, self.file, self.form, columns, left_out, mean)
+        return plan_output(source, self.file, self.form, columns, left_out, mean, tokens_column)
 
 
 def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarget:

@@ -56,6 +56,7 @@ def score_file(
     cluster: EmbeddedCluster | None = None,
     view: MakeView = progress_view,
     confirm: Confirm = lambda *_: None,
+    tokens_column: str | None = None,
 ) -> Summary:
     """Score the files of `request` into one output file; resume an interrupted run of the same request.
 
@@ -70,6 +71,9 @@ def score_file(
     confirm
         Called with the complete output (of one in parts the last file, if it is not there yet) and the
         summary, before the output is moved into place; an exception from it keeps it from there.
+    tokens_column
+        Name of one more column: the tokens of each row, of which the workers are asked. It is null in a row
+        without a score, and where its worker is of a release that does not count them.
 
     Raises
     ------
@@ -87,7 +91,7 @@ def score_file(
     _use_system_memory()
     while True:
         try:
-            return _score_file(request, settings, started, cluster, view, confirm)
+            return _score_file(request, settings, started, cluster, view, confirm, tokens_column)
         except ScoresWithdrawn as error:
             logger.warning("%s: it goes on without them", error)
             request = request.model_copy(update={"restart": error.in_parts})
@@ -100,6 +104,7 @@ def _score_file(
     cluster: EmbeddedCluster | None,
     view: MakeView,
     confirm: Confirm,
+    tokens_column: str | None,
 ) -> Summary:
     """Score the files once, or go on where the journal ends."""
     # The request: files that exist, and an output that can be made of them.
@@ -125,7 +130,7 @@ def _score_file(
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
         revision = _revision(work.journal, settings)
         columns = target.score_columns(settings, partial(session.labels, revision=revision))
-        plan = target.plan(source, columns)
+        plan = target.plan(source, columns, tokens_column)
         tally = Tally.read(work.journal.finished.tally)
         several = models if len(models) > 1 else ()
         tally.each = [Tally() for _ in several]
@@ -147,7 +152,18 @@ def _score_file(
         startup = load = 0.0
         if source.rows:
             with view(source.rows) as show:
-                since = _score(session, request, source, output, work, show, tally, earlier, several)
+                since = _score(
+                    session,
+                    request,
+                    source,
+                    output,
+                    work,
+                    show,
+                    tally,
+                    earlier,
+                    several,
+                    row_tokens=bool(tokens_column),
+                )
             startup = session.watch.since(started)
             load = max(since - started - startup, 0.0) if math.isfinite(since) else 0.0
         # The output is complete: if all is still as it was, it is moved into place.
@@ -212,6 +228,8 @@ def _score(
     tally: Tally,
     earlier: EarlierScores | None,
     models: Sequence[str],
+    *,
+    row_tokens: bool,
 ) -> float:
     """Score the rows that have no score yet; returns `ScoringRun.scoring_since`."""
     client, watch = session.client, session.watch
@@ -236,6 +254,7 @@ def _score(
         "rows": source.rows,
         "priority": "bulk",
         "reuse": earlier or no_earlier(source.columns.sent),
+        "row_tokens": row_tokens,
     }
     revision = _revision(journal, client.settings)
     if models:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import fakeredis
 import pyarrow as pa
+import pyarrow.compute as pc
 from rq.job import Job
 
 from rankmill.jobs.contract import keys
@@ -54,6 +55,8 @@ class QueueByHand:
         self.most_waiting = 0
         self.asked: list[str] = []
         """The queries of all pairs that were answered."""
+        self.tokens: list[int | None] = []
+        """Those of the rows of `scores`, of chunks in which any are known."""
 
     def waiting(self) -> list[int]:
         """Numbers of the chunks that no worker has scored, in the order of the queue."""
@@ -63,9 +66,10 @@ class QueueByHand:
         return chunks
 
     def score(self, chunk: int) -> None:
-        """Answer a chunk: the score of a row is its number in the input."""
+        """Answer a chunk: the score of a row is its number in the input, and it has 100 tokens more."""
         scores = pa.array([float(query) for query in self.queries(chunk)], pa.float32())
-        self._answer(ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS))
+        tokens = pc.add(scores, 100).cast(pa.int32())
+        self._answer(ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS, tokens))
 
     def score_all(self) -> None:
         """Answer all chunks that wait."""
@@ -91,7 +95,12 @@ class QueueByHand:
         """All scores in order; `work` is called while the producer waits."""
         self.driver.on_wait = work
         self.driver.fill()
-        return [score for part in self.driver.tables() for score in part.scores.to_pylist()]
+        found = []
+        for part in self.driver.tables():
+            found += part.scores.to_pylist()
+            if part.tokens is not None:
+                self.tokens += part.tokens.to_pylist()
+        return found
 
 
 def pairs(rows: int, start: int = 0, passage: str = "p") -> pa.Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import (
     OLD_JOB_FUNCTION,
     Payload,
+    asks_for_row_tokens,
     asks_for_times,
     attempt,
     chunk_of,
@@ -161,6 +163,25 @@ def test_times_of_stages_are_written_only_for_who_asks(server: Server) -> None:
     result = from_entry({b"chunk": b"0", b"scores": SCORES, b"stats": json.dumps(told).encode()})
     assert isinstance(result, ChunkScores)
     assert json.loads(result.stats.written()) == told
+
+
+def test_tokens_of_rows_are_written_only_for_who_asks(server: Server) -> None:
+    store = RunStore(server.client)
+    run, job_id = read_run(RUN_ID, RUN), keys.job_id(RUN_ID, 0)
+    for asked in (False, True):
+        store.enqueue(run, {0: Payload(PAIRS, 3, row_tokens=asked)}, new=True)
+        job = read_job(store.queue("q"), job_id.encode())
+        assert job is not None
+        assert asks_for_row_tokens(job) == asked
+    result = from_entry({b"chunk": b"0", b"scores": SCORES, b"stats": STATS})
+    assert isinstance(result, ChunkScores)
+    assert result.tokens is None
+    counted = replace(result, tokens=pa.array([4, None, 5], pa.int32()))
+    written = cast("bytes", to_entry(counted)["scores"])
+    back = from_entry({b"chunk": b"0", b"scores": written, b"stats": STATS})
+    assert isinstance(back, ChunkScores)
+    assert back.tokens is not None
+    assert back.tokens.to_pylist() == [4, None, 5]
 
 
 def test_what_formats_2_and_3_cannot_say_is_optional(server: Server) -> None:

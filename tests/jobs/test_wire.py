@@ -53,13 +53,19 @@ def test_pairs_come_back_as_they_were(
             st.floats(width=32, allow_nan=False, allow_infinity=False),
             st.text(st.characters(exclude_categories=["Cs"])),
         )
-    )
+    ),
+    st.booleans(),
 )
-def test_scores_and_errors_come_back_as_they_were(results: list[float | str]) -> None:
+def test_scores_and_errors_come_back_as_they_were(results: list[float | str], counted: bool) -> None:
     scores = [None if isinstance(result, str) else result for result in results]
     errors = [result if isinstance(result, str) else None for result in results]
-    back = decode_scores(encode_scores(pa.array(scores, pa.float32()), pa.array(errors, pa.string())))
-    assert [column.to_pylist() for column in back] == [scores, errors]
+    tokens = [None if score is None else row for row, score in enumerate(scores)] if counted else None
+    column = None if tokens is None else pa.array(tokens, pa.int32())
+    payload = encode_scores(pa.array(scores, pa.float32()), pa.array(errors, pa.string()), column)
+    back = [None if column is None else column.to_pylist() for column in decode_scores(payload)]
+    assert back == [scores, errors, tokens]
+    # A producer of the release before, which asks for no tokens, reads what it did.
+    assert payload[4:8] == (5 if counted else 2).to_bytes(4, "big")
 
 
 @given(st.binary(max_size=200))
@@ -291,7 +297,7 @@ def test_a_damaged_stream_is_refused_or_still_of_pairs_or_scores(
         assert len(queries) == len(passages) <= MAX_CHUNK_ROWS
         assert all(text is None or isinstance(text, str) for text in (*queries, *passages))
     with suppress(WireError):
-        scores, errors = decode_scores(packed(bytes(changed)))
+        scores, errors, _ = decode_scores(packed(bytes(changed)))
         assert len(scores) == len(errors) <= MAX_CHUNK_ROWS
         rows = zip(scores.to_pylist(), errors.to_pylist(), strict=True)
         assert all((score is None) != (error is None) for score, error in rows)
@@ -301,10 +307,10 @@ def test_lists_of_scores_come_back_and_damaged_ones_do_not() -> None:
     numbers = pa.array(np.arange(6, dtype=np.float32))
     lists = pa.FixedSizeListArray.from_arrays(numbers, 2, mask=pa.array([False, True, False]))
     errors = pa.array([None, "why", None], pa.string())
-    scores, reasons = decode_scores(encode_scores(lists, errors))
-    assert scores.equals(lists)
-    assert reasons.equals(errors)
-    assert outputs(scores) == 2
+    for counted in (None, pa.array([4, None, 5], pa.int32())):
+        scores, reasons, tokens = decode_scores(encode_scores(lists, errors, counted))
+        assert (scores, reasons, tokens) == (lists, errors, counted)
+    assert outputs(lists) == 2
     for bad in (np.nan, np.inf, None):
         few = pa.array([1.0, bad, 3.0, 4.0], pa.float32())
         payload = encode_scores(pa.FixedSizeListArray.from_arrays(few, 2), pa.nulls(2, pa.string()))
@@ -313,6 +319,8 @@ def test_lists_of_scores_come_back_and_damaged_ones_do_not() -> None:
     double = pa.FixedSizeListArray.from_arrays(pa.array([1.0, 2.0]), 2)
     with pytest.raises(WireError, match="has columns"):
         decode_scores(encode_scores(double, pa.nulls(1, pa.string())))
+    with pytest.raises(WireError, match="less than no tokens"):
+        decode_scores(encode_scores(lists, errors, pa.array([4, None, -1], pa.int32())))
 
 
 def test_pyarrow_imports_pandas_only_for_what_needs_it() -> None:

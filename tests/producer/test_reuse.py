@@ -131,6 +131,7 @@ def _check_asked_once(
 
     found = queue.scores(answer_some)
     assert found == [None if n in failed else float(n) for chunk in chunks for n in chunk]
+    assert [each for each in queue.tokens if each] == [100 + score for score in found if score is not None]
     if strictly:  # all chunks are in the window at once
         assert sorted(map(int, queue.asked)) == sorted({n for chunk in chunks for n in chunk})
 
@@ -143,6 +144,7 @@ def test_scores_of_others_are_kept_for_the_next_command(tmp_path: Path) -> None:
         found = queue.scores(queue.score_all)
         journal.close()
         assert (found, queue.asked) == ([7.0, 8.0, 7.0, 7.0, 7.0], asked)
+        assert queue.tokens == [107, 108, 107, 107, 107]
 
 
 @given(PAIRS)

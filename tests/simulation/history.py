@@ -94,8 +94,9 @@ class History:
         Name of the queue.
     max_retries, claim_ahead_jobs, window
         What the cluster's settings promise; no `window` in chunks if it follows the workers.
-    fair, calm
-        Whether no worker refuses anything, so that all should be served alike; whether nothing goes wrong.
+    willing, fair, calm
+        Whether no worker refuses anything for ever; nothing at all, so that all should be served alike;
+        whether nothing goes wrong.
     """
 
     def __init__(self, world: World) -> None:
@@ -108,7 +109,7 @@ class History:
         self.claim_ahead_jobs = 64
         self.window: int | None = None
         self._detached: set[bytes] = set()
-        self.fair = True
+        self.willing = self.fair = True
         self.calm = False
         self.undisturbed = False
         """Whether nothing goes wrong at all."""
@@ -126,9 +127,9 @@ class History:
         self.drained: dict[Process, float] = {}
         """Workers that are to take no job, and since when."""
         self.broken: dict[Process, float] = {}
-        """Workers whose device computes wrong scores, and since when."""
+        """Workers with a broken device, and since when."""
         self._withdrawn: dict[Process, float] = {}
-        """Of these, those that have seen it and told so, and when they had."""
+        """The workers of these that have detected and reported it, and when."""
         self._losses: list[float] = []
         self._noticed: set[Process] = set()
         self.told_of: set[str] = set()
@@ -361,6 +362,7 @@ class History:
         able = [each for each in able if self.world.redis.reaches(each)]
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         serves = self._is_up and bool(able)
+        self._busy |= dict.fromkeys((each for each in workers if each not in able), now)
         if not serves:
             self.disturb(0.0)
             self._advanced = max(self._advanced, now)
@@ -369,7 +371,7 @@ class History:
             self._busy = dict.fromkeys(able, now)
         else:
             self._look_at_jobs(passed)
-            if self.fair:
+            if self.willing:
                 self._look_at_workers(able)
             for run in list(self._splits):  # nobody sends halves of a run that is gone, or whose producer is
                 if run in self.abandoned or not self._exists(f"rankmill:run:{run}:meta"):
@@ -379,8 +381,13 @@ class History:
                 self._took(
                     "split", self.world.now - since, SPLIT, f"the halves of a chunk of {run} are not sent"
                 )
-            if all(each.stopped for each in self.open.values()) or any(
-                each in self.computing for each in able
+            runners = [
+                each for each in self.world.processes if each.name.startswith("runner-") and each.alive
+            ]
+            if (
+                all(each.stopped for each in self.open.values())
+                or any(each.stopped for each in runners)  # perhaps it has the output
+                or any(each in self.computing for each in able)
             ):
                 self._advanced = max(self._advanced, now)
             self._took("without progress", now - self._advanced, PROGRESS, "nothing goes on")

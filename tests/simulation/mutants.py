@@ -179,7 +179,7 @@ MUTANTS = (
         "the stream is read on where it was", _DRIVER,
         "        self._after = \"0\"  # a server that lost",
         "        # a server that lost",
-        ("roll_back", "detached",),
+        ("a replica behind", "detached", "slow"),
     ),
     Mutant(
         "a finished run is not deleted", _DRIVER,
@@ -286,7 +286,7 @@ MUTANTS = (
         "a worker refuses for ever", "workers/queue/refusals.py",
         "return found.reason if found and system.monotonic() < found.until else None",
         "return found.reason if found else None",
-        ("lame", "very slow", "long",),
+        ("lame", "slow", "long", "little ahead"),
     ),
     Mutant(
         "bulk work comes before requests", _ORDER,
@@ -328,7 +328,7 @@ MUTANTS = (
         "a result in another precision is taken", _COLLECTOR,
         "        if mine.precision != self.settled.precision:",
         "        if False:",
-        ("other machines", "loses writes", "slow",),
+        ("other machines", "evict", "slow", "long"),
     ),
     Mutant(
         "a worker scores in its own precision", _CHUNKS,

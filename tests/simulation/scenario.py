@@ -79,7 +79,7 @@ class Scenario:
     runners: tuple[float, ...] = ()
     """Clocks of the runners' hosts."""
     machines: tuple[int, ...] = ()
-    """Places of the workers' machines in `MACHINES`; those that are not named have the first."""
+    """Indexes of the workers' machines in `MACHINES`; workers without one have the first."""
 
     @classmethod
     def drawn(cls, seed: int, number: int | None = None) -> Scenario:
@@ -167,6 +167,9 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "two requests": lambda it: sum(run.priority is None for run in it.runs) >= 2,
     "long file": lambda it: any(run.kind.startswith("file") and len(run.pairs) >= 40 for run in it.runs),
     "loses writes": lambda it: bool({fault.kind for fault in it.faults} & (LOSSES - {"evict", "evict_any"})),
+    "a replica behind": lambda it: any(
+        fault.kind == "fail_over" and fault.which % 2 and fault.amount < 10.0 for fault in it.faults
+    ),
     "keeps data": lambda it: not {fault.kind for fault in it.faults} & LOSSES,
 }
 """What a scenario may have, by name."""
@@ -305,7 +308,8 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.window = None if window == "auto" else window
     history.undisturbed = not scenario.faults and not scenario.stumbles
     alike = len(set(scenario.machines)) < 2
-    history.fair = not any(scenario.lame) and alike and all(run.model == MODEL for run in scenario.runs)
+    history.willing = alike and all(run.model == MODEL for run in scenario.runs)
+    history.fair = history.willing and not any(scenario.lame)
     history.weights = {group_of(run.tenant.name): run.tenant.weight for run in scenario.runs}
     poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)
     history.calm = history.fair and not (scenario.faults or scenario.stumbles or poisoned)

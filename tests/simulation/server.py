@@ -501,8 +501,6 @@ class Server:
         keys = [key for key, item in data.items() if item.expireat is not None] if volatile else data
         if keys:
             key = next(islice(keys, self.world.random.randrange(len(keys)), None))
-            if key == b"rq:queue:rankmill-files":
-                return  # submitted runs are lost then, and stay in their state until they expire
             self.world.tell(f"evicted: {key.decode(errors='replace')}")
             del data[key]
             self.world.history.lose()

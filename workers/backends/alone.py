@@ -108,7 +108,7 @@ def _without_help() -> None:
 
 def _kind(backend: Backend, about: BackendKind) -> str:
     """All that decides the bits of a score, but the pair and the model, in words."""
-    packages = dict.fromkeys(("rankmill", "torch", "transformers", *about.packages))
+    packages = dict.fromkeys(("rankmill", "torch", "transformers", *about.packages_of(backend.precision)))
     flags = blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=4).hexdigest()
     where = [device_name(backend.device)]
     where += [f"{cpu_model()} with instructions {flags}"] if backend.device == "cpu" else []

@@ -189,6 +189,11 @@ class Rounding(NamedTuple):
     inputs: int | None
 
 
+def is_rounded(precision: str) -> bool:
+    """Whether linear layers compute with 8 or 4 bits in a precision, and so by a backend's `Rounding`."""
+    return precision == "fp8" or precision.startswith("int")
+
+
 @dataclass(frozen=True)
 class BackendKind:
     """Description of a backend, available without importing its packages.
@@ -207,6 +212,8 @@ class BackendKind:
         Loads a model on a device in a precision.
     packages
         Packages that it imports and that rankmill itself does not need.
+    added
+        More packages that compute in a precision, by precision.
     families
         Model types for which it has modules of its own, for plain classifiers; ``None``: it runs any network.
     measured
@@ -232,6 +239,7 @@ class BackendKind:
     precisions: Mapping[str, tuple[str, ...]]
     load: Callable[[ModelFiles, str, str], Backend]
     packages: tuple[str, ...] = ()
+    added: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     extra: str = ""
     families: frozenset[str] | None = None
     measured: frozenset[str] | None = None
@@ -245,6 +253,10 @@ class BackendKind:
     def is_measured(self, config: Any, *, plain: bool = True) -> bool:
         """Whether `probe` says how fast a model runs."""
         return self.measured is None or (plain and config.model_type in self.measured)
+
+    def packages_of(self, precision: str) -> tuple[str, ...]:
+        """The packages that compute in a precision: their versions decide the scores."""
+        return self.packages + self.added.get(precision, ())
 
     @property
     def installed_by(self) -> str:

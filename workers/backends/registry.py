@@ -169,7 +169,7 @@ def _choose(
         raise WorkerError(
             f"precision {precision} is not supported on {device}{by}; use {_either(list(known))}"
         )
-    way_out = "use --backend torch" if setting != "auto" else "use another precision"
+    way_out = "use another precision" if setting in {"auto", "torch"} else "use --backend torch"
     what = "backend" if setting != "auto" else f"precision {precision} has no backend here:"
     raise WorkerError(f"{what} {_listed(obstacles, ' cannot be used')}; {way_out}")
 

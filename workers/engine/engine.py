@@ -73,6 +73,11 @@ class Work:
     apart: Logits | None = None
 
     @property
+    def row_tokens(self) -> npt.NDArray[np.int32]:
+        """Tokens of each pair ``[n]``, of all of its windows; 0 for one that was not tokenized."""
+        return np.bincount(self.rows, self.tokens.lengths, len(self.scored.scores)).astype(np.int32)
+
+    @property
     def done(self) -> int:
         """Pairs that are scored; those of several windows count in parts."""
         rows = len(self.rows)
@@ -227,7 +232,7 @@ class Engine:
     def _without_nulls(
         self, queries: Sequence[str | None], passages: Sequence[str | None] | None, scored: PairScores
     ) -> Rows:
-        """The rows whose texts are there; the others get an error."""
+        """The rows that have texts; the others get an error."""
         columns = (queries,) if passages is None else (queries, passages)
         alike = len(set(map(len, columns))) == 1
         if alike and not any(None in column for column in columns):

@@ -29,7 +29,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.hosts import cpu_flags
 from rankmill.jobs.runtime.limits import free_memory
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.base import Logits, is_rounded
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.engine.probing import Probed, digest, tokens_of
@@ -245,7 +245,7 @@ class Proving:
             "forced": forced_kernels(),
             "copies": self._loaded.copies,
             "release": _release(),
-            "versions": _versions(backend.name),
+            "versions": _versions(backend.name, backend.precision),
             **({"kind": self._loaded.kind} if self._loaded.kind else {}),
         }
 
@@ -303,7 +303,7 @@ class Proving:
             precision=backend.precision,
             **_of_device(backend.device),
             release=_release(),
-            versions=_versions(backend.name),
+            versions=_versions(backend.name, backend.precision),
             way=way,
             reference=reference,
             probes=len(SCORED),
@@ -363,13 +363,13 @@ class Proving:
         """What transformers makes of the probes, and how far it is off in the worker's precision."""
         backend = self._loaded.backend
         of_device = {**_of_device(backend.device), "precision": backend.precision}
-        if BACKENDS[backend.name].rounding and backend.precision.startswith("int"):
+        if is_rounded(backend.precision):
             of_device["backend"] = backend.name  # as each rounds in its own way
         large = self._is_large()
         here = "" if large or backend.device != "cpu" else backend.precision
         if here in ("fp32", "bf16") and (known := self._shipped()):
             return known.own, known.bf16.largest if here == "bf16" else 0.0, "exact"
-        about = {**self._model, "code": _code("models/reference.py"), "versions": _versions("torch")}
+        about = {**self._model, "code": _code("models/reference.py"), "versions": _versions("torch", "fp32")}
         about |= of_device if large else {}
         with _Model(self._spec, self._loaded, self._length, self._limit, large=large) as model:
             own = self._known("own", about, Own, model.own)
@@ -426,7 +426,7 @@ class _Model:
 
     @property
     def _is_rounded(self) -> bool:
-        return self._loaded.backend.precision.startswith("int")
+        return is_rounded(self._loaded.backend.precision)
 
     def _cast(self, precision: str) -> None:
         backend = self._loaded.backend
@@ -494,8 +494,10 @@ def _same_bits(ours: Logits, theirs: Logits) -> bool:
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
-    """Rank correlation: the lowest of all outputs."""
+    """Rank correlation: the lowest of all outputs; 0 if no probe has a number in both."""
     known = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
+    if not known.any():
+        return 0.0
     found = [1.0]
     for one, other in zip(ours[known].T, theirs[known].T, strict=True):
         first, second = _ranks(one), _ranks(other)
@@ -533,10 +535,11 @@ def _modules(place: Path) -> list[Path]:
 
 
 @cache
-def _versions(backend: str) -> dict[str, str]:
+def _versions(backend: str, precision: str) -> dict[str, str]:
     """Versions of what computes and tokenizes, here and in the reference."""
     found = {}
-    for package in dict.fromkeys(("torch", "transformers", "tokenizers", *BACKENDS[backend].packages)):
+    packages = BACKENDS[backend].packages_of(precision)
+    for package in dict.fromkeys(("torch", "transformers", "tokenizers", *packages)):
         with suppress(PackageNotFoundError):  # installed under another name
             found[package] = version(package)
     return found

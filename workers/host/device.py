@@ -66,6 +66,13 @@ def gpu_precision(device: str, supported: Sequence[str]) -> str:
     return next(precision for precision in (best, "fp16", "fp32") if precision in supported)
 
 
+def has_fp8() -> bool:
+    """Whether there is an NVIDIA GPU that multiplies 8-bit floating point: Ada, Hopper or later."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+
+
 def resolve_token_budget(setting: int | str, device: str) -> int:
     """The token budget; ``auto`` means the device's value in `TOKEN_BUDGETS`."""
     return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]

@@ -158,14 +158,14 @@ class ReferenceModel:
             self._model.to(device, _DTYPES[precision])
             return
         self._model.to(device)
-        bits = int(precision.removeprefix("int").partition("-")[0])
         assert rounding is not None
+        inputs = precision if precision == "fp8" else "int8"
         for module in self._model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.data = _rounded(module.weight.data, bits, rounding.weights)
+                module.weight.data = _rounded(module.weight.data, precision, rounding.weights)
                 if rounding.inputs is not None:
                     module.register_forward_pre_hook(
-                        lambda _, inputs: (_rounded(inputs[0], 8, rounding.inputs),)
+                        lambda _, given: (_rounded(given[0], inputs, rounding.inputs),)
                     )
 
     def scores(self, logits: Logits) -> dict[str, Logits]:
@@ -199,16 +199,23 @@ def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
     return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
 
 
-def _rounded(values: torch.Tensor, bits: int, together: int | None) -> torch.Tensor:
-    """Values as whole numbers of so many bits; `together` of them have one scale, as in `Rounding`."""
+def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torch.Tensor:
+    """Values in 8 or 4 bits; `together` of them have one scale, as in `Rounding`."""
     if together is None:
         return values
     width = values.shape[-1]
     size = {ROW: width, MATRIX: values.numel()}.get(together, together)
     filled = functional.pad(values, (0, -width % size)) if together > 0 else values
     parts = filled.reshape(-1, size)
-    scale = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
-    rounded: torch.Tensor = ((parts / scale).round() * scale).reshape(filled.shape)[..., :width]
+    largest = parts.abs().amax(1, keepdim=True).clamp(min=1e-12)
+    if precision == "fp8":
+        scale = largest / torch.finfo(torch.float8_e4m3fn).max
+        steps = (parts / scale).to(torch.float8_e4m3fn).to(parts)
+    else:
+        bits = int(precision.removeprefix("int").partition("-")[0])
+        scale = largest / (2 ** (bits - 1) - 1)
+        steps = (parts / scale).round()
+    rounded: torch.Tensor = (steps * scale).reshape(filled.shape)[..., :width]
     return rounded
 
 

@@ -25,7 +25,7 @@ from rankmill.jobs.contract.errors import (
     WireError,
     WorkerError,
 )
-from rankmill.jobs.contract.job import asks_for_times, attempt, read_format
+from rankmill.jobs.contract.job import asks_for_row_tokens, asks_for_times, attempt, read_format
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
@@ -110,7 +110,7 @@ class ChunkClaim:
         return self.run
 
     def columns(self, run: Run) -> Sequence[Texts] | None:
-        """Queries and passages, ``[n]`` each, or what is scored alone; ``None`` if no one waits any more.
+        """Queries and passages, ``[n]`` each, or texts or conversations; ``None`` if no one waits any more.
 
         Raises
         ------
@@ -357,10 +357,14 @@ class ChunkScorer:
         times = claim.work.seconds if asks_for_times(claim.job) else {}
         reads_all = read_format(claim.job) >= EXTENDED_FORMAT
         proof = model.proof if reads_all else None
+        scores = _as_arrow(scored.scores)
+        tokens = None
+        if asks_for_row_tokens(claim.job):
+            tokens = pa.array(claim.work.row_tokens, mask=np.asarray(scores.is_null()))
         names_device = reads_all or claim.job.has_pairs  # a job with its pairs is counted here
         return ChunkScores(
             chunk=claim.chunk,
-            scores=_as_arrow(scored.scores),
+            scores=scores,
             errors=pa.array([scored.errors.get(row) for row in range(len(scored.scores))], pa.string()),
             stats=ChunkStats(
                 worker=self._worker,
@@ -384,6 +388,7 @@ class ChunkScorer:
                 device_name=device_name(model.backend.device) if names_device else None,
                 device_seconds=claim.work.seconds.get("device", 0.0) if names_device else None,
             ),
+            tokens=tokens,
         )
 
 

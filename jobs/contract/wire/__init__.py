@@ -4,7 +4,8 @@ A payload is a header (magic, format version, size before compression) and an Ar
 one record batch. The whole stream is compressed with zstd, so a reader knows version and size
 before it decompresses anything. Pairs: ``query`` (dictionary-encoded, as queries repeat) and
 ``passage``, both nullable text. Single texts: ``text``; conversations: ``messages``, each as JSON. Scores:
-``score`` (float32, or a list of some) and ``error`` (text); in each row exactly one of them is null.
+``score`` (float32, or a list of some) and ``error`` (text); in each row exactly one of them is null. Where
+they are asked for, ``tokens`` has those of each row, null where they are not known.
 
 >>> import pyarrow as pa
 >>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))
@@ -14,7 +15,7 @@ before it decompresses anything. Pairs: ``query`` (dictionary-encoded, as querie
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,8 @@ _SINGLE = {
     "conversations": pa.schema([("messages", pa.string())]),
 }
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
+_RESULTS = {FORMAT: _SCORES, EXTENDED_FORMAT: _SCORES.append(pa.field("tokens", pa.int32()))}
+"""The columns of scores by the version that has them."""
 _HEADER = struct.Struct(">4sIQ")
 _LEVEL = -5
 """Faster than level 1, and larger: payloads live for seconds, and one producer feeds many workers. Any reader
@@ -75,7 +78,7 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
     WireError
         The payload has another format version or other columns, is damaged, or exceeds a limit.
     """
-    batch = _read(payload, _PAIRS, FORMAT)
+    batch = _read(payload, {FORMAT: _PAIRS})
     _check_text(*batch.columns)
     queries = batch["query"].dictionary.to_pylist()
     places = batch["query"].indices.to_pylist()
@@ -92,7 +95,7 @@ def encode_texts(texts: pa.Array, inputs: Inputs) -> bytes:
 
 def decode_texts(payload: bytes, inputs: Inputs) -> list[str | None]:
     """Decode and validate a payload of `encode_texts` into a list of ``[n]``; errors as of `decode_pairs`."""
-    batch = _read(payload, _SINGLE[inputs], EXTENDED_FORMAT)
+    batch = _read(payload, {EXTENDED_FORMAT: _SINGLE[inputs]})
     _check_text(*batch.columns)
     found: list[str | None] = batch[0].to_pylist()
     return found
@@ -108,9 +111,15 @@ def decode_rows(payload: bytes, inputs: Inputs) -> tuple[list[str | None], ...]:
     return decode_pairs(payload) if inputs == "pairs" else (decode_texts(payload, inputs),)
 
 
-def encode_scores(scores: pa.Array, errors: pa.Array) -> bytes:
-    """Encode float32 scores (or lists of a fixed number of them) and text errors, both of shape ``[n]``."""
-    return _write(pa.record_batch([scores, errors], schema=_scores(scores.type)), FORMAT)
+def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = None) -> bytes:
+    """Encode float32 scores (or lists of a fixed number of them) and text errors, both of shape ``[n]``.
+
+    `tokens` are those of the rows, int32, if they are asked for.
+    """
+    version, columns = (
+        (FORMAT, [scores, errors]) if tokens is None else (EXTENDED_FORMAT, [scores, errors, tokens])
+    )
+    return _write(pa.record_batch(columns, schema=_with_scores(_RESULTS[version], scores.type)), version)
 
 
 def outputs(scores: pa.Array) -> int:
@@ -118,24 +127,27 @@ def outputs(scores: pa.Array) -> int:
     return int(scores.type.list_size) if pa.types.is_fixed_size_list(scores.type) else 0
 
 
-def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array]:
-    """Decode and validate ``(scores, errors)``.
+def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
+    """Decode and validate ``(scores, errors, tokens)``; the tokens are ``None`` if they are not there.
 
     Raises
     ------
     WireError
         As in `decode_pairs`; also, a row has both a score and an error, or neither, or a score is not a
-        finite number.
+        finite number, or tokens are negative.
     """
-    batch = _read(payload, _SCORES, FORMAT)
-    scores, errors = batch["score"], batch["error"]
+    batch = _read(payload, _RESULTS)
+    scores, errors, *counted = batch.columns
     all_have_one = not scores.null_count and errors.null_count == len(errors)
     if not all_have_one and not pc.all(pc.xor(pc.is_valid(scores), pc.is_valid(errors)), min_count=0).as_py():
         raise WireError("a row has both a score and an error, or neither")
     numbers = scores.drop_null().flatten() if outputs(scores) else scores.drop_null()
     if numbers.null_count or not np.isfinite(numbers.to_numpy()).all():
         raise WireError("a score is not a finite number")
-    return scores, errors
+    tokens = counted[0] if counted else None
+    if tokens is not None and (pc.min(tokens).as_py() or 0) < 0:
+        raise WireError("a row has less than no tokens")
+    return scores, errors, tokens
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -222,8 +234,10 @@ def _write(batch: pa.RecordBatch, version: int) -> bytes:
     return b"".join((_HEADER.pack(_MAGIC, version, raw.size), packed))
 
 
-def _read(payload: bytes, schema: pa.Schema, version: int) -> pa.RecordBatch:
-    size = _unpacked_size(payload, version)
+def _read(payload: bytes, schemas: Mapping[int, pa.Schema]) -> pa.RecordBatch:
+    """Read a batch in one of some versions, each with its columns."""
+    version, size = _unpacked_size(payload, schemas.keys())
+    schema = schemas[version]
     try:
         raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")
         check_messages(memoryview(raw).cast("B"), sum(map(pa.types.is_dictionary, schema.types)))
@@ -236,30 +250,32 @@ def _read(payload: bytes, schema: pa.Schema, version: int) -> pa.RecordBatch:
     return batch
 
 
-def _unpacked_size(payload: bytes, expected: int) -> int:
-    """Check the header and the sizes before and after decompression; return the latter."""
+def _unpacked_size(payload: bytes, expected: Collection[int]) -> tuple[int, int]:
+    """Check the header and the sizes before and after decompression; return the version and the latter."""
     if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
         raise WireError("a payload does not have rankmill's header")
     _, version, size = _HEADER.unpack_from(payload)
-    if version != expected:
+    if version not in expected:
+        reads = " and ".join(map(str, sorted(expected)))
         raise FormatError(
-            f"a payload has format {version}, this version of rankmill reads format {expected}: "
+            f"a payload has format {version}, this version of rankmill reads format {reads}: "
             "run the same rankmill release on producers and workers"
         )
     largest = max(len(payload), size)
     if largest > MAX_CHUNK_BYTES:
         raise WireError(f"a payload of {largest:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
-    return int(size)
+    return int(version), int(size)
 
 
-def _scores(kind: pa.DataType) -> pa.Schema:
-    return _SCORES.set(0, pa.field("score", kind))
+def _with_scores(schema: pa.Schema, kind: pa.DataType) -> pa.Schema:
+    return schema.set(0, pa.field("score", kind))
 
 
 def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
     if found.equals(expected):
         return
-    if expected is _SCORES and found.names == _SCORES.names and outputs(found.empty_table()["score"]):
-        expected = _scores(pa.list_(pa.float32(), outputs(found.empty_table()["score"])))
+    several = outputs(found.empty_table()[0]) if found.names == expected.names else 0
+    if several and "score" in expected.names:
+        expected = _with_scores(expected, pa.list_(pa.float32(), several))
     if not found.equals(expected):
         raise WireError(f"a payload has columns {found.names} of types {found.types}, not {expected.names}")

@@ -82,17 +82,24 @@ local held = {}
 for _, entry in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   held[string.match(entry, '^(.*):') or entry] = true
 end
-for _, id in ipairs(redis.call('ZRANGE', KEYS[4], -10000, -1)) do
+local only = redis.call('ZCARD', KEYS[5]) == 1 and redis.call('ZSCORE', KEYS[5], ARGV[2])
+local function waits(id)
   local job = redis.call('HMGET', ARGV[3] .. id, 'origin', 'status')
-  if job[1] == ARGV[2] and job[2] == 'queued' and not held[id] and not redis.call('ZSCORE', KEYS[3], id) then
+  if job[1] or not only then return job[1] == ARGV[2] and job[2] == 'queued' end
+  local read, run = pcall(cjson.decode, redis.call('GET', ARGV[5] .. id) or '')
+  return read and (run.state == 'waiting' or run.state == 'running')
+end
+for _, id in ipairs(redis.call('ZRANGE', KEYS[4], -10000, -1)) do
+  if not held[id] and not redis.call('ZSCORE', KEYS[3], id) and waits(id) then
     redis.call('RPUSH', KEYS[2], id)
   end
 end
 """
 )
-"""KEYS: leases, queue, pauses, submitted runs. ARGV: whether to take runs from runners whose lease has
-expired, name of the queue, prefix of RQ's jobs, length of the caller's lease (s). If nothing waits, it also
-looks for runs that are in no list, as one was lost; an ended run has no job."""
+"""KEYS: leases, queue, pauses, submitted runs, queues of runners. ARGV: whether to take runs from runners
+whose lease has expired, name of the queue, prefix of RQ's jobs, length of the caller's lease (s), prefix of
+records. If nothing waits, it also looks for runs that are in no list, as one was lost. An ended run has no
+job; a run whose job is lost too is this queue's, if there is no other."""
 
 CANCEL = """
 redis.call('SET', KEYS[1], 1, 'EX', ARGV[2])

@@ -211,9 +211,10 @@ class FileRunStore:
 
         The caller's own leases last for `lease_seconds`.
         """
-        places = [self._leases, self.queue.key, self._pauses, keys.file_runs()]
-        values = [int(expired), self.queue.name, Job.redis_job_namespace_prefix, lease_seconds]
-        self.redis.eval(scripts.RECOVER, 4, *places, *values)
+        places = [self._leases, self.queue.key, self._pauses, keys.file_runs(), keys.file_queues()]
+        prefixes = Job.redis_job_namespace_prefix, keys.file_run("")
+        values = [int(expired), self.queue.name, prefixes[0], lease_seconds, prefixes[1]]
+        self.redis.eval(scripts.RECOVER, 5, *places, *values)
 
     def was_cancelled(self, run_id: str) -> bool:
         """Whether the run is cancelled."""
@@ -303,8 +304,17 @@ class FileRunStore:
             pipe.execute()
 
     def _is_gone(self, run_id: str) -> bool:
-        """Whether RQ holds the job for failed: a worker of another kind has taken it."""
-        return bool(self.redis.hget(Job.key_for(run_id), "status") == b"failed")
+        """Whether RQ holds the job for failed: a worker of another kind has taken it.
+
+        A run that the server has dropped from the list of all is listed again, so that runners find it.
+        """
+        with self.redis.pipeline() as pipe:
+            pipe.hget(Job.key_for(run_id), "status")
+            pipe.zscore(keys.file_runs(), run_id)
+            status, listed = pipe.execute()
+        if listed is None:
+            self._list(self.redis, run_id)
+        return bool(status == b"failed")
 
     def _list(self, pipe: Any, run_id: str) -> None:
         now = system.now()

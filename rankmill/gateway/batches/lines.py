@@ -119,12 +119,18 @@ def answer(
     scores: list[Any],
     created: float,
     labels: tuple[str, ...] = (),
+    tokens: int | None = None,
 ) -> str:
-    """The line of the output for a request with scores, of which each has one for each of `labels`."""
-    scored = RequestScores(scores, model, id=_id(batch, request), created=int(created), labels=labels)
+    """The output's line for a request with scores; with `labels`, each score has one for each label.
+
+    ``tokens=None``: they are not known, and the answer does not have them.
+    """
+    scored = RequestScores(
+        scores, model, tokens or 0, id=_id(batch, request), created=int(created), labels=labels
+    )
     assert request.body
     body = request.body.answer(scored)
-    if isinstance(body, dict):  # tokens are counted by the chunk, which has the pairs of many requests
+    if tokens is None and isinstance(body, dict):
         body.pop("usage", None)
         body.get("meta", {}).pop("tokens", None)
     return _answered(request, batch, 200, body)

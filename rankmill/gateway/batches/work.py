@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -33,10 +33,15 @@ from rankmill.score.score_file import Confirm
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _TEXTS = pa.schema([("line", pa.int64()), ("text", pa.string())])
+_TOKENS = {_PAIRS: "text", _TEXTS: "query"}
+"""The column of a row's tokens beside the scores. A runner of a release before, which may write the answers,
+takes any column for that of a label, but those that rows of either kind have."""
 
 
-Score = Callable[[FileRequest, Confirm], None]
-"""Scores files as score-file does."""
+class Score(Protocol):
+    """Scores files as score-file does."""
+
+    def __call__(self, request: FileRequest, confirm: Confirm, tokens_column: str | None = None) -> None: ...
 
 
 class Keep(Protocol):
@@ -91,7 +96,7 @@ class BatchWork:
             self._write_pairs(pairs, self._batch.endpoint)
             alone = {"text_column": "text"} if self._schema is _TEXTS else {}
             asked = {"inputs": (str(pairs),), "output": str(scored), "force": True, **alone}
-            self._score(self._request.model_copy(update=asked), self._note_scored)
+            self._score(self._request.model_copy(update=asked), self._note_scored, _TOKENS[self._schema])
         self._write_answers(scored, self._batch.endpoint)
         clear_batch(self._output)
 
@@ -171,34 +176,40 @@ class BatchWork:
         """Write the line of each request; returns how many have an answer, and how many an error."""
         completed = failed = 0
         labels = _labels(scored)
-        for request, scores in self._scored(scored, endpoint):
+        for request, scores, tokens in self._scored(scored, endpoint):
             if request.refusal:
                 failed += 1
                 errors.write(failure(request, self._batch.id).encode())
             else:
                 completed += 1
                 model = self._batch.model or self._run.order.spec.model
-                line = answer(request, self._batch.id, model, scores, self._run.created, labels)
+                line = answer(request, self._batch.id, model, scores, self._run.created, labels, tokens)
                 answers.write(line.encode())
         return BatchCounts(total=completed + failed, completed=completed, failed=failed)
 
-    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[object]]]:
-        """Each request with its scores; one that has a row without a score is refused."""
+    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int | None]]:
+        """Each request with its scores, and its tokens if those of all rows are known.
+
+        One that has a row without a score is refused.
+        """
         reasons = _reasons(_errors_of(scored))
-        row, found = 0, _scores(scored)
+        row, found = 0, _scores(scored, _TOKENS[self._schema])
         for request in read_requests(self._input, endpoint):
             scores: list[object] = []
+            tokens: list[int | None] = []
             refused = request
             for place in range(len(request.rows)):
-                score = next(found, _END)
-                if score is _END:
+                if (result := next(found, None)) is None:
                     raise RunFailed("the file of the batch has changed since its pairs were taken")
+                score = result[0]
+                tokens.append(result[1])
                 if score is None and refused.refusal is None:
                     refused = request.refused(unscorable(place, reasons.get(row, "no reason is known")))
                 scores.append(float("nan") if score is None else score)
                 row += 1
-            yield refused, scores
-        if next(found, _END) is not _END:
+            known = [each for each in tokens if each is not None]
+            yield refused, scores, sum(known) if len(known) == len(tokens) else None
+        if next(found, None) is not None:
             raise RunFailed("the file of the batch has changed since its pairs were taken")
 
     def _record(self, file_id: str, partial: Path, path: Path) -> None:
@@ -241,25 +252,28 @@ def _steps(output: Path) -> tuple[Path, Path]:
     return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
 
 
-_END = object()
-
-
 def _labels(scored: Path) -> tuple[str, ...]:
-    """Names of the labels of which each row has a score; none if it has but one score."""
+    """Names of the labels, if each row has a score for each; empty if it has one score."""
     with pq.ParquetFile(open_random(scored)) as file:
         names = [name for name in file.schema_arrow.names if name not in {*_PAIRS.names, *_TEXTS.names}]
     return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)
 
 
-def _scores(scored: Path) -> Iterator[object]:
-    """The scores of a file, row by row, with labels a list for each; ``None`` for a row without one."""
+def _scores(scored: Path, tokens_column: str) -> Iterator[tuple[object, int | None]]:
+    """The scores of a file, row by row, with labels a list for each; ``None`` for a row without one.
+
+    With each come the row's tokens, ``None`` if they are not known: a runner of a release before asks for
+    none.
+    """
     labels = _labels(scored)
     names = [f"score_{label}" for label in labels] or ["score"]
     with pq.ParquetFile(open_random(scored)) as file:
-        for batch in file.iter_batches(columns=names):
+        counted = [tokens_column] if tokens_column in file.schema_arrow.names else []
+        for batch in file.iter_batches(columns=[*names, *counted]):
+            tokens = batch[tokens_column].to_pylist() if counted else [None] * len(batch)
             rows = zip(*(batch[name].to_pylist() for name in names), strict=True)
-            for row in rows:
-                yield None if row[0] is None else list(row) if labels else row[0]
+            for row, each in zip(rows, tokens, strict=True):
+                yield (None if row[0] is None else list(row) if labels else row[0]), each
 
 
 def _reasons(errors: Path) -> dict[int, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +48,8 @@ def test_every_row_is_finished_once_and_in_order(rows: list[int], random: Random
     tries: dict[int, int] = {}
     sent: list[Piece] = []
     found: dict[int, list[float | None]] = {}
+    counted: dict[int, int | None] = {}
+    told: dict[int, int | None] = {}
     given_up: list[ChunkFailure] = []
     scores: list[float | None] = []
     now = 0.0
@@ -61,7 +64,11 @@ def test_every_row_is_finished_once_and_in_order(rows: list[int], random: Random
     def answer(piece: Piece) -> ChunkResult | BadResult:
         if random.random() >= trouble:
             numbers = pa.array([float(query.as_py()) for query in piece.table["query"]], pa.float32())
-            return ChunkScores(piece.number, numbers, pa.nulls(len(numbers), pa.string()), STATS)
+            if random.random() < 0.5:  # a worker of the release before
+                return ChunkScores(piece.number, numbers, pa.nulls(len(numbers), pa.string()), STATS)
+            tokens = pc.add(numbers, 100).cast(pa.int32())
+            told.update((int(number), int(number) + 100) for number in numbers.to_pylist())
+            return ChunkScores(piece.number, numbers, pa.nulls(len(numbers), pa.string()), STATS, tokens)
         if random.random() < 0.5:
             return ChunkFailure(chunk=piece.number, message="bad", fatal=False, died=True)
         return BadResult(piece.number, "it is damaged")
@@ -88,12 +95,17 @@ def test_every_row_is_finished_once_and_in_order(rows: list[int], random: Random
         send(again)
         given_up += lost
         collector.accept(lost, now)
-        found |= {chunk.number: chunk.part.scores.to_pylist() for chunk in collector.pop_finished()}
+        for chunk in collector.pop_finished():
+            found[chunk.number] = chunk.part.scores.to_pylist()
+            part = chunk.part
+            tokens = [None] * len(part.table) if part.tokens is None else part.tokens.to_pylist()
+            counted |= dict(enumerate(tokens, chunk.number))
         while collector.ready:
             scores += found.pop(collector.take())
     assert len(scores) == sum(rows)
     assert all(score in (None, row) for row, score in enumerate(scores))
     assert trouble or None not in scores
+    assert counted == {row: told.get(row) for row in range(sum(rows))}
     assert all(count <= RETRIES + 1 for count in tries.values())
     assert {tries[failure.chunk] for failure in given_up} <= {RETRIES + 1}
     assert (collector.rows.progress.rows, collector.pieces) == (sum(rows), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -134,7 +135,10 @@ def test_what_is_put_into_the_spool_is_what_is_taken(
         ]
         table = pa.table([pa.array(texts, pa.string())] * 2, schema=schema)
         how = (STATS, 1, "w") if texts else (None, 3, "")
-        parts.append(ScoredTable(table, pa.array(scores, pa.float32()), pa.array(errors, pa.string()), *how))
+        lengths = pa.array([None if text is None else len(text) for text in texts], pa.int32())
+        counted = lengths if random.random() < 0.5 else None
+        part = ScoredTable(table, pa.array(scores, pa.float32()), pa.array(errors, pa.string()), *how)
+        parts.append(replace(part, tokens=counted))
     spool = Spool(None, memory)
     places = list(range(len(parts)))
     random.shuffle(places)
@@ -146,6 +150,7 @@ def test_what_is_put_into_the_spool_is_what_is_taken(
         taken = spool.take(place)
         assert taken.table.schema.equals(part.table.schema, check_metadata=True)
         assert (taken.table, taken.scores, taken.errors) == (part.table, part.scores, part.errors)
+        assert taken.tokens == part.tokens
         assert (taken.stats, taken.attempts, taken.worker) == (part.stats, part.attempts, part.worker)
     assert not len(spool)
 

@@ -22,14 +22,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
+from rankmill import Client, SubmittedFile
 from rankmill.gateway.batches.folder import FilesFolder
-from rankmill.gateway.batches.lines import read_requests
+from rankmill.gateway.batches.lines import besides_long, first_request, read_requests
+from rankmill.gateway.batches.records import BatchStore
 from rankmill.gateway.batches.service import Batches
+from rankmill.gateway.batches.work import BatchWork
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import InputError, OutputError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.submitted.record import new_file_run
+from rankmill.jobs.protocol.submitted.request import BatchOrder, FileOrder, FileRequest
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.score.score_file import Confirm
+from rankmill.score.summary import Summary
 from tests.conftest import ENVIRON, QUICK_LEASE, StartRunner, wait_for
+from tests.faults.test_runners import kept_rows
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.buckets import Bucket
@@ -133,11 +142,12 @@ def test_openais_client_submits_a_batch_and_fetches_every_line_once(client: Open
     assert len({line["id"] for line in output + errors}) == 44
     for line in (output[0], output[39]):
         body = good[output.index(line)]["body"]
-        wanted = [each["score"] for each in gateway.post("/v1/score", body).json["data"]]
+        live = gateway.post("/v1/score", body).json
+        wanted = [each["score"] for each in live["data"]]
         assert line["response"]["status_code"] == 200
         found = [each["score"] for each in line["response"]["body"]["data"]]
         assert found == pytest.approx(wanted, abs=1e-4)
-        assert "usage" not in line["response"]["body"]  # tokens are not counted by line
+        assert line["response"]["body"]["usage"] == live["usage"]  # also of pairs that other lines have, too
     for line in errors:
         assert line["response"]["status_code"] == 400
         assert line["response"]["body"]["error"]["message"]
@@ -149,17 +159,103 @@ def test_openais_client_submits_a_batch_and_fetches_every_line_once(client: Open
     assert gateway.get(f"/v1/files/{file.id}").status == 404
 
 
-def test_an_answer_says_nothing_of_tokens_that_are_not_known(gateway: Running) -> None:
-    body = {"query": QUERY, "documents": TEXTS, "model": "demo", "max_tokens_per_doc": 2}
-    line = {"custom_id": "a", "url": "/cohere/v2/rerank", "body": body}
-    made = submitted(gateway, "in.jsonl", lines(line), endpoint="/cohere/v2/rerank")
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("/cohere/v2/rerank", {"max_tokens_per_doc": 2}),
+        ("/jina/v1/rerank", {}),
+        ("/voyage/v1/rerank", {}),
+        ("/infinity/rerank", {}),
+        ("/v1/rerank", {}),
+    ],
+)
+def test_an_answer_has_the_tokens_that_a_live_one_has(
+    gateway: Running, path: str, options: dict[str, Any]
+) -> None:
+    texts = [TEXTS[0], *TEXTS]  # one pair twice
+    body = {"query": QUERY, "documents": texts, "model": "demo", **options}
+    made = submitted(gateway, "in.jsonl", lines({"custom_id": "a", "url": path, "body": body}), endpoint=path)
     batch = ended(gateway, made["id"])
     (answered,) = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body.splitlines()
     found = json.loads(answered)["response"]["body"]
-    assert found["meta"].keys() == {"api_version", "billed_units"}
-    wanted = gateway.post("/cohere/v2/rerank", body).json["results"]
-    assert [each["index"] for each in found["results"]] == [each["index"] for each in wanted]
-    assert found["results"][0]["relevance_score"] == pytest.approx(wanted[0]["relevance_score"], abs=1e-4)
+    live = gateway.post(path, body).json
+    for name in ("usage", "meta"):
+        assert found.get(name) == live.get(name)
+    assert {"usage", "meta"} & found.keys()
+    results = "results" if "results" in live else "data"
+    for mine, theirs in zip(found[results], live[results], strict=True):
+        assert mine["index"] == theirs["index"]
+        assert mine["relevance_score"] == pytest.approx(theirs["relevance_score"], abs=1e-4)
+
+
+def test_a_batch_that_is_continued_has_the_tokens_of_all_rows(
+    shared_queue: Server, runners: StartRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    environ = {"RANKMILL_FILE_QUEUE": "counted", "RANKMILL_GATEWAY_FILES": str(tmp_path / "files")}
+    environ |= {"RANKMILL_CHUNK_SIZE": "4", "RANKMILL_PRECISION": "fp32"}
+    small = {"RANKMILL_WINDOW": "2"}
+    with running_gateway(shared_queue.url, tmp_path, "--model", "demo", environ=environ) as gateway:
+        asked = [request(n, text_2=[*TEXTS, "moon " * (n % 9), "moon " * n]) for n in range(120)]
+        made = submitted(gateway, "in.jsonl", lines(*asked))
+        scored = tmp_path / "files" / made["id"] / "scored.parquet"
+        first = runners(shared_queue, "--file-queue", "counted", environ=small)
+        run = SubmittedFile(Client(shared_queue.url).files, made["id"].removeprefix("batch_"))
+        wait_for(lambda: run.status().progress.rows > 100, first)
+        first.kill()
+        first.wait()
+        kept = kept_rows(scored)
+        assert 0 < kept < 480
+        runners(shared_queue, "--file-queue", "counted", environ=small)
+        batch = ended(gateway, made["id"])
+        assert batch["request_counts"]["completed"] == len(asked)
+        outcome = (
+            SubmittedFile(Client(shared_queue.url).files, made["id"].removeprefix("batch_")).status().outcome
+        )
+        assert outcome
+        assert outcome.resumed_rows > 100
+        answers = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body.splitlines()
+        found = [json.loads(line)["response"]["body"]["usage"]["total_tokens"] for line in answers]
+        for place in (0, 1, 60, 119):
+            live = gateway.post("/v1/score", asked[place]["body"]).json["usage"]["total_tokens"]
+            assert found[place] == live
+        growth = [found[n + 9] - found[n] for n in range(120 - 9)]
+        assert growth == [9] * len(growth)  # one token for each word more
+
+
+def test_an_answer_says_nothing_of_tokens_that_are_not_known(server: Server, tmp_path: Path) -> None:
+    """A worker of the release before has scored a row, or a runner of that release has asked for none."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "output.jsonl"
+    source.write_bytes(lines(request(0), request(1)))
+    first = first_request(source, "/v1/score").asked
+    assert first
+    order = FileOrder(
+        request=FileRequest(inputs=(str(source),), output=str(output)),
+        spec=ScoreSpec(model="demo"),
+        batch=BatchOrder(
+            id="batch_1", owner="", endpoint="/v1/score", model="demo", asked=besides_long(first.spec)
+        ),
+    )
+
+    outcome = Summary.model_construct(output=str(output), rows=6, row_errors=0)
+
+    def found(tokens: list[int | None] | None) -> list[dict[str, int] | None]:
+        def score(request: FileRequest, confirm: Confirm, tokens_column: str | None = None) -> None:
+            rows = pq.read_table(request.inputs[0])
+            table = rows.append_column("score", pa.array([0.5] * len(rows), pa.float32()))
+            if tokens is not None:
+                table = table.append_column(str(tokens_column), pa.array(tokens, pa.int32()))
+            pq.write_table(table, str(request.output))
+            confirm(None, outcome)
+
+        BatchWork(new_file_run(order), BatchStore(server.client, 60), score, lambda *_: None).do()
+        answers = map(json.loads, output.read_text().splitlines())
+        return [each["response"]["body"].get("usage") for each in answers]
+
+    known = {"prompt_tokens": 15, "total_tokens": 15}
+    assert found([1, 2, 3, 4, 5, 6]) == [{"prompt_tokens": 6, "total_tokens": 6}, known]
+    assert found([1, 2, None, 4, 5, 6]) == [None, known]
+    assert found(None) == [None, None]
 
 
 def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running) -> None:

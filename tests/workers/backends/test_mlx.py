@@ -101,7 +101,7 @@ def test_fewer_bits_are_there_only_where_they_are_asked_for(mlx_backend: Any) ->
     assert choose_backend("mlx", "auto", config, "mps", CACHE) == BackendChoice("mlx", "fp16")
     assert choose_backend("auto", "auto", config, "mps", CACHE) == BackendChoice("torch", "fp16")
     assert choose_backend("auto", "int4", config, "mps", CACHE) == BackendChoice("mlx", "int4")
-    with pytest.raises(SpecError, match="precision int4 is not supported on cuda; use fp32, fp16 or bf16"):
+    with pytest.raises(SpecError, match="precision int4 is not supported on cuda; use fp32, fp16, bf16 or f"):
         choose_backend("auto", "int4", config, "cuda", CACHE)
     with pytest.raises(SpecError, match="mlx cannot be used: it runs on CPUs and Apple GPUs, not on cuda"):
         choose_backend("mlx", "fp16", config, "cuda", CACHE)

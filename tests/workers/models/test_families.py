@@ -417,6 +417,9 @@ def test_long_passages_count_by_their_best_window(instruction: str | None, tmp_p
     assert counts[[0, 2, 4]].tolist() == [1, 1, 1]  # fit, or have a query that leaves no room
     assert counts[1] > counts[3] > 2
     assert scored.windows == counts[1] + counts[3]
+    alone = [engine.score([query], [text]).tokens for query, text in zip(queries, passages, strict=True)]
+    assert engine.prepare(queries, passages).row_tokens.tolist() == alone  # of all windows of a pair
+    assert scored.tokens == sum(alone)
     plain = CrossEncoder(str(model), device="cpu")
     assert texts is not None
     pairs = [(queries[row], text) for row, text in zip(rows, texts, strict=True)]

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, ModelFiles
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.backends.base import (
+    ROW,
+    Backend,
+    BackendKind,
+    LayerShape,
+    ModelFiles,
+    Rounding,
+    is_installed,
+)
+from rankmill.workers.host.device import has_fp8
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
-    from rankmill.workers.backends.torch.networks import load_network
+    from rankmill.workers.backends.torch.networks import LanguageModel, load_network
     from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly
 
     network = load_network(files)
+    if precision == "fp8" and not isinstance(network, LanguageModel):
+        raise SpecError(f"model {files.source} is no language model, and fp8 is for those alone: use bf16")
     packs = not files.alone and kernel_lacks(device, DTYPES[precision]) is None and packs_exactly(network)
     backend = TorchBackend(network, device, precision)
     if packs:
@@ -26,12 +38,25 @@ def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
     return probe(shape, precision)
 
 
+def _lacks(device: str, precision: str) -> str | None:
+    if precision != "fp8":
+        return None
+    if not is_installed("torchao"):
+        return "fp8 needs torchao (pip install 'rankmill[fp8]')"
+    if not has_fp8():
+        return "fp8 needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper)"
+    return None
+
+
 KIND = BackendKind(
     name="torch",
     extra="worker",
     packages=("torch", "transformers"),
-    precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
+    added={"fp8": ("torchao",)},
+    precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16", "fp8"), "mps": ("fp32", "fp16")},
     load=_load,
     probe=_probe,
+    rounding=Rounding(weights=ROW, inputs=ROW),
     concurrent=True,
+    lacks=_lacks,
 )

@@ -20,7 +20,8 @@ from rankmill.workers.backends.torch.prefixes import find_shared_prefixes
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import empty_cache
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""What each precision computes in; in fp8 linear layers alone have 8 bits."""
 
 
 class TorchBackend:
@@ -48,11 +49,15 @@ class TorchBackend:
             self.network = network.to(device)
             if device == "cpu":
                 own_memory(self.network)
+            if precision == "fp8":
+                from rankmill.workers.backends.torch.fp8 import round_linear_layers  # imports torchao
+
+                round_linear_layers(self.network)
         self.shares_prefixes: bool = network.shares_prefixes
         self.packs = False
         """Whether rows lie end to end; set where that was shown to be right and faster."""
         self.graphs = Graphs(network.packed, self._put) if device == "cuda" else None
-        self.bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
+        self.bytes = sum(map(_bytes, network.state_dict().values()))
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
@@ -93,6 +98,13 @@ class TorchBackend:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor; of one that is made of others, theirs."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return tensor.nbytes
+    return sum(getattr(tensor, name).nbytes for name in tensor.__tensor_flatten__()[0])
 
 
 class TorchForward:
