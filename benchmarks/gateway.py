@@ -247,7 +247,7 @@ async def crowd(port: int, pairs: Pairs, requests: int, process: psutil.Process)
 def overload(
     requests: int, documents: int, pairs_per_second: float, seconds: float
 ) -> dict[str, float | dict[str, int]]:
-    """Send requests at once, and those that are refused again for so many seconds.
+    """Send all requests at once, and repeat refused ones for so many seconds.
 
     Counts the answers by status; ``waited_seconds`` is the longest time that one with 200 took since it was
     taken.

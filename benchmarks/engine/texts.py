@@ -1,4 +1,4 @@
-"""The speed of single texts beside that of pairs of the same tokens, in turn.
+"""The speed of single texts and of pairs with the same tokens, in turn.
 
     python -m benchmarks.engine.texts --model DIR --pairs FILE.parquet
 

@@ -157,7 +157,7 @@ _TOO_LONG = re.compile(r"the .+ has ([\d,]+) tokens, and ([\d,]+) are taken: sho
 
 
 def too_long(what: str, tokens: int, most: int) -> str:
-    """Why a row with so many tokens, of which `most` are taken, has no score; `what` is what a row is."""
+    """Why a row of so many tokens has no score: `most` is the limit. `what` names the row, such as a pair."""
     return f"the {what} has {tokens:,} tokens, and {most:,} are taken: shorten it"
 
 

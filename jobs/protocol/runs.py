@@ -138,7 +138,7 @@ class RunStore:
         return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
-        """Fix what all chunks of the run are scored with; what the first callers have is returned to all.
+        """Settle what all chunks of the run are scored with: all callers get what the first ones had.
 
         Whoever has results writes `over` what others have settled since: the server may have lost that.
         """
@@ -254,7 +254,7 @@ class RunStore:
             pipe.execute()
 
     def withdraw(self, run_id: str, withdrawal: Withdrawal, ttl: int) -> bool:
-        """Tell who collects a run that scores are withdrawn; return whether the run is still there.
+        """Tell a run's collector that scores are withdrawn; return whether the run still exists.
 
         A run that is not may go on: the server has lost it, or its file is scored on by another run. So the
         word stays for `ttl` seconds.
@@ -274,12 +274,12 @@ class RunStore:
     def withdrawals(self, run_id: str) -> list[Withdrawal]:
         """The withdrawals of scores of a run, which may be gone."""
         try:
-            entries = self.redis.xrange(keys.results(run_id))
+            reply = self.redis.xread({keys.results(run_id): "0"})
         except redis.ResponseError as error:
             if cannot_serve(error):
                 raise
             return []  # the key is no stream
-        found = (read_entry(fields) for _, fields in entries)
+        found = (read_entry(fields) for _, entries in _streams(reply) for _, fields in entries)
         return [each for each in found if isinstance(each, Withdrawal)]
 
     def forget_withdrawals(self, run_ids: Iterable[str]) -> None:

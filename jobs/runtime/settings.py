@@ -211,7 +211,7 @@ class Settings(GatewaySettings, WorkerSettings):
 
 
 _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
-"""Options of a client's calls beside the fields of the spec: to suggest for a misspelt name."""
+"""Options of a client's calls that are not in the spec, to suggest for a misspelt name."""
 
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:

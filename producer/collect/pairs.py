@@ -187,7 +187,7 @@ def _is_column(given: Any) -> bool:
 
 
 def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
-    """A dataset of Hugging Face's, or one that is iterated, whose columns and their types are known."""
+    """A dataset of Hugging Face's, also a streamed one, with known columns and types."""
     if set(columns) <= set(dataset.column_names):
         dataset = dataset.select_columns(list(columns))
     tables: Iterator[pa.Table] = iter(dataset.with_format("arrow").iter(_DATASET_ROWS))
@@ -327,7 +327,7 @@ def holds_messages(kind: pa.DataType) -> bool:
 
 
 def as_json(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Conversations as workers get them; what Arrow has filled with null is left out, at any depth."""
+    """Conversations for workers, without the nulls that Arrow has filled in, at any depth."""
     if is_text(column.type):
         return column
     return _texts([None if messages is None else _json_of(messages) for messages in column.to_pylist()])

@@ -13,7 +13,7 @@ MIN_CHUNKS = 32
 """Fewest chunks in the window with ``window: auto``."""
 
 _FIRST_CHUNKS = 8
-"""The same before a worker's speed is known: what is cut until then is small, and small chunks cost time."""
+"""The same before a worker's speed is known: chunks are small until then, and small chunks cost time."""
 
 _AHEAD = 2
 """With ``window: auto`` the window is as many times what the workers claim ahead."""

@@ -35,7 +35,7 @@ _END_SECONDS = 5.0
 """Longest time that requests take to cancel their runs, at the end."""
 
 Right = Literal["admin", "manage_models"]
-"""Rights of a key beside scoring."""
+"""Rights of a key, apart from scoring."""
 
 _RIGHTS: dict[Right, str] = {
     "admin": "this needs a key for admins: rankmill keys create NAME --admin",

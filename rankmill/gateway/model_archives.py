@@ -18,7 +18,7 @@ from rankmill.jobs.system import system
 from rankmill.registry.push import check_kind, is_left_out
 
 _MOST_ENTRIES = 4 * MAX_FILES
-"""Most files and folders of an archive, including those that are left out."""
+"""The most files and folders that an archive may have, left out ones included."""
 
 _MOST_HEADER = 16 << 10
 """Most bytes of a name, or of what else an archive says of a file; they are read into memory."""

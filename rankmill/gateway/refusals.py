@@ -113,7 +113,7 @@ def wrong(param: str, why: str) -> Refusal:
 
 
 def unscorable(row: int, reason: str) -> Refusal:
-    """The refusal of a request one of whose rows has no score."""
+    """The refusal of a request because one row has no score."""
     tokens = read_too_long(reason)
     kind: Kind = "too_long" if tokens else "unscorable"
     return Refusal(kind, f"text {row} cannot be scored: {reason}", tokens=tokens)

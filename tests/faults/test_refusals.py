@@ -86,10 +86,11 @@ def test_a_run_in_int8_is_scored_in_the_kind_that_its_first_worker_has(
 ) -> None:
     """On any machine at least one of these kinds is not the one that a worker would choose itself."""
     needs_package("nncf")
-    workers(environ={"RANKMILL_BACKEND": "openvino"})
-    for kind in ("int8-64", "int8-128"):
-        run = client.submit(PAIRS, precision="int8")
+    runs = {kind: client.submit(PAIRS, precision="int8") for kind in ("int8-64", "int8-128")}
+    for kind, run in runs.items():
         client.store.settle(run._driver.run, Settled(kind, None))  # as if another worker were the first
+    workers(environ={"RANKMILL_BACKEND": "openvino"})
+    for kind, run in runs.items():
         parts = list(run.tables())
         assert {part.stats.precision for part in parts if part.stats} == {kind}
         assert not run.errors

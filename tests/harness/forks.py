@@ -183,7 +183,7 @@ def _send(line: socket.socket, number: int) -> None:
 
 
 def _become(wanted: dict[str, Any], address: str) -> None:
-    """Make this process what an exec of the command would make it, except the modules it has."""
+    """Turn this process into the command, as exec does, but keep its modules."""
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["environ"])

@@ -61,7 +61,7 @@ def test_results_that_come_together_are_no_speed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_first_chunks_follow_what_a_worker_says_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second of the device's work, with the first result; then what is measured counts."""
+    """Half a second of the device's work, with the first result; then the measured speed counts."""
     clock = Clock(monkeypatch)
     size = ChunkSize("auto", "m", None, {})
     assert not size.known

@@ -48,7 +48,7 @@ Pair = tuple[str | None, str | None]
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides the scores of a worker beside their pairs: its precision, its model's files, its CPU."""
+    """What decides a worker's scores, apart from the pairs: its precision, its model's files, its CPU."""
 
     precision: str = "fp32"
     content: str | None = None
@@ -77,7 +77,7 @@ _APART = 4.0
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run of a scenario: what is scored, how, for whom, and when it begins."""
+    """A run of a scenario: its pairs, options and tenant, and when it begins."""
 
     name: str
     pairs: tuple[Pair, ...]

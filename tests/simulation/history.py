@@ -126,9 +126,9 @@ class History:
         self.drained: dict[Process, float] = {}
         """Workers that are to take no job, and since when."""
         self.broken: dict[Process, float] = {}
-        """Workers whose device computes wrong scores, and since when."""
+        """Workers with a broken device, and since when."""
         self._withdrawn: dict[Process, float] = {}
-        """Of these, those that have seen it and told so, and when they had."""
+        """The workers of these that have detected and reported it, and when."""
         self._losses: list[float] = []
         self._noticed: set[Process] = set()
         self.told_of: set[str] = set()

@@ -75,7 +75,7 @@ class Command:
         return {"priority": self.run.priority, "model": self.run.model}
 
     def rows(self, first: int = 0, last: int | None = None) -> dict[str, Any]:
-        """Some of the pairs, or what is scored alone, as arguments."""
+        """Some of the pairs, texts or conversations, as arguments."""
         if self.run.of_texts:
             return {"texts": [passage for _, passage in self.run.pairs[first:last]]}
         return {"pairs": list(self.run.pairs[first:last])}

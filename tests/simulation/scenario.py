@@ -79,7 +79,7 @@ class Scenario:
     runners: tuple[float, ...] = ()
     """Clocks of the runners' hosts."""
     machines: tuple[int, ...] = ()
-    """Places of the workers' machines in `MACHINES`; those that are not named have the first."""
+    """Indexes of the workers' machines in `MACHINES`; workers without one have the first."""
 
     @classmethod
     def drawn(cls, seed: int, number: int | None = None) -> Scenario:

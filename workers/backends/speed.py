@@ -82,7 +82,7 @@ class Speeds:
         return min(good, key=lambda each: CPU_PRECISIONS.index(each[1]), default=None)
 
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
-        """The kind of int8 that is worth it on `backend` beside `over`: of the most exact ones the fastest.
+        """The kind of int8 on `backend` that is enough faster than `over`: the fastest of the most exact.
 
         ``None`` if none is, or it was not measured.
         """

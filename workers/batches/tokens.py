@@ -106,7 +106,7 @@ def in_a_row(rows: Sequence[list[int]]) -> Tokens:
 
 
 def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
-    """The same rows, of which those of equal `prefixes` share their first tokens."""
+    """The same rows; rows with equal `prefixes` share their first tokens."""
     shared = np.zeros_like(tokens.lengths)
     together: dict[str, list[int]] = {}
     for row, prefix in enumerate(prefixes):

@@ -227,7 +227,7 @@ class Engine:
     def _without_nulls(
         self, queries: Sequence[str | None], passages: Sequence[str | None] | None, scored: PairScores
     ) -> Rows:
-        """The rows whose texts are there; the others get an error."""
+        """The rows that have texts; the others get an error."""
         columns = (queries,) if passages is None else (queries, passages)
         alike = len(set(map(len, columns))) == 1
         if alike and not any(None in column for column in columns):

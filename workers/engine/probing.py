@@ -66,7 +66,7 @@ class Probed:
         planned = self._planned()
         turned = [[rows[::-1] for rows in planned], planned]  # other rows, of the same shape
         batches = [planned, _unlike(work.tokens), _alone(work.tokens)]
-        if model.backend.shares_prefixes and work.tokens.groups is not None:
+        if model.backend.shares_prefixes and work.tokens.groups is not None and len(work.rows):
             batches.append([_alike(work.tokens.groups)])
         batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if way == "packed" else []
         self.companies = [self._in_batches(each) for each in batches]

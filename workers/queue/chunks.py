@@ -110,7 +110,7 @@ class ChunkClaim:
         return self.run
 
     def columns(self, run: Run) -> Sequence[Texts] | None:
-        """Queries and passages, ``[n]`` each, or what is scored alone; ``None`` if no one waits any more.
+        """Queries and passages, ``[n]`` each, or texts or conversations; ``None`` if no one waits any more.
 
         Raises
         ------

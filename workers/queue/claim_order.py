@@ -17,7 +17,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import PriorityTurns
 
 _NAMES = 16
-"""Bulk runs, and tenants, whose pairs a worker counts: the last that it claimed from."""
+"""The number of bulk runs, and of tenants, whose pairs a worker counts: the last that it claimed from."""
 
 _A_SECOND = 25_000
 _AT_ONCE = 512

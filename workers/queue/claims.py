@@ -399,7 +399,7 @@ class Claims:
         self._withdraw(unproven, f"its device gets wrong scores now: {figures}")
 
     def _withdraw(self, answered: Answered, reason: str) -> None:
-        """Tell who collects runs which of their scores are withdrawn; name the runs that are over."""
+        """Tell the runs' collectors which scores are withdrawn, and log the runs that are over."""
         found: dict[tuple[str, int], list[int]] = {}
         for run, chunk, ttl in list(answered):
             found.setdefault((run, ttl), []).append(chunk)

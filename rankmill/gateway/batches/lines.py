@@ -120,7 +120,7 @@ def answer(
     created: float,
     labels: tuple[str, ...] = (),
 ) -> str:
-    """The line of the output for a request with scores, of which each has one for each of `labels`."""
+    """The output's line for a request with scores; with `labels`, each score has one for each label."""
     scored = RequestScores(scores, model, id=_id(batch, request), created=int(created), labels=labels)
     assert request.body
     body = request.body.answer(scored)

@@ -245,7 +245,7 @@ _END = object()
 
 
 def _labels(scored: Path) -> tuple[str, ...]:
-    """Names of the labels of which each row has a score; none if it has but one score."""
+    """Names of the labels, if each row has a score for each; empty if it has one score."""
     with pq.ParquetFile(open_random(scored)) as file:
         names = [name for name in file.schema_arrow.names if name not in {*_PAIRS.names, *_TEXTS.names}]
     return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)

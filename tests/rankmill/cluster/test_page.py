@@ -251,13 +251,6 @@ def test_the_median_of_a_long_wait_is_near_it(seconds: float) -> None:
     assert found == pytest.approx(seconds, rel=0.34)
 
 
-def test_the_latencies_of_an_older_release_are_counted_too() -> None:
-    old = WorkerReport(device="cpu", started=0, beat=0, latency_counts=(*range(12), 3))
-    assert sum(old.latency_counts) == sum(range(12)) + 3
-    assert old.latency_counts[LATENCY_BUCKETS.index(300)] == 10
-    assert old.latency_counts[LATENCY_BUCKETS.index(2700)] == 3
-
-
 def test_quantiles_are_within_what_was_counted() -> None:
     empty = [0] * (len(LATENCY_BUCKETS) + 1)
     assert quantile(empty, 0.5) is None

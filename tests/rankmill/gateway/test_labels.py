@@ -43,7 +43,7 @@ def logits(model: Path) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def gateway(shared_queue: Server, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A gateway whose rankings are by one label, with files and a runner."""
+    """A gateway that ranks by one label, with files and a runner."""
     place = tmp_path_factory.mktemp("gateway")
     (place / "files").mkdir()
     files = {"RANKMILL_GATEWAY_FILES": str(place / "files"), "RANKMILL_LABEL": "1"}

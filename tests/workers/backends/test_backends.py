@@ -83,7 +83,7 @@ def test_openvino_with_small_weights_and_several_threads(family: str, openvino_b
     plain = small_model(family, FAMILIES[family])
     use_threads(2)
     try:
-        backend = openvino_backend(copy.deepcopy(plain), "int8")
+        backend = openvino_backend(copy.deepcopy(plain), "int8-128")
     finally:
         use_threads(1)
     batch = some_batch(17, 33, getattr(plain.config, "type_vocab_size", 0))

@@ -86,7 +86,7 @@ def test_scores_are_those_of_whole_rows(
             return whole(*arrays)
 
         monkeypatch.setattr(backend.network, "continued", watched)
-    assert backend.shares_prefixes == (kind in {"qwen3", "qwen2", "llama"})
+    assert backend.shares_prefixes == (kind in {"qwen3", "qwen2", "llama", "gemma"})
     shared = Engine(loaded, 400).score(queries, passages)
     assert (sum(calls) >= 20) == backend.shares_prefixes
     monkeypatch.setattr(backend, "shares_prefixes", False)

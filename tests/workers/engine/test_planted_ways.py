@@ -124,7 +124,7 @@ PACKED: dict[str, tuple[str, Callable[[Patch], None], Way]] = {
     "windows": ("modernbert", wider_windows, "padded"),
     "prefixes": ("decoder", packed_prefixes_of_others, "shared"),
 }
-"""A model, what is planted, and the way in which it is then served."""
+"""A model, its planted fault, and the way in which it is then served."""
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch import networks
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches import tokens as batches
+from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.engine import engine as engines
 from rankmill.workers.engine import proving
 from rankmill.workers.engine.engine import Engine
@@ -272,7 +273,16 @@ def lost_tied_weights(patch: Patch) -> None:
 
 
 def lost_ending(patch: Patch) -> None:
-    patch.setattr(prompts.PromptTokenizer, "_cut", lambda self, row: row[: self.max_length])
+    cut = prompts.PromptTokenizer._cut
+
+    def without(self: prompts.PromptTokenizer, tokens: Tokens) -> Tokens:
+        ending, self._ending = self._ending, self._ending[:0]
+        try:
+            return cut(self, tokens)
+        finally:
+            self._ending = ending
+
+    patch.setattr(prompts.PromptTokenizer, "_cut", without)
 
 
 def another_answer(patch: Patch) -> None:

@@ -112,7 +112,7 @@ def test_chunks_that_one_worker_holds_are_given_on_and_never_to_and_fro(
 
 
 def test_a_lone_worker_mixes_its_work_to_the_end() -> None:
-    """Nobody may come for what it has claimed, so its last chunks are not cut one by one."""
+    """Nobody may come for its claimed chunks, so they are not cut one by one."""
     order = ClaimOrder(100)
     order.saw({"q": 0}, workers=1)
     assert not order.last

@@ -18,7 +18,7 @@ from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.backends.speed import INT8
 
 _INT8 = "int8-128"
-"""What int8 is where no kind was measured, or what is measured must not count: in a deterministic run."""
+"""The kind of int8 without a measurement, and in a deterministic run, where measurements must not count."""
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:

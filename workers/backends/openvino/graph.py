@@ -87,7 +87,7 @@ def graph_of(scorer: Traced, precision: str) -> Any:
 
 
 def _with_small_weights(model: Any) -> Any:
-    """The graph with weights in 8 bits, except those that `KEPT_EXACT` names.
+    """The graph with weights in 8 bits, except for the names in `KEPT_EXACT`.
 
     Calibrating activations on a sample as well took 40 s for a small model and made its scores
     worse than any precision here, and no two workers would have the same sample.
