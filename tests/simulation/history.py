@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 BEAT, LEASE = 5.0, 15.0
 """Seconds: `heartbeat_seconds` and `lease_seconds`, which all promises are made of."""
 
-TAKEN_OVER = LEASE + 2 * BEAT + 2
-"""A dead worker's chunk is taken from it so soon: its lease ends, the lock of a cleaner that died as well
-ends, and a heartbeat of another worker comes."""
+TAKEN_OVER = LEASE + BEAT + 2
+"""A dead worker's chunk is taken from it so soon: its lease ends, and a heartbeat of another worker comes;
+that takes a moment, and a second lies between two looks."""
 
 RESCUED = 2 * LEASE + 2 * BEAT
 """A job that has left the queue and reached no worker is put back so soon: a cleaning sees it, and one that

@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "the lock of a cleaner lasts too long", _HEARTBEAT,
-        "int(seconds * 1000)",
+        "int(seconds * 800)",
         "20 * int(seconds * 1000)",
         ("kills",),
     ),

@@ -60,7 +60,7 @@ class WorkerHeartbeat:
     ) -> None:
         self.lease_seconds = lease_seconds
         self._worker = worker
-        self._lock_ms = int(seconds * 1000)
+        self._lock_ms = int(seconds * 800)  # it ends before the next heartbeat of whoever has it
         self._report = report
         self._wedged = wedged
         self._on_beat = on_beat
