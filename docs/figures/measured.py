@@ -185,13 +185,15 @@ def batches(found: dict[str, Any]) -> str:
 
 
 def machines() -> str:
-    """The speed on the machines whose tables docs/benchmarks has."""
+    """The speed on the machines whose tables docs/benchmarks has, and on two of which medians alone are kept."""
     tables = (
         ("compare.json", "AMD EPYC, two cores, avx512_bf16"),
         ("avx2-exact/compare.json", "AMD EPYC, two cores, AVX2 alone; exact tools"),
         ("avx2/compare.json", "the same, 1,000 pairs; tools of 8 bits"),
     )
     found = [(words, _speeds(json.loads((_BENCHMARKS / name).read_text()))) for name, words in tables]
+    for other in json.loads(Path(__file__).with_name("machines.json").read_text()):
+        found.append((other["machine"], [(name, sum(each) / len(each)) for name, each in other["speeds"].items()]))
     rows = sum(len(speeds) for _, speeds in found)
     picture = Picture(
         860,
