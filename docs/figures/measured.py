@@ -193,7 +193,9 @@ def machines() -> str:
     )
     found = [(words, _speeds(json.loads((_BENCHMARKS / name).read_text()))) for name, words in tables]
     for other in json.loads(Path(__file__).with_name("machines.json").read_text()):
-        found.append((other["machine"], [(name, sum(each) / len(each)) for name, each in other["speeds"].items()]))
+        found.append(
+            (other["machine"], [(name, sum(each) / len(each)) for name, each in other["speeds"].items()])
+        )
     rows = sum(len(speeds) for _, speeds in found)
     picture = Picture(
         860,
