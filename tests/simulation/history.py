@@ -148,7 +148,7 @@ class History:
         """When a worker last had all requests that it may claim."""
         self._splits: dict[str, float] = {}
         """Runs whose halves are not sent yet, since when."""
-        self._advanced = 0.0
+        self._advanced = self._set_back_until = 0.0
         self._disturbed_until = 0.0
         self._looked = 0.0
 
@@ -169,7 +169,7 @@ class History:
 
     def set_back(self) -> None:
         """The server's clock has jumped back: what a dead worker holds stays with it for longer."""
-        self._advanced = self.world.now + UNRENEWED_SECONDS
+        self._set_back_until = self.world.now + UNRENEWED_SECONDS
         for name in self._held:
             self.jobs[name].late = -UNRENEWED_SECONDS
 
@@ -390,7 +390,8 @@ class History:
                 or any(each in self.computing for each in able)
             ):
                 self._advanced = max(self._advanced, now)
-            self._took("without progress", now - self._advanced, PROGRESS, "nothing goes on")
+            since = max(self._advanced, self._set_back_until)
+            self._took("without progress", now - since, PROGRESS, "nothing goes on")
         for worker, since in list(self.ending.items()):
             if not worker.alive or worker.stopped or worker in self.computing or not self._is_up:
                 self.ending[worker] = now
