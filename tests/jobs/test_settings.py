@@ -61,7 +61,7 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
         ("- a\n- b\n", "holds keys and values, this one holds list"),
         ("a: [\n", "not a YAML file"),
         ("chunk_size: many\n", r"chunk_size: .* got 'many' \(set in .*my\.yaml\)"),
-        ("precision: fp8\n", r"precision: .* got 'fp8'"),
+        ("precision: fp7\n", r"precision: .* got 'fp7'"),
         ("workers: 0\n", "workers: "),
     ],
 )

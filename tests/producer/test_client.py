@@ -522,7 +522,7 @@ def test_missing_columns_are_named(client: Client) -> None:
 
 def test_bad_options_are_named(client: Any) -> None:
     with pytest.raises(ConfigError, match="precision: "):
-        client.submit(PAIRS, precision="fp8")
+        client.submit(PAIRS, precision="fp7")
     with pytest.raises(ConfigError, match="speed: "):
         client.submit(PAIRS, speed="high")
     with pytest.raises(ConfigError, match=r"queues: .*set in the options given"):

@@ -237,7 +237,7 @@ BAD_OPTIONS = {
     "no such folder": (["pairs.parquet", "-o", "none/out.parquet"], "none: no such directory"),
     "unknown format": (["pairs.parquet", "-o", "out.txt"], "cannot tell the format from the name"),
     "output is a folder": (["pairs.parquet", "-o", "dir.parquet"], "dir.parquet is a directory"),
-    "bad precision": (["pairs.parquet", "--precision", "fp8"], "precision: "),
+    "bad precision": (["pairs.parquet", "--precision", "fp7"], "precision: "),
     "bad length": (["pairs.parquet", "--max-length", "2"], "max_length: "),
     "bad number": (["pairs.parquet", "--workers", "many"], "workers: "),
     "bad config": (["pairs.parquet", "--config", "bad.yaml"], "bad.yaml: unknown key 'speed'"),

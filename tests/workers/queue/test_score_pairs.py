@@ -83,7 +83,7 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         {"modle": "demo", "model": None},
         "modle: there is no such option, the nearest is model",
     ),
-    "precision": ((PAIRS,), {"precision": "fp8"}, "precision: "),
+    "precision": ((PAIRS,), {"precision": "fp7"}, "precision: "),
     "model": ((PAIRS,), {"model": "/gone/model"}, "no such directory"),
     "no model": ((PAIRS,), {"model": None}, "model: "),
 }
