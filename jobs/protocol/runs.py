@@ -256,8 +256,8 @@ class RunStore:
     def withdraw(self, run_id: str, withdrawal: Withdrawal, ttl: int) -> bool:
         """Tell a run's collector that scores are withdrawn; return whether the run still exists.
 
-        A run that is not may go on: the server has lost it, or its file is scored on by another run. So the
-        word stays for `ttl` seconds.
+        Its collector may go on although the run is gone: the server has lost it, or another run continues its
+        file. So the withdrawal is written all the same, and stays for `ttl` seconds.
         """
         stream = keys.results(run_id)
         try:
