@@ -239,7 +239,7 @@ class ScoringWorker(SimpleWorker):
         refusals = self._refusals = Refusals()
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         order, reading = ClaimOrder(self._claim_ahead), Reading(cache, self._versions)
-        scorer = ChunkScorer(self.name, self._engines, self._aliases, reading, refusals)
+        scorer = ChunkScorer(self, self._engines, self._aliases, reading, refusals, pipeline)
         claims = self._claims = Claims(self, self.store, scorer, pipeline, order, refusals)
         self._intake = Intake(self, claims, pipeline, order, refusals)
         self._scored_rows = ScoredRowsBeat(self.store, claims)

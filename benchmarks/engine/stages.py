@@ -28,7 +28,8 @@ from rankmill.workers.backends.base import Backend, Logits, Pending
 from rankmill.workers.backends.torch.backend import DTYPES
 from rankmill.workers.batches.planner import plan_batches
 from rankmill.workers.batches.tokens import Batch, pad
-from rankmill.workers.engine.engine import Engine, Work
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.work import Work, prepare
 from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
 from rankmill.workers.models.loading import load_model
 
@@ -50,7 +51,7 @@ def main() -> None:
         stage: round(1000 * statistics.median(r[stage] for r in rounds), 2) for stage in rounds[0]
     }
     backend = engine.model.backend
-    work = engine.prepare(*(table[name].to_pylist() for name in ("query", "passage")))
+    work = prepare(engine.model, *(table[name].to_pylist() for name in ("query", "passage")))
     floor = floor_seconds(args.model, work.tokens.lengths, backend.device, backend.precision)
     print(
         json.dumps(
@@ -80,7 +81,7 @@ def stages(engine: Engine, table: pa.Table) -> dict[str, float]:
     columns = [table[name].combine_chunks() for name in ("query", "passage")]
     payload = timed("encode pairs", lambda: encode_pairs(*columns))
     queries, passages = timed("decode pairs", lambda: decode_pairs(payload))
-    work: Work = timed("tokenize", lambda: engine.prepare(queries, passages))
+    work: Work = timed("tokenize", lambda: prepare(engine.model, queries, passages))
     batches = timed("plan", lambda: plan_batches(work.tokens.lengths, engine.token_budget))
     pad_id = engine.model.tokenizer.pad_id
     padded = timed("pad", lambda: [pad([(work.tokens, rows)], pad_id) for rows in batches])

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import psutil
 
@@ -37,10 +38,10 @@ class LateWorker(IdleWorker):
     def _prepare(self, settings: WorkerSettings) -> None:
         begin = ChunkScorer.begin
 
-        def begin_late(scorer: ChunkScorer, claim: ChunkClaim) -> None:
+        def begin_late(scorer: ChunkScorer, claim: ChunkClaim, *args: Any, **options: Any) -> None:
             if claim.chunk == 0:
                 time.sleep(float(os.environ[LATE_SECONDS]))
-            begin(scorer, claim)
+            begin(scorer, claim, *args, **options)
 
         ChunkScorer.begin = begin_late  # type: ignore[assignment, method-assign]
         super()._prepare(settings)

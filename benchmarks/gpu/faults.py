@@ -18,6 +18,7 @@ from benchmarks.faults.chaos import kill_one, run_under, score_file, write_rows
 from benchmarks.faults.kills import damage
 from benchmarks.gpu.ways import Pairs
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.work import prepare
 
 _ROOM = 256 * 2**20
 """Bytes that a forward may take when memory is to run out."""
@@ -32,7 +33,7 @@ def memory_survived(engine: Engine, pairs: Pairs) -> str | None:
 
     The process may take no more of the device than its weights and a little.
     """
-    expected, tokens = engine.score(*pairs).scores, int(engine.prepare(*pairs).tokens.lengths.sum())
+    expected, tokens = engine.score(*pairs).scores, int(prepare(engine.model, *pairs).tokens.lengths.sum())
     times = -(-_ROOM // (tokens * _TOKEN_BYTES)) + 1
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.empty_cache()

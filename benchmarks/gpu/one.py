@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from benchmarks.gpu.ways import device_precision, loaded, pairs_for, timed_forwards
+from rankmill.workers.engine.work import prepare
 
 
 def main() -> None:
@@ -17,7 +18,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pairs = pairs_for("MiniLM-L6", Path(folder), 64 if device == "cpu" else 8192)
         engine = loaded(model, device, device_precision(device), Path(folder))
-        work = engine.prepare(*pairs)
+        work = prepare(engine.model, *pairs)
         timed_forwards(engine, work)
         print("ready", flush=True)
         sys.stdin.readline()

@@ -23,7 +23,8 @@ from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
 from rankmill.workers.backends.torch.ways import kernel_lacks
 from rankmill.workers.batches.planner import plan_batches
 from rankmill.workers.batches.tokens import pad
-from rankmill.workers.engine.engine import Engine, Work
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.work import Work, prepare
 from rankmill.workers.host.device import gpu_precision, resolve_token_budget
 from rankmill.workers.models.loading import load_model
 
@@ -156,7 +157,7 @@ def speeds(
     """Each way and the peer in turn, medians of so many rounds."""
     seconds: dict[tuple[str, str], list[float]] = {}
     host: dict[str, list[float]] = {}
-    work = engine.prepare(*pairs)
+    work = prepare(engine.model, *pairs)
     other = _peer_or_none(model, engine.model.backend.device, pairs, said)
     for round_ in range(rounds + 1):  # the first warms up, and records graphs
         for way in ways(engine):

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.wire import outputs
 from rankmill.producer.files.formats.table import TREC
 from rankmill.producer.files.formats.text import undictionary
 from rankmill.producer.files.mean_scores import MeanColumn, MeanScores
@@ -72,14 +71,6 @@ class OutputPlan:
     def score(self) -> str:
         """The column of scores by which rows are ranked."""
         return self.mean.name if self.mean else self.scores[-1]
-
-    def columns(self, scores: pa.Array) -> list[pa.Array]:
-        """The columns of scores; `scores` are those of a `ScoredTable`."""
-        if outputs(scores) == len(self.scores):
-            return [pc.list_element(scores, at) for at in range(len(self.scores))]
-        if len(self.scores) > 1:  # no row of the table has one
-            return [pa.nulls(len(scores), pa.float32()) for _ in self.scores]
-        return [scores]
 
 
 def plan_output(

@@ -12,8 +12,10 @@ from types import TracebackType
 from typing import TextIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputChanged, OutputError
+from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
@@ -90,7 +92,8 @@ class ScoredFile:
     def write(self, part: ScoredTable) -> None:
         """Append rows."""
         scored = part.table.select(self._plan.kept)
-        for name, scores in zip(self._plan.scores, self._plan.columns(part.scores), strict=True):
+        columns = score_columns(part.scores, len(self._plan.scores))
+        for name, scores in zip(self._plan.scores, columns, strict=True):
             scored = scored.append_column(pa.field(name, pa.float32()), scores)
         if self._plan.tokens:
             tokens = pa.nulls(len(scored), pa.int32()) if part.tokens is None else part.tokens
@@ -300,6 +303,15 @@ class ScoredParts:
             parts=self._done, rows=self.rows, row_errors=self.row_errors, first=first, tally=self._tally()
         )
         self._journal.finish(finished)
+
+
+def score_columns(scores: pa.Array, columns: int) -> list[pa.Array]:
+    """The `scores` of a `ScoredTable` as so many columns."""
+    if outputs(scores) == columns:
+        return [pc.list_element(scores, at) for at in range(columns)]
+    if columns > 1:  # no row of the table has one
+        return [pa.nulls(len(scores), pa.float32()) for _ in range(columns)]
+    return [scores]
 
 
 @contextmanager

@@ -70,6 +70,22 @@ def test_modules_and_names_in_documents_exist(document: str) -> None:
             assert re.search(defined, (ROOT / path).read_text(), re.M), f"{names} in {path}"
 
 
+def test_a_pair_s_way_is_as_short_as_the_document_says() -> None:
+    text = (ROOT / MAPS[0]).read_text()
+    way = text.partition("## A pair's way, by file")[2].partition("\n## ")[0]
+    rows = [row for row in way.splitlines() if row.startswith("| ") and "`" in row]
+    files = re.findall(r"`([\w/]+\.py)`( ●)?", "".join(rows))
+    passed = [path for path, mark in files if mark]
+    turns = sum(row.count("↩") for row in rows)
+    assert len({path for path, _ in files}) == len(files)
+    assert (
+        f"These are {len(files)} files; the pair passes {len(passed)} of them. You turn back three times"
+        in way
+    )
+    assert len(passed) <= 30
+    assert turns == 3
+
+
 def test_base_yaml_explains_every_setting() -> None:
     lines = BASE.read_text().splitlines()
     for name in Settings.model_fields:

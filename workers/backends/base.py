@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmill.workers.batches.layout import PLAIN, ModelLayout
-from rankmill.workers.batches.tokens import Batch, Ids
+from rankmill.workers.batches.tokens import Batch
 
 Logits = npt.NDArray[np.float32]
 
@@ -286,13 +286,3 @@ class BackendKind:
 def is_installed(package: str) -> bool:
     """Whether a package can be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
-
-
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""Names of the inputs, as in transformers."""
-
-
-def inputs_of(batch: Batch) -> dict[str, Ids]:
-    """The arrays of a batch, by the names in `INPUTS`."""
-    types = np.zeros_like(batch.ids) if batch.types is None else batch.types
-    return dict(zip(INPUTS, (batch.ids, batch.mask, types), strict=True))

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankmill.workers.backends.base import INPUTS, ModelFiles
+from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.classifier import own_memory
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.backends.first_token import read_first_token_only
 from rankmill.workers.backends.head import cast_all_but_head, heads_of
+from rankmill.workers.batches.tokens import INPUTS
 
 
 def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifier: None) -> Traced:

@@ -15,6 +15,9 @@ from rankmill.workers.batches.planner import Rows
 
 Ids = npt.NDArray[np.int64]
 
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""Names of a model's inputs, as in transformers."""
+
 _MEMORY_SHARE = 4
 """A token of a shared prefix counts as one of this many computed ones: it takes memory, not time."""
 
@@ -34,6 +37,11 @@ class Batch:
     types: Ids | None
     mask: Ids
     groups: Ids | None = None
+
+    def named(self) -> dict[str, Ids]:
+        """The arrays, by the names in `INPUTS`."""
+        types = np.zeros_like(self.ids) if self.types is None else self.types
+        return dict(zip(INPUTS, (self.ids, self.mask, types), strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Pairs in, scores out: tokenize, plan, forward, scatter.
+"""Tokens in, scores out: plan, forward, scatter.
 
 >>> engine = Engine(load_model(ScoreSpec(model="demo"), "cpu"), token_budget=16384)
 >>> engine.score(["how far is the moon"], ["About 384,000 km."]).scores  # doctest: +SKIP
@@ -6,13 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from rankmill.jobs.contract.errors import RowFault, too_long
 from rankmill.jobs.contract.proof import Way
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
@@ -20,6 +17,7 @@ from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Batch, Tokens, pad, padded_lengths
 from rankmill.workers.engine.budget import BatchSizes, BudgetSearch
 from rankmill.workers.engine.headroom import Headroom
+from rankmill.workers.engine.work import PairScores, Texts, Work, bisect, prepare
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
 
@@ -28,60 +26,6 @@ PROVE_SECONDS = 3600.0
 
 ERROR_SECONDS = 60.0
 """The same after an error of the model or the device."""
-
-
-@dataclass
-class PairScores:
-    """Scores of `n` pairs, with the tokens and batches that they took.
-
-    ``scores`` is float32, ``[n]`` or ``[n, labels]``; NaN for the rows in ``errors``, row to reason.
-    ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
-    batches with at least one of the pairs. ``windows`` counts the windows of the ``cut`` passages.
-    ``counted``: the worker's metrics count them.
-    """
-
-    scores: npt.NDArray[np.float32]
-    errors: dict[int, str] = field(default_factory=dict)
-    tokens: int = 0
-    padded_tokens: int = 0
-    batches: int = 0
-    windows: int = 0
-    cut: int = 0
-    counted: bool = True
-
-    def fail(self, row: int, kind: RowFault, reason: str) -> None:
-        """Set the error of a row."""
-        self.errors[row] = reason
-        if self.counted:
-            metrics.row_errors.labels(kind).inc()
-
-
-@dataclass(eq=False)
-class Work:
-    """The pairs of a chunk in the engine: their tokens, and their scores so far.
-
-    ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
-    ``left`` is how many rows are not scored yet. ``seconds`` are those of its stages, by name. ``apart``:
-    the scores of the rows, where the mean of a pair's windows counts.
-    """
-
-    tokens: Tokens
-    rows: Rows
-    scored: PairScores
-    left: int
-    seconds: dict[str, float] = field(default_factory=dict)
-    apart: Logits | None = None
-
-    @property
-    def row_tokens(self) -> npt.NDArray[np.int32]:
-        """Tokens of each pair ``[n]``, of all of its windows; 0 for one that was not tokenized."""
-        return np.bincount(self.rows, self.tokens.lengths, len(self.scored.scores)).astype(np.int32)
-
-    @property
-    def done(self) -> int:
-        """Pairs that are scored; those of several windows count in parts."""
-        rows = len(self.rows)
-        return (rows - self.left) * (rows - self.scored.windows + self.scored.cut) // rows if rows else 0
 
 
 Part = tuple[Work, Rows]
@@ -157,13 +101,10 @@ class Engine:
         self._max_batch = max_batch
         self._length_aware = length_aware
         self._sizes = BatchSizes(short_batches=short_batches)
-        self._row = model.inputs.removesuffix("s")
 
-    def score(
-        self, queries: Sequence[str | None], passages: Sequence[str | None] | None = None
-    ) -> PairScores:
+    def score(self, queries: Texts, passages: Texts | None = None) -> PairScores:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
-        work = self.prepare(queries, passages)
+        work = prepare(self.model, queries, passages, counted=self._counted)
         waiting = WaitingRows[Work]()
         self.queue(work, waiting)
         flights: list[Flight] = []
@@ -195,65 +136,6 @@ class Engine:
         if self._groups(tokens) is not None:
             return self.token_budget
         return self._sizes.budget(self.token_budget)
-
-    def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None] | None = None) -> Work:
-        """Tokenize pairs ``[n]``, or what is scored alone; rows that cannot be get an error and are done."""
-        scored = PairScores(self.model.no_scores(len(queries)), counted=self._counted)
-        complete = self._without_nulls(queries, passages, scored)
-        pieces: list[tuple[Rows, Tokens]] = []
-
-        def tokenize(part: Rows) -> None:
-            places = part.tolist()
-            asked = [queries[row] or "" for row in places]
-            read = None if passages is None else [passages[row] or "" for row in places]
-            counts = np.ones(len(part), np.intp)
-            if self.model.short_passages and read is not None:
-                read = self.model.short_passages.cut(read)
-            if self.model.windows:
-                of, asked, read = self.model.windows.cut(asked, read)
-                counts, part = np.bincount(of), part[of]
-            tokens = self.model.tokenizer(asked, read)
-            if not tokens.lengths.all():
-                raise ValueError(f"the {self._row} has no tokens")
-            pieces.append(self._fitting(part, tokens, scored))
-            scored.windows += int(counts[counts > 1].sum())
-            scored.cut += int((counts > 1).sum())
-
-        def broken(row: int, reason: str) -> None:
-            scored.fail(row, "tokenizer", f"tokenizer: {reason}")
-
-        bisect(complete, tokenize, broken)
-        rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
-        work = Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
-        if self.model.averages and scored.windows:
-            work.apart = self.model.no_scores(len(rows))
-        return work
-
-    def _without_nulls(
-        self, queries: Sequence[str | None], passages: Sequence[str | None] | None, scored: PairScores
-    ) -> Rows:
-        """The rows that have texts; the others get an error."""
-        columns = (queries,) if passages is None else (queries, passages)
-        alike = len(set(map(len, columns))) == 1
-        if alike and not any(None in column for column in columns):
-            return np.arange(len(queries))
-        complete = []
-        for row, texts in enumerate(zip(*columns, strict=True)):
-            if None in texts:
-                name = self._row if passages is None else ("query", "passage")[texts.index(None)]
-                scored.fail(row, "null", f"{name} is null")
-            else:
-                complete.append(row)
-        return np.asarray(complete, dtype=np.intp)
-
-    def _fitting(self, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
-        """The pairs of `part` that are not refused, and their tokens; the others get an error."""
-        most = self.model.refused_over
-        if most is None or (fits := tokens.lengths <= most).all():
-            return part, tokens
-        for row, length in zip(part[~fits].tolist(), tokens.lengths[~fits].tolist(), strict=True):
-            scored.fail(row, "too_long", too_long(self._row, length, most))
-        return part[fits], tokens.take(np.flatnonzero(fits))
 
     def submit(self, parts: list[Part]) -> Flight:
         """Begin the forward of a batch; raises `DeviceLost`."""
@@ -447,20 +329,3 @@ def _by_length(parts: list[Part]) -> list[Rows]:
     """Places of a batch's rows, those of equal lengths together."""
     lengths = np.concatenate([work.tokens.lengths[rows] for work, rows in parts])
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
-
-
-def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
-    """`run` the rows; if that raises, bisect them and call `broken` for each single row that fails."""
-    if not len(rows):
-        return
-    try:
-        run(rows)
-    except DeviceLost:
-        raise
-    except Exception as error:
-        if len(rows) == 1:
-            broken(int(rows[0]), f"{type(error).__name__}: {' '.join(str(error).split())}")
-            return
-        middle = len(rows) // 2
-        bisect(rows[:middle], run, broken)
-        bisect(rows[middle:], run, broken)

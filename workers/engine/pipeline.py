@@ -17,7 +17,8 @@ from functools import partial
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.system import system
 from rankmill.workers.batches.planner import WaitingRows
-from rankmill.workers.engine.engine import Engine, Flight, Part, ScoresChanged, Work, tokens_in
+from rankmill.workers.engine.engine import Engine, Flight, Part, ScoresChanged, tokens_in
+from rankmill.workers.engine.work import Work
 from rankmill.workers.host import metrics
 
 _WAIT_SECONDS = 5

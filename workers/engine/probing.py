@@ -11,7 +11,8 @@ from rankmill.jobs.contract.proof import Way
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Ids, Tokens
-from rankmill.workers.engine.engine import Engine, PairScores, Work
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.work import PairScores, Work, prepare
 from rankmill.workers.models.loading import Model
 from rankmill.workers.models.probes import SCORED, Probe, columns_of
 
@@ -58,7 +59,7 @@ class Probed:
 
     def __init__(self, model: Model, way: Way) -> None:
         self._engine = Engine(model, _BUDGET, way=way, counted=False)
-        work = self._engine.prepare(*columns_of(SCORED, model.inputs))
+        work = prepare(model, *columns_of(SCORED, model.inputs), counted=False)
         self._tokens, self._rows, self.errors = work.tokens, work.rows, dict(work.scored.errors)
         self.tokens = [digest([])] * len(SCORED)
         for row, ids in zip(work.rows.tolist(), _ids(work.tokens), strict=True):

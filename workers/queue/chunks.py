@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from rq import Queue
 from rq.executions import Execution
 from rq.job import JobStatus
+from rq.timeouts import JobTimeoutException
 from rq.utils import now
 from rq.worker import SimpleWorker
 
@@ -36,22 +38,26 @@ from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob
+from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
-from rankmill.workers.engine.engine import Engine, Work
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.engine.work import Texts, Work, prepare
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import device_name
+from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.models.versions import Aliases
 from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.refusals import Refusals
 
-Texts = Sequence[str | None]
-
 _RUNS = 1000
 """Runs of which a worker remembers what is settled."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -201,6 +207,14 @@ class PairsClaim(ChunkClaim):
         super().fail(worker, error)
 
 
+class WrongTokens(Exception):
+    """A tokenizer library has turned out to be wrong; none of its tokens may be scored."""
+
+    def __init__(self, texts: FastTexts, why: str) -> None:
+        super().__init__(why)
+        self.texts = texts
+
+
 class ChunkScorer:
     """Scores chunks of any run with the models of this process.
 
@@ -209,7 +223,7 @@ class ChunkScorer:
     Parameters
     ----------
     worker
-        Name of the RQ worker, for the record.
+        The RQ worker.
     engines
         The process's loaded models.
     aliases
@@ -218,16 +232,25 @@ class ChunkScorer:
         Reads the files of models that are not loaded.
     refusals
         The models and runs that this worker does not try just now.
+    pipeline
+        Scores the work that is made of chunks.
     """
 
     def __init__(
-        self, worker: str, engines: EngineCache, aliases: Aliases, reading: Reading, refusals: Refusals
+        self,
+        worker: SimpleWorker,
+        engines: EngineCache,
+        aliases: Aliases,
+        reading: Reading,
+        refusals: Refusals,
+        pipeline: Pipeline,
     ) -> None:
         self._worker = worker
         self._engines = engines
         self._aliases = aliases
         self._reading = reading
         self._refusals = refusals
+        self._pipeline = pipeline
         self._settled: OrderedDict[str, ScoreSpec] = OrderedDict()
 
     def find_run(self, claim: ChunkClaim) -> None:
@@ -267,8 +290,10 @@ class ChunkScorer:
         """Whether loading the run's model would evict another model."""
         return self._engines.evicts(self.spec(run))
 
-    def begin(self, claim: ChunkClaim) -> None:
-        """Fetch, decode and tokenize a chunk; the claim gets no work if the run has the scores already.
+    def begin(self, claim: ChunkClaim, answer: Callable[[], None], *, whole: bool) -> None:
+        """Fetch and tokenize a chunk, and put it into the pipeline, which calls `answer` when it is scored.
+
+        The claim gets no work if the run has the scores already; `whole` is as of `Pipeline.put`.
 
         Raises
         ------
@@ -277,7 +302,24 @@ class ChunkScorer:
             found in its files, by its packages.
         DamagedJob
             The payload is damaged; the producer can submit it again.
+        WrongTokens
+            The tokenizer library is wrong, of which the chunk may have its tokens.
         """
+        job = claim.job
+        with self._worker.death_penalty_class(job.begin_seconds, JobTimeoutException, job_id=job.id):
+            self._fetch(claim)
+        if claim.engine is None or claim.work is None:
+            return
+        texts = claim.engine.model.texts
+        if texts and (wrong := texts.news()):
+            raise WrongTokens(texts, wrong)
+        rows = len(claim.work.scored.scores)
+        logger.debug("claimed %d rows", rows)
+        claim.forward = tracing.begin("forward", claim.span, rows=rows)
+        self._pipeline.put(claim.engine, claim.work, answer, priority_of(claim.run_id), whole=whole)
+
+    def _fetch(self, claim: ChunkClaim) -> None:
+        """Fetch, decode and tokenize a chunk."""
         claim.started, run = system.monotonic(), claim.run
         if run is None:
             return
@@ -305,7 +347,7 @@ class ChunkScorer:
         with metrics.stage("tokenize"):
             began = system.monotonic()
             claim.fast = engine.model.texts is not None and engine.model.texts.is_fast
-            claim.engine, claim.work = engine, engine.prepare(*columns)
+            claim.engine, claim.work = engine, prepare(engine.model, *columns)
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
     def spec(self, run: Run) -> ScoreSpec:
@@ -367,7 +409,7 @@ class ChunkScorer:
             scores=scores,
             errors=pa.array([scored.errors.get(row) for row in range(len(scored.scores))], pa.string()),
             stats=ChunkStats(
-                worker=self._worker,
+                worker=self._worker.name,
                 device=model.backend.device,
                 backend=model.backend.name,
                 precision=model.backend.precision,

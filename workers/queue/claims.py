@@ -12,13 +12,11 @@ from weakref import WeakKeyDictionary
 import redis
 from rq import Queue
 from rq.job import Job
-from rq.timeouts import JobTimeoutException
 from rq.worker import SimpleWorker
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RunFailed, WorkerError, fault_of
 from rankmill.jobs.contract.job import is_suspect
-from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
@@ -33,7 +31,7 @@ from rankmill.jobs.system.periodic import Periodic
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
 from rankmill.workers.models.fast_texts import FastTexts
-from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim
+from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim, WrongTokens
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.refusals import Refusals, StillRefused
@@ -109,7 +107,7 @@ class Claims:
     store
         Where runs live.
     scorer, pipeline
-        What makes work of a chunk, and what scores it.
+        What makes work of a chunk and puts it into the pipeline, and that.
     order
         Learns what is claimed.
     refusals
@@ -151,7 +149,7 @@ class Claims:
         return bool(self._put_aside)
 
     def take(self, job: ScoringJob, queue: Queue) -> None:
-        """Claim a job: fetch and tokenize its chunk, and put it into the pipeline.
+        """Claim a job, and let its chunk be scored.
 
         A job whose model would evict another is put aside first (`ModelQueue`). A suspect job, which may
         kill its worker, is scored while the worker holds no other.
@@ -223,7 +221,10 @@ class Claims:
             logger.log(logging.INFO if at_front else logging.DEBUG, "handed back")
 
     def _claim(self, claim: ChunkClaim, put_aside: bool) -> None:
-        if not self._went_well(claim, self._scorer.find_run):
+        try:
+            self._scorer.find_run(claim)
+        except Exception as error:
+            self._end(claim, error)
             return
         run = claim.run
         reads = put_aside and run is not None and self._scorer.reads(run)
@@ -235,24 +236,20 @@ class Claims:
             self._begin(claim)
 
     def _begin(self, claim: ChunkClaim) -> None:
-        """Fetch and tokenize a claimed chunk, and put it into the pipeline."""
-        if not self._went_well(claim, self._fetch):
+        """Let the chunk of a claim be scored; it is answered then, or at once if its scores are there."""
+        try:
+            self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
+        except WrongTokens as error:
+            self._take_back(error.texts, str(error))
             return
-        if claim.run is None or claim.engine is None or claim.work is None:
+        except Exception as error:
+            self._end(claim, error)
+            return
+        if claim.run is None or claim.work is None:
             self._pipeline.answer(partial(self._answer, claim, None))
             return
+        self._order.began(claim.run.id, len(claim.work.scored.scores), claim.run.weight)
         self._accept(claim.run)
-        texts = claim.engine.model.texts
-        if texts and (wrong := texts.news()):
-            self._take_back(texts, wrong)
-            return
-        rows = len(claim.work.scored.scores)
-        logger.debug("claimed %d rows", rows)
-        self._order.began(claim.run.id, rows, claim.run.weight)
-        claim.forward = tracing.begin("forward", claim.span, rows=rows)
-        answer = partial(self._answer_scored, claim)
-        priority, whole = priority_of(claim.run.id), self._order.last
-        self._pipeline.put(claim.engine, claim.work, answer, priority, whole=whole)
 
     def _take_back(self, texts: FastTexts, why: str) -> None:
         """Hand back all chunks that a tokenizer library has tokenized, as it has turned out to be wrong.
@@ -280,20 +277,6 @@ class Claims:
         for key in (weights_key(run.spec), weights_key(self._scorer.spec(run)), ("run", run.id)):
             self._refusals.close(key)
         self._run_refusals.take_back(run.id)
-
-    def _fetch(self, claim: ChunkClaim) -> None:
-        job = claim.job
-        with self._worker.death_penalty_class(job.begin_seconds, JobTimeoutException, job_id=job.id):
-            self._scorer.begin(claim)
-
-    def _went_well(self, claim: ChunkClaim, step: Callable[[ChunkClaim], None]) -> bool:
-        """Take a step with a claim; after an error nothing is left to do with it."""
-        try:
-            step(claim)
-        except Exception as error:
-            self._end(claim, error)
-            return False
-        return True
 
     def _end(self, claim: ChunkClaim, error: Exception) -> None:
         """Decide, here alone, what becomes of a job after an error: the error's `Fault` says it.

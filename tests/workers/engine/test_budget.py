@@ -20,6 +20,7 @@ from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.budget import BudgetSearch
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.engine.work import prepare
 from rankmill.workers.models.loading import load_model
 
 
@@ -182,7 +183,7 @@ def test_a_worker_finds_it_between_its_batches(
     model = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
     engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, after=0.0))
     queries, passages = ["a query"] * 300, ["the cat sat on the mat " * (1 + n % 5) for n in range(300)]
-    work, again = engine.prepare(queries, passages), engine.prepare(queries, passages)
+    work, again = prepare(engine.model, queries, passages), prepare(engine.model, queries, passages)
     pipeline = Pipeline(0.0).start()
     with caplog.at_level(logging.INFO):
         pipeline.put(engine, work, lambda: None)
@@ -201,7 +202,7 @@ def test_memory_that_was_short_is_not_asked_for_again(tiny_model: Path, tmp_path
     model = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
     object.__setattr__(model, "backend", Costing(0.0, 0.0, memory=32))
     engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, after=0.0))
-    work = engine.prepare(["q"] * 40, ["cat"] * 40)
+    work = prepare(engine.model, ["q"] * 40, ["cat"] * 40)
     pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work, lambda: None)
     pipeline.close(finish=True)

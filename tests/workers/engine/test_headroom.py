@@ -18,6 +18,7 @@ from rankmill.workers.engine.budget import BudgetSearch
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.headroom import Headroom, HostMemory
 from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.engine.work import prepare
 from rankmill.workers.models.loading import Model, load_model
 
 TOKEN = 1000
@@ -80,7 +81,7 @@ def engine_with(model: Model, backend: Hungry, budget: int, **options: object) -
 
 
 def score(engine: Engine, rows: int) -> None:
-    work = engine.prepare(["a query"] * rows, ["a cat"] * rows)
+    work = prepare(engine.model, ["a query"] * rows, ["a cat"] * rows)
     pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work, lambda: None)
     pipeline.close(finish=True)
@@ -92,7 +93,7 @@ def score(engine: Engine, rows: int) -> None:
 def test_batches_that_would_not_fit_are_cut(
     depth: int, model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
-    length = int(Engine(model, 1).prepare(["a query"], ["a cat"]).tokens.lengths[0])
+    length = int(prepare(model, ["a query"], ["a cat"]).tokens.lengths[0])
     rows = 1024 // length
     backend = Hungry(size=10_000 * TOKEN, depth=depth)
     engine = engine_with(model, backend, budget=4096)

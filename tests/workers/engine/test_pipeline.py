@@ -16,8 +16,9 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.engine import Engine, Work
+from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.engine.work import Work, prepare
 from rankmill.workers.models.loading import load_model
 from tests.conftest import run_command
 
@@ -43,7 +44,8 @@ def paced(model: Path, seconds: float, rows_in_batch: int) -> tuple[Engine, Pace
     engine = Engine(load_model(ScoreSpec(model=str(model), precision="fp32"), "cpu"), 5 * rows_in_batch)
     backend = Paced(seconds)
     object.__setattr__(engine.model, "backend", backend)
-    return engine, backend, lambda rows: engine.prepare(["q"] * rows, ["cat"] * rows)  # five tokens each
+    five_tokens = ["q"], ["cat"]
+    return engine, backend, lambda rows: prepare(engine.model, *(texts * rows for texts in five_tokens))
 
 
 def test_a_request_does_not_wait_for_what_was_claimed_before_it(tiny_model: Path) -> None:
@@ -94,7 +96,7 @@ def test_scores_of_shared_batches_are_those_of_each_alone(tiny_model: Path) -> N
     pairs = [
         [("q " * (1 + n % 5), "a cat " * (1 + (n * m) % 17)) for n in range(m, m + 30)] for m in range(8)
     ]
-    works = [engine.prepare(*(list(texts) for texts in zip(*some, strict=True))) for some in pairs]
+    works = [prepare(engine.model, *(list(texts) for texts in zip(*some, strict=True))) for some in pairs]
     pipeline = Pipeline(0.05).start()
     for work in works:
         pipeline.put(engine, work, lambda: None)

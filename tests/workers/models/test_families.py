@@ -26,6 +26,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.work import prepare
 from rankmill.workers.models.loading import load, load_model
 from tests.conftest import Server, StartWorker
 from tests.harness.models.rerankers import (
@@ -418,7 +419,7 @@ def test_long_passages_count_by_their_best_window(instruction: str | None, tmp_p
     assert counts[1] > counts[3] > 2
     assert scored.windows == counts[1] + counts[3]
     alone = [engine.score([query], [text]).tokens for query, text in zip(queries, passages, strict=True)]
-    assert engine.prepare(queries, passages).row_tokens.tolist() == alone  # of all windows of a pair
+    assert prepare(engine.model, queries, passages).row_tokens.tolist() == alone  # of all windows of a pair
     assert scored.tokens == sum(alone)
     plain = CrossEncoder(str(model), device="cpu")
     assert texts is not None

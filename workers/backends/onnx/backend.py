@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from rankmill.workers.backends.base import Logits, OutOfMemory, inputs_of
+from rankmill.workers.backends.base import Logits, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -44,7 +44,7 @@ class OnnxBackend:
 
     def submit(self, batch: Batch) -> OnnxForward:
         """Run a forward; raises `OutOfMemory`."""
-        named = inputs_of(batch)
+        named = batch.named()
         try:
             logits = self._session.run(None, {name: named[name] for name in self._inputs})[0]
         except Exception as error:  # ONNX Runtime's errors have no common base class

@@ -12,7 +12,8 @@ import onnx
 import onnxruntime
 
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import INPUTS, ModelFiles
+from rankmill.workers.backends.base import ModelFiles
+from rankmill.workers.batches.tokens import INPUTS
 from rankmill.workers.host.device import int8_instructions
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 from rankmill.workers.host.model_file import model_file

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.workers.backends.base import INPUTS, Logits, OutOfMemory, inputs_of
+from rankmill.workers.backends.base import Logits, OutOfMemory
 from rankmill.workers.backends.openvino.core import core
 from rankmill.workers.backends.speed import INT8
-from rankmill.workers.batches.tokens import Batch, BatchPiece, cut_batch
+from rankmill.workers.batches.tokens import INPUTS, Batch, BatchPiece, cut_batch
 from rankmill.workers.host.device import threads
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
@@ -54,7 +54,7 @@ class OpenVinoBackend:
         """Begin a forward in OpenVINO's own threads, in all streams; raises `OutOfMemory`."""
         started: list[tuple[BatchPiece, Any]] = []
         for piece in cut_batch(batch, self.pieces):
-            named = inputs_of(piece.batch)
+            named = piece.batch.named()
             request = self._idle.pop() if self._idle else self._compiled.create_infer_request()
             try:
                 request.start_async([named[name] for name in self._inputs])

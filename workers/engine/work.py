@@ -1,0 +1,155 @@
+"""The work of an engine: the pairs of a chunk, tokenized, and their scores so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rankmill.jobs.contract.errors import RowFault, too_long
+from rankmill.workers.backends.base import DeviceLost, Logits
+from rankmill.workers.batches.planner import Rows
+from rankmill.workers.batches.tokens import Tokens
+from rankmill.workers.host import metrics
+from rankmill.workers.models.loading import Model
+
+Texts = Sequence[str | None]
+
+
+@dataclass
+class PairScores:
+    """Scores of `n` pairs, with the tokens and batches that they took.
+
+    ``scores`` is float32, ``[n]`` or ``[n, labels]``; NaN for the rows in ``errors``, row to reason.
+    ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
+    batches with at least one of the pairs. ``windows`` counts the windows of the ``cut`` passages.
+    ``counted``: the worker's metrics count them.
+    """
+
+    scores: npt.NDArray[np.float32]
+    errors: dict[int, str] = field(default_factory=dict)
+    tokens: int = 0
+    padded_tokens: int = 0
+    batches: int = 0
+    windows: int = 0
+    cut: int = 0
+    counted: bool = True
+
+    def fail(self, row: int, kind: RowFault, reason: str) -> None:
+        """Set the error of a row."""
+        self.errors[row] = reason
+        if self.counted:
+            metrics.row_errors.labels(kind).inc()
+
+
+@dataclass(eq=False)
+class Work:
+    """The pairs of a chunk for the engine: their tokens, and their scores so far.
+
+    ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
+    ``left`` is how many rows are not scored yet. ``seconds`` are those of its stages, by name. ``apart``:
+    the scores of the rows, where the mean of a pair's windows counts.
+    """
+
+    tokens: Tokens
+    rows: Rows
+    scored: PairScores
+    left: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    apart: Logits | None = None
+
+    @property
+    def row_tokens(self) -> npt.NDArray[np.int32]:
+        """Tokens of each pair ``[n]``, of all of its windows; 0 for one that was not tokenized."""
+        return np.bincount(self.rows, self.tokens.lengths, len(self.scored.scores)).astype(np.int32)
+
+    @property
+    def done(self) -> int:
+        """Pairs that are scored; those of several windows count in parts."""
+        rows = len(self.rows)
+        return (rows - self.left) * (rows - self.scored.windows + self.scored.cut) // rows if rows else 0
+
+
+def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, counted: bool = True) -> Work:
+    """Tokenize pairs ``[n]``, or what is scored alone; rows that cannot be get an error and are done.
+
+    ``counted``: the worker's metrics count them.
+    """
+    scored = PairScores(model.no_scores(len(queries)), counted=counted)
+    pieces: list[tuple[Rows, Tokens]] = []
+
+    def tokenize(part: Rows) -> None:
+        places = part.tolist()
+        asked = [queries[row] or "" for row in places]
+        read = None if passages is None else [passages[row] or "" for row in places]
+        counts = np.ones(len(part), np.intp)
+        if model.short_passages and read is not None:
+            read = model.short_passages.cut(read)
+        if model.windows:
+            of, asked, read = model.windows.cut(asked, read)
+            counts, part = np.bincount(of), part[of]
+        tokens = model.tokenizer(asked, read)
+        if not tokens.lengths.all():
+            raise ValueError(f"the {_row_of(model)} has no tokens")
+        pieces.append(_fitting(model, part, tokens, scored))
+        scored.windows += int(counts[counts > 1].sum())
+        scored.cut += int((counts > 1).sum())
+
+    def broken(row: int, reason: str) -> None:
+        scored.fail(row, "tokenizer", f"tokenizer: {reason}")
+
+    bisect(_without_nulls(model, queries, passages, scored), tokenize, broken)
+    rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
+    work = Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
+    if model.averages and scored.windows:
+        work.apart = model.no_scores(len(rows))
+    return work
+
+
+def _row_of(model: Model) -> str:
+    return model.inputs.removesuffix("s")
+
+
+def _without_nulls(model: Model, queries: Texts, passages: Texts | None, scored: PairScores) -> Rows:
+    """The rows that have texts; the others get an error."""
+    columns = (queries,) if passages is None else (queries, passages)
+    alike = len(set(map(len, columns))) == 1
+    if alike and not any(None in column for column in columns):
+        return np.arange(len(queries))
+    complete = []
+    for row, texts in enumerate(zip(*columns, strict=True)):
+        if None in texts:
+            name = _row_of(model) if passages is None else ("query", "passage")[texts.index(None)]
+            scored.fail(row, "null", f"{name} is null")
+        else:
+            complete.append(row)
+    return np.asarray(complete, dtype=np.intp)
+
+
+def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
+    """The pairs of `part` that are not refused, and their tokens; the others get an error."""
+    most = model.refused_over
+    if most is None or (fits := tokens.lengths <= most).all():
+        return part, tokens
+    for row, length in zip(part[~fits].tolist(), tokens.lengths[~fits].tolist(), strict=True):
+        scored.fail(row, "too_long", too_long(_row_of(model), length, most))
+    return part[fits], tokens.take(np.flatnonzero(fits))
+
+
+def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
+    """`run` the rows; if that raises, bisect them and call `broken` for each single row that fails."""
+    if not len(rows):
+        return
+    try:
+        run(rows)
+    except DeviceLost:
+        raise
+    except Exception as error:
+        if len(rows) == 1:
+            broken(int(rows[0]), f"{type(error).__name__}: {' '.join(str(error).split())}")
+            return
+        middle = len(rows) // 2
+        bisect(rows[:middle], run, broken)
+        bisect(rows[middle:], run, broken)
