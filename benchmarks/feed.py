@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.producer import measure, write_input
-from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.batches.tokens import Batch

@@ -22,7 +22,7 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import DequeueStrategy, WorkerStatus
 
-from rankmill.jobs.cache.folder import cache_folder, strangers
+from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError
 from rankmill.jobs.contract.spec import ScoreSpec

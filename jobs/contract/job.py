@@ -14,7 +14,7 @@ from rq.job import Job, Retry
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT
-from rankmill.jobs.system.backoff import Backoff
+from rankmill.jobs.system import Backoff
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.run import Run

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rankmill.jobs.cache.models import digest_of
+from rankmill.jobs.cache import digest_of
 from rankmill.jobs.contract.errors import InputError, RegistryError
 from rankmill.jobs.contract.schema import Count, Seconds
 

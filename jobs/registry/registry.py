@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.cache import file_digest
 from rankmill.jobs.contract.errors import (
     ConfigError,
     InputError,

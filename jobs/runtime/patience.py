@@ -22,8 +22,7 @@ from redis.retry import Retry
 
 from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable
 from rankmill.jobs.runtime.passwords import mask_passwords
-from rankmill.jobs.system import system
-from rankmill.jobs.system.backoff import Backoff
+from rankmill.jobs.system import Backoff, system
 
 AUTH_SECONDS = 60
 """Longest wait while the server refuses the password, which may be in the middle of a change."""

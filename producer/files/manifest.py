@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rankmill.jobs.cache.digests import file_digest
-from rankmill.jobs.cache.models import model_content, model_files, model_folder
+from rankmill.jobs.cache import file_digest, model_content, model_files, model_folder
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.collect.journal import OLD_CHUNK_SIZE
 from rankmill.producer.files.inputs import InputFile

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.hosts import SUPERVISED, worker_name
-from rankmill.jobs.system import system
-from rankmill.jobs.system.backoff import Backoff
+from rankmill.jobs.system import Backoff, system
 
 _EARLY_DEATH_SECONDS = 30
 _BACKOFF = Backoff(first=0.25, longest=2.0)

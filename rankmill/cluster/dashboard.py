@@ -22,8 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from rankmill.cluster.snapshot import Snapshot, read_cluster
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 from rankmill.jobs.runtime.passwords import mask_passwords
-from rankmill.jobs.system import system
-from rankmill.jobs.system.periodic import Periodic
+from rankmill.jobs.system import Periodic, system
 
 WINDOW_SECONDS = 30
 """Rates are computed over this many seconds."""

@@ -15,8 +15,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputError, RankmillError
 from rankmill.jobs.protocol.worker_report import STAGES, queue_workers, worker_reports
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.jobs.system import system
-from rankmill.jobs.system.periodic import Periodic
+from rankmill.jobs.system import Periodic, system
 from rankmill.producer.collect.pairs import COLUMNS
 from rankmill.producer.local.embedded import worker_environs
 from rankmill.score.session import RunScores, Session

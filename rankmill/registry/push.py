@@ -24,7 +24,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from rankmill.jobs.cache.models import PLAIN, WORDS
+from rankmill.jobs.cache import PLAIN, WORDS
 from rankmill.jobs.contract.errors import InputError, RegistryConflict, RegistryError
 from rankmill.jobs.registry.documents import (
     MAX_FILES,

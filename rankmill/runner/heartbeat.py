@@ -12,8 +12,7 @@ from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.submitted.store import FileRunStore, LeaseState, RunLease
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.jobs.system import system
-from rankmill.jobs.system.periodic import Periodic
+from rankmill.jobs.system import Periodic, system
 
 
 class RunnerHeartbeat:

@@ -21,8 +21,7 @@ from rankmill.jobs.runtime.http import MANY_PORTS, health, paths, serve
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.jobs.system import system
-from rankmill.jobs.system.backoff import Backoff
+from rankmill.jobs.system import Backoff, system
 from rankmill.runner.heartbeat import RunnerHeartbeat
 from rankmill.runner.webhooks import WebhookSender
 from rankmill.runner.work import clear, made, work_on

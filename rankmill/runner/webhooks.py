@@ -20,9 +20,7 @@ from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.passwords import mask_passwords, secret_key
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.jobs.system import system
-from rankmill.jobs.system.backoff import Backoff
-from rankmill.jobs.system.periodic import Periodic
+from rankmill.jobs.system import Backoff, Periodic, system
 
 _TIMEOUT = 10
 """Seconds without a byte from the receiver after which an attempt has failed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS
 from rankmill.jobs.protocol.submitted.request import FileRequest

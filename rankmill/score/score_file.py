@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
-from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputChanged, InputError, RunFailed, ScoresWithdrawn, WireError
 from rankmill.jobs.contract.results import ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import Progress, Run

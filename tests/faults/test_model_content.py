@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.faults.kills import folder_of, stop
 from rankmill import AsyncClient, Client
-from rankmill.jobs.cache.models import model_content
+from rankmill.jobs.cache import model_content
 from rankmill.jobs.contract.errors import InputChanged, RunFailed
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.protocol.submitted.request import FileRequest

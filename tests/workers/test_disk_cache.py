@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.cache import file_digest
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.engine.engine import Engine

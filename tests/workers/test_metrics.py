@@ -25,7 +25,7 @@ from prometheus_client import Histogram
 from rq.worker import SimpleWorker
 
 from rankmill import Client
-from rankmill.jobs.cache.models import model_content
+from rankmill.jobs.cache import model_content
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
 from rankmill.jobs.protocol.model_figures import SCORE_BUCKETS, ModelFigures

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from rankmill.jobs.cache.folder import read_json, write_json
+from rankmill.jobs.cache import read_json, write_json
 from rankmill.jobs.runtime.hosts import cpu_flags, cpu_name
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import BackendKind, LayerShape

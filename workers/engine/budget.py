@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.jobs.cache.folder import read_json, write_json
+from rankmill.jobs.cache import read_json, write_json
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Backend, OutOfMemory
 from rankmill.workers.batches.tokens import Batch

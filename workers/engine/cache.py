@@ -8,8 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rankmill.jobs.cache.digests import Facts
-from rankmill.jobs.cache.models import model_facts, model_folder
+from rankmill.jobs.cache import Facts, model_facts, model_folder
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
 from rankmill.jobs.system import system

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rankmill.jobs.cache.folder import cache_folder, read_json, strangers, write_json
+from rankmill.jobs.cache import cache_folder, read_json, strangers, write_json
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof, Way
 from rankmill.jobs.contract.shipped import shipped

@@ -15,9 +15,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from rankmill.jobs.cache.digests import file_digest
-from rankmill.jobs.cache.folder import make_folder, read_json, strangers, write_json
-from rankmill.jobs.cache.models import model_content
+from rankmill.jobs.cache import file_digest, make_folder, model_content, read_json, strangers, write_json
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.system import system
 

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from tokenizers import Encoding, Tokenizer
 
-from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.cache import file_digest
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.batches.layout import ModelLayout, read_layout

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from rankmill.jobs.cache.folder import read_json, strangers, write_json
+from rankmill.jobs.cache import read_json, strangers, write_json
 from rankmill.jobs.system import system
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.host.disk_cache import Locked, lock

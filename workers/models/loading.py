@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.jobs.cache.folder import cache_folder, strangers
-from rankmill.jobs.cache.models import model_folder
+from rankmill.jobs.cache import cache_folder, model_folder, strangers
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.schema import Inputs

@@ -16,8 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from rankmill.jobs.cache.digests import Facts
-from rankmill.jobs.cache.models import model_content, model_facts
+from rankmill.jobs.cache import Facts, model_content, model_facts
 from rankmill.jobs.contract.errors import InputError, SpecError, WorkerError
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec

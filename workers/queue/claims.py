@@ -26,8 +26,7 @@ from rankmill.jobs.protocol.set_aside import DamagedJob, set_aside
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about_job
 from rankmill.jobs.runtime.patience import cannot_serve
-from rankmill.jobs.system import system
-from rankmill.jobs.system.periodic import Periodic
+from rankmill.jobs.system import Periodic, system
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
 from rankmill.workers.models.fast_texts import FastTexts

@@ -17,8 +17,7 @@ from rankmill.jobs.protocol.orders import ask_for_orders, forget_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
 from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue, rescue_unbegun
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
-from rankmill.jobs.system import system
-from rankmill.jobs.system.periodic import Periodic
+from rankmill.jobs.system import Periodic, system
 from rankmill.workers.queue.orders import Orders
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from rankmill.jobs.contract.errors import WorkerError
-from rankmill.jobs.system import system
-from rankmill.jobs.system.backoff import Backoff
+from rankmill.jobs.system import Backoff, system
 
 PAUSE = Backoff(first=1.0, longest=60.0)
 """Until a worker tries again a model or run that it refused."""

@@ -24,7 +24,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankmill.jobs.cache.folder import cache_folder, make_folder, strangers
+from rankmill.jobs.cache import cache_folder, make_folder, strangers
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.protocol.submitted.request import OnDuplicate
 from rankmill.producer.files.corpus.texts import read_texts

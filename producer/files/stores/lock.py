@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.contract.errors import OutputBusy, RankmillError
-from rankmill.jobs.system import system
-from rankmill.jobs.system.periodic import Periodic
+from rankmill.jobs.system import Periodic, system
 from rankmill.producer.files.stores.paths import ObjectPath
 
 BEAT_SECONDS = 5.0

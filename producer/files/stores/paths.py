@@ -12,8 +12,7 @@ from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 
 from rankmill.jobs.contract.errors import InputError, RankmillError, StoreError
-from rankmill.jobs.system import system
-from rankmill.jobs.system.backoff import Backoff
+from rankmill.jobs.system import Backoff, system
 
 WORKSPACE = ".rankmill"
 """Suffix of a run's folder: its name is the output's name with this suffix."""

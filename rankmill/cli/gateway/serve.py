@@ -20,7 +20,7 @@ from rankmill.jobs.runtime.durability import Concerns, read_durability, warn_of_
 from rankmill.jobs.runtime.http import is_loopback, split_address
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.jobs.system.periodic import Periodic
+from rankmill.jobs.system import Periodic
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 0.5

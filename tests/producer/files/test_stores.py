@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, StoreError
-from rankmill.jobs.system.backoff import Backoff
+from rankmill.jobs.system import Backoff
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.manifest import fingerprint

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import OutOfMemory

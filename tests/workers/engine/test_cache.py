@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rankmill import Client, ScoringRun
-from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rankmill.jobs.cache import digests
-from rankmill.jobs.cache.digests import file_digest
-from rankmill.jobs.cache.models import model_content, model_facts, model_files
+from rankmill.jobs import cache as caches
+from rankmill.jobs.cache import file_digest, model_content, model_facts, model_files
 
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(digests, "_SETTLED_SECONDS", -1.0)  # the files of a test are new
-    monkeypatch.setattr(digests, "_SMALL", 0)
+    monkeypatch.setattr(caches, "_SETTLED_SECONDS", -1.0)  # the files of a test are new
+    monkeypatch.setattr(caches, "_SMALL", 0)
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"a" * 1000)
     return path
@@ -46,7 +45,7 @@ def test_another_content_of_the_same_size_and_time_is_seen(weights: Path, tmp_pa
 def test_a_file_that_has_just_changed_is_not_remembered(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "_SETTLED_SECONDS", 3600.0)
+    monkeypatch.setattr(caches, "_SETTLED_SECONDS", 3600.0)
     file_digest(weights, tmp_path / "cache")
     assert not list(tmp_path.glob("cache/**/*.json"))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankmill.jobs.cache.folder import make_folder, strangers, write_json
+from rankmill.jobs.cache import make_folder, strangers, write_json
 
 MINE, OTHER = os.getegid(), 54321
 

@@ -1,0 +1,212 @@
+"""The cache folder of a host, and what is remembered in it: digests of files and of models' directories."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rankmill.jobs.system import system
+
+_MODE = 0o775
+"""Most that others may do with a folder of the cache, whatever the umask allows."""
+
+
+def cache_folder(setting: str) -> Path:
+    """The cache folder; ``auto`` means ``rankmill`` in the user's cache folder."""
+    if setting != "auto":
+        return Path(setting).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rankmill"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of the cache, and those above it; strangers cannot write to them. Raises `OSError`."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=_MODE)
+
+
+def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir") -> str | None:
+    """Why what lies in a folder may be a stranger's, in one line; ``None`` if it cannot be, or is not there.
+
+    A stranger is any user but root and this process's, and a group that the process is not in: the group
+    of a pod (``fsGroup``) may write.
+
+    Parameters
+    ----------
+    folder, top
+        The folder, and the one above it from which on all are looked at; ``None``: the folder alone.
+    setting
+        What says where the folder is.
+    """
+    above = [each for each in folder.parents if top and each.is_relative_to(top)]
+    for each in (*reversed(above), folder):
+        if why := _strangers(each):
+            return (
+                f"{each} {why}, and what lies there would be trusted: take that right away, or set {setting} "
+                "to a folder of this user"
+            )
+    return None
+
+
+def _strangers(folder: Path) -> str | None:
+    try:
+        about = folder.stat()
+    except OSError:
+        return None
+    if about.st_mode & stat.S_IWOTH:
+        return "can be written by everybody"
+    if about.st_mode & stat.S_IWGRP and about.st_gid not in {os.getegid(), *os.getgroups()}:
+        return f"can be written by group {about.st_gid}, which is none of this process"
+    # Of a file system that shows another owner than the one who writes, what can be written is one's own.
+    if about.st_uid not in {0, os.geteuid()} and not os.access(folder, os.W_OK):
+        return f"belongs to user {about.st_uid}"
+    return None
+
+
+def write_json(file: Path, values: dict[str, Any]) -> None:
+    """Write a JSON file atomically; raises `OSError`."""
+    make_folder(file.parent)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=file.parent, prefix=".", delete=False, encoding="utf-8"
+    ) as written:
+        json.dump(values, written, indent=1)
+    Path(written.name).replace(file)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a file of `write_json`; empty if the file does not exist or is not valid."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+Facts = tuple[int, int, int, int, int]
+"""A file's device, inode, size and the times of its last change, of which a program can set only one."""
+
+_SETTLED_SECONDS = 2.0
+"""A file that changed more recently may change again at the same time: clocks of file systems are coarse."""
+
+_SMALL = 1 << 20
+"""Smaller files (bytes) are read each time: to remember them would take as long."""
+
+
+def facts_of(about: os.stat_result) -> Facts:
+    """What changes when the file or its content does."""
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
+
+def file_digest(path: Path, cache: Path | None = None) -> str:
+    """The SHA-256 of a file; of large weights, to read them takes seconds to minutes. Threads may call it.
+
+    With `cache`, the cache folder, it is remembered there for as long as the file's facts are the same.
+    A folder that strangers can write is not believed.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    with path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        same = list(facts_of(about))
+        remembered = _remembered(path, cache) if about.st_size >= _SMALL else None
+        found = read_json(remembered) if remembered else {}
+        if found.get("same") == same and isinstance(known := found.get("sha256"), str):
+            return known
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        settled = system.now() - max(about.st_mtime, about.st_ctime) > _SETTLED_SECONDS
+        if remembered and settled and list(facts_of(os.fstat(file.fileno()))) == same:
+            with suppress(OSError):
+                write_json(remembered, {"same": same, "sha256": digest})
+    return digest
+
+
+def _remembered(path: Path, cache: Path | None) -> Path | None:
+    """Where the digest of a file is remembered; ``None``: nowhere."""
+    if cache is None or strangers(cache / "digests", cache):
+        return None
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    return cache / "digests" / f"{name}.json"
+
+
+WORDS = frozenset({".md", ".yaml", ".yml", ".csv", ".tsv", ".html", ".svg", ".png", ".jpg", ".pdf"})
+PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
+"""Endings, and names, of files in a model's directory that are for people."""
+
+_UNREAD = WORDS | PLAIN | {".py"}
+_OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".ckpt"})
+"""Beside the safetensors, where nothing reads them; below, a file of ONNX may have any name."""
+
+_LEFT_OUT = re.compile(r"\..*|__pycache__|checkpoint-\d+")
+"""Hidden files and folders, and those in which a training keeps its state."""
+
+
+def model_folder(model: str) -> Path | None:
+    """The directory that a model's name stands for on this host; ``None`` if there is none."""
+    folder = Path(model).expanduser()
+    try:
+        return folder if model != "demo" and folder.is_dir() else None
+    except (OSError, ValueError):  # no name of a file
+        return None
+
+
+def model_files(folder: Path) -> dict[str, Path]:
+    """The files of a model's directory on which its scores may depend, by their path in it, in order.
+
+    All but hidden files, words for people, code, and weights in formats that are not read.
+    """
+    return {path.relative_to(folder).as_posix(): path for path in sorted(_walk(folder, {_place(folder)}))}
+
+
+def model_facts(folder: Path) -> dict[str, Facts]:
+    """The facts of these files: when they are the same, so is the content. Raises `OSError`."""
+    return {name: facts_of(path.stat()) for name, path in model_files(folder).items()}
+
+
+def model_content(folder: Path, cache: Path | None = None) -> str:
+    """The digest of the names and contents of these files; `cache` as of `file_digest`.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read.
+    """
+    files = model_files(folder).items()
+    return digest_of((name, path.stat().st_size, file_digest(path, cache)) for name, path in files)
+
+
+def digest_of(files: Iterable[tuple[str, int, str]]) -> str:
+    """The digest of the paths, sizes and SHA-256 of files."""
+    return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()
+
+
+def _walk(folder: Path, seen: set[tuple[int, int]], *, top: bool = True) -> Iterator[Path]:
+    left_out = _UNREAD | _OTHER_WEIGHTS if top else _UNREAD
+    for path in folder.iterdir():
+        if _LEFT_OUT.fullmatch(path.name):
+            continue
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:  # a dangling link, which no worker can read
+            continue
+        if stat.S_ISDIR(mode) and (place := _place(path)) not in seen:  # links to folders may go in a circle
+            yield from _walk(path, seen | {place}, top=False)
+        elif stat.S_ISREG(mode) and not {path.suffix, path.name} & left_out:
+            yield path
+
+
+def _place(folder: Path) -> tuple[int, int]:
+    about = folder.stat()
+    return about.st_dev, about.st_ino

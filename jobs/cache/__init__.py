@@ -1,1 +1,0 @@
-"""The cache folder of a host, and the digests of files that are remembered in it."""

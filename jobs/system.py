@@ -1,0 +1,172 @@
+"""The operating system as this package uses it: clocks, pauses, threads, chance, disks, processes.
+
+Whatever decides when or in which order something happens is asked for here, by ``system.monotonic()`` and the
+like. So one thread can drive the real code in virtual time, once it has put its own functions in their place.
+Tasks need no such seam: their event loop is their clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NoReturn
+
+logger = logging.getLogger(__name__)
+
+
+def _unique_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass
+class System:
+    """What processes ask of their host.
+
+    Attributes
+    ----------
+    now, monotonic
+        Seconds since 1970, which may jump; seconds since some time, which never go back.
+    sleep
+        Pauses the calling thread for some seconds.
+    Thread, Event, Lock, RLock, Condition, Semaphore, Executor
+        As `threading` and `concurrent.futures` have them.
+    thread_id
+        A number of the calling thread that no other has at the same time.
+    uniform
+        A random number between two.
+    unique_id
+        32 hexadecimal digits, unique.
+    fsync
+        Returns when what was written to a file descriptor is on the disk.
+    Popen
+        Starts a process.
+    exit
+        Ends this process at once, with an exit status.
+    """
+
+    now: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    Thread: type[threading.Thread] = threading.Thread
+    Event: type[threading.Event] = threading.Event
+    Lock: Callable[[], threading.Lock] = threading.Lock
+    RLock: Callable[[], threading.RLock] = threading.RLock
+    Condition: type[threading.Condition] = threading.Condition
+    Semaphore: type[threading.BoundedSemaphore] = threading.BoundedSemaphore
+    Executor: type[ThreadPoolExecutor] = ThreadPoolExecutor
+    thread_id: Callable[[], int] = threading.get_ident
+    uniform: Callable[[float, float], float] = random.uniform
+    unique_id: Callable[[], str] = _unique_id
+    fsync: Callable[[int], None] = os.fsync
+    Popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+    exit: Callable[[int], NoReturn] = os._exit
+
+
+system = System()
+"""This process's host."""
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to pause after so many failures in a row.
+
+    Attributes
+    ----------
+    first, longest
+        Seconds of the first pause, and of the longest.
+    jitter
+        Share by which a pause may be longer or shorter, so that those who failed together do not come back
+        together.
+    """
+
+    first: float
+    longest: float
+    jitter: float = 0.0
+
+    def pause(self, failures: int) -> float:
+        """Seconds to pause after `failures` in a row, from 1.
+
+        >>> [Backoff(0.5, 3.0).pause(failures) for failures in (1, 2, 3, 4, 5000)]
+        [0.5, 1.0, 2.0, 3.0, 3.0]
+        """
+        pause = min(self.first * 2.0 ** min(failures - 1, 100), self.longest)
+        return pause * system.uniform(1 - self.jitter, 1 + self.jitter) if self.jitter else pause
+
+
+class Periodic:
+    """Calls `do` every `seconds` in a thread of its own; the next one follows what it raises.
+
+    An error that is raised again and again is logged once.
+
+    Parameters
+    ----------
+    name
+        The thread's name; also what failed, in the log.
+    do
+        What to call.
+    seconds
+        From the end of a call to the next.
+    at_once
+        Whether the first call comes at the start, and not after `seconds`.
+    woken
+        Set by others who want the next call now; default: only `wake` does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        do: Callable[[], None],
+        seconds: float,
+        woken: threading.Event | None = None,
+        *,
+        at_once: bool = True,
+    ) -> None:
+        self._name, self._do, self._seconds = name, do, seconds
+        self._at_once, self._stopped, self._failed = at_once, False, ""
+        self._woken = woken or system.Event()
+        self._thread = system.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the next call come now."""
+        self._woken.set()
+
+    def stop(self, seconds: float | None = 5.0) -> None:
+        """Let no further call begin, and wait for the present one, at most `seconds` (``None``: any time)."""
+        self._stopped = True
+        self._woken.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=seconds)
+
+    def _run(self) -> None:
+        if not self._at_once:
+            self._wait()
+        while not self._stopped:
+            try:
+                self._do()
+                self._failed = ""
+            except Exception as error:  # whatever it is: leases must be renewed, and others must be seen
+                if repr(error) != self._failed:
+                    logger.exception("%s failed, trying again", self._name)
+                self._failed = repr(error)
+            self._wait()
+
+    def _wait(self) -> None:
+        self._woken.wait(self._seconds)
+        self._woken.clear()
