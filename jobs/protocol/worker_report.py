@@ -85,7 +85,7 @@ class WorkerReport(WireModel):
     next chunk. ``metrics_url`` is the address for Prometheus; ``None`` without metrics. ``cpu`` is the number
     of CPU cores that the worker kept busy between its last two heartbeats, ``gpu`` is ``None`` without an
     NVIDIA GPU, ``model_hits`` counts the chunks whose model was loaded already. ``drained``: the worker takes
-    no new chunks; ``answers`` says what became of the last orders (``None`` from a release that takes none).
+    no new chunks; ``answers`` says what became of the last orders.
     """
 
     device: str
@@ -96,7 +96,7 @@ class WorkerReport(WireModel):
     refusals: tuple[str, ...] = ()
     half_open: tuple[str, ...] = ()
     drained: bool = False
-    answers: tuple[Answer, ...] | None = None
+    answers: tuple[Answer, ...] = ()
     resident_bytes: Count = 0
     claim_ahead: Count = 0
     cpu: Annotated[float, Field(ge=0)] | None = None

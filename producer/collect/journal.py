@@ -51,12 +51,6 @@ _WITHDRAW = """
 DELETE FROM chunks WHERE chunk = (SELECT max(chunk) FROM chunks WHERE chunk <= ?) AND chunk + rows > ?
 """
 
-_RENUMBER = "UPDATE chunks SET chunk = ?, about = json_set(about, '$.chunk', ?) WHERE chunk = ?"
-
-OLD_CHUNK_SIZE = "--chunk-size"
-"""In the manifest of an earlier release: the size of all chunks. Their numbers counted the chunks."""
-
-
 _USAGE = TypeAdapter(dict[str, Amounts])
 
 
@@ -225,19 +219,6 @@ class Journal:
         with self._at_work():
             found = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
         return found and (int(found[0]), int(found[1]))
-
-    def renumber(self, starts: Iterable[int]) -> None:
-        """Number the results by their first rows: earlier releases numbered the chunks of a fixed size.
-
-        `starts` are the first rows of all chunks in order, as those releases cut them.
-        """
-        with self._at_work():
-            self._db.execute("DELETE FROM chunks WHERE NOT json_valid(about)")
-            for chunk, start in enumerate(starts):  # negative meanwhile, so that no two are the same
-                self._db.execute(_RENUMBER, (-start - 1, start, chunk))
-            self._db.execute("DELETE FROM chunks WHERE chunk >= 0")
-            self._db.execute("UPDATE chunks SET chunk = -chunk - 1")
-            self._db.execute("DELETE FROM manifest WHERE name = ?", (OLD_CHUNK_SIZE,))
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]], used: Usage) -> None:
         """Store ``{chunk: (rows, result)}`` and what all runs have `used`, synced when this returns.

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rankmill.jobs.cache import file_digest, model_content, model_files, model_folder
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.collect.journal import OLD_CHUNK_SIZE
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.stores.paths import ObjectPath, resolved
 from rankmill.producer.files.stores.reading import admitted
@@ -104,7 +103,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
         for name in before
         if before[name] != now.get(name, before[name])
     ]
-    changed += [f"{name} is gone" for name in before if name not in now and name != OLD_CHUNK_SIZE]
+    changed += [f"{name} is gone" for name in before if name not in now]
     changed += [f"{name} is new" for name in now if name not in before]
     more = f", and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     return ", ".join(changed[:_SHOWN]) + more

@@ -68,8 +68,6 @@ def unreachable(worker: WorkerState) -> str | None:
         return "is lost: it has sent no heartbeat for its lease and reads no orders"
     if worker.report is None:
         return "has a report that cannot be read; rankmill status says why"
-    if worker.report.answers is None:
-        return "is of an older release, which takes no orders: stop it with SIGTERM"
     return None
 
 
@@ -141,7 +139,7 @@ def _state(
         return "gone", "has ended, or is lost"
     if report.started != started:
         return "gone", "was started again; the new process has no such order"
-    answer = next((answer for answer in report.answers or () if answer.order == order), None)
+    answer = next((answer for answer in report.answers if answer.order == order), None)
     if answer is None:
         age = max(system.now() - report.beat, 0.0)
         return "waiting", f"has not read the order yet; its last heartbeat was {age:.0f} s ago"

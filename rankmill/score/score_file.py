@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial, reduce
-from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +28,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.collector import FIRST_PIECE, HowScored
 from rankmill.producer.collect.earlier import EarlierScores, no_earlier
-from rankmill.producer.collect.journal import OLD_CHUNK_SIZE, Journal
+from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.pairs import RowsAt
 from rankmill.producer.files.manifest import differences, manifest
 from rankmill.producer.files.shards import shard_metadata
@@ -236,9 +235,6 @@ def _score(
     for each in work.journals:
         _settle_last_run(client.store, each, resumes=work.resumes)
     journal = work.journal
-    if old_size := journal.manifest.get(OLD_CHUNK_SIZE):
-        sizes = [len(table) for table in source.tables(lambda _: int(old_size))]
-        journal.renumber(accumulate(sizes, initial=0))
     tally.resumed_rows = min(each.rows for each in work.journals)
     if tally.resumed_rows:
         logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)

@@ -178,27 +178,6 @@ def test_a_run_continues_with_the_cuts_it_has(
     assert damage(output, undisturbed) == UNHARMED
 
 
-def test_a_run_of_the_release_before_continues(
-    command: list[object], output: Path, undisturbed: Path
-) -> None:
-    """That release numbered chunks of one size, which it named in the manifest."""
-    interrupt(command, output)
-    with sqlite3.connect(folder_of(output) / "journal.db") as journal:
-        journal.execute("DELETE FROM chunks WHERE chunk = 16")
-        starts = [start for (start,) in journal.execute("SELECT chunk FROM chunks ORDER BY chunk")]
-        for start in starts:
-            journal.execute(
-                "UPDATE chunks SET chunk = ?1, about = json_set(about, '$.chunk', ?1) WHERE chunk = ?2",
-                (start // CHUNK, start),
-            )
-        journal.execute("INSERT INTO manifest VALUES ('--chunk-size', ?)", (str(CHUNK),))
-        journal.execute("DELETE FROM state")  # what it left in Redis has expired
-    journal.close()
-    done = score_file(*command, "--chunk-size", 50, "--json")
-    assert (done.code, done.summary["resumed_rows"]) == (0, CHUNK * len(starts)), done.err
-    assert damage(output, undisturbed) == UNHARMED
-
-
 def test_another_command_is_refused_and_restart_starts_over(
     command: list[object], source: Path, output: Path, tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ def report(server: Server, name: str) -> WorkerReport:
 
 
 def answers(server: Server, name: str) -> list[str]:
-    return [answer.text for answer in report(server, name).answers or ()]
+    return [answer.text for answer in report(server, name).answers]
 
 
 def test_a_drained_worker_finishes_its_chunks_and_takes_no_more_until_it_is_resumed(
@@ -126,7 +126,7 @@ def test_models_are_loaded_and_unloaded_as_told(
 
 
 def worker(name: str, state: Any = "idle", *queues: str, **about: Any) -> WorkerState:
-    made = WorkerReport(device="cpu", started=1, beat=1, **{"answers": (), **about})
+    made = WorkerReport(device="cpu", started=1, beat=1, **about)
     reported = None if state in {"lost", "foreign"} else made
     return WorkerState(name=name, queues=queues or ("q",), state=state, beat_seconds=0, report=reported)
 
@@ -145,7 +145,6 @@ def test_a_worker_is_named_by_the_beginning_of_its_name() -> None:
     [
         (worker("w", "lost"), "is lost"),
         (worker("w", "foreign"), "another class than ScoringWorker"),
-        (worker("w", answers=None), "of an older release"),
     ],
 )
 def test_who_cannot_be_told_is_named_and_nobody_is_told(one: WorkerState, reason: str) -> None:
@@ -159,7 +158,7 @@ def test_a_worker_that_ends_or_does_not_read_is_reported_as_it_is() -> None:
     client = fakeredis.FakeRedis()
     chosen = [worker("gone"), worker("again"), worker("silent")]
     for name, started in (("again", 2), ("silent", 1)):
-        announce_worker(client, name, WorkerReport(device="cpu", started=started, beat=1, answers=()), 60)
+        announce_worker(client, name, WorkerReport(device="cpu", started=started, beat=1), 60)
     found = order_workers(client, chosen, "drain", wait_seconds=0.01)
     assert [(each.worker, each.state) for each in found] == [
         ("gone", "gone"), ("again", "gone"), ("silent", "waiting")
