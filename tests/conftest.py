@@ -76,8 +76,11 @@ use_threads(1)  # the suite's workers are processes; more threads would fight th
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what compares scores within a tolerance: it has to pass whatever ``auto`` means."""
-    if _compares_scores(item.path):
+    """Mark what compares scores within a tolerance: it has to pass whatever ``auto`` means.
+
+    A module whose tests all say their precision has the mark ``own_precision`` and runs once.
+    """
+    if _compares_scores(item.path) and not item.get_closest_marker("own_precision"):
         item.add_marker(pytest.mark.scores)
 
 

@@ -24,6 +24,8 @@ from tests.conftest import Server, run_command, score_file
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import one_at_a_time
 
+pytestmark = pytest.mark.own_precision
+
 TEXTS = ["how far", "what moon"], ["a big cat", "tea"]
 
 

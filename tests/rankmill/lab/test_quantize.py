@@ -34,6 +34,8 @@ from tests.harness.models.tiny import make_bert
 from tests.harness.tools import needs_package
 from tests.workers.backends.test_backends import EXAMPLES
 
+pytestmark = pytest.mark.own_precision
+
 pytest.importorskip("openvino")
 needs_package("nncf")
 

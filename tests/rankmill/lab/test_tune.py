@@ -29,6 +29,8 @@ from rankmill.lab.tune import (
 )
 from tests.conftest import ENVIRON, start_command, wait_for
 
+pytestmark = pytest.mark.own_precision
+
 
 def write_config(folder: Path, model: Path) -> Path:
     config = folder / "mine.yaml"

@@ -32,6 +32,8 @@ from rankmill.workers.backends.onnx.backend import OnnxBackend, session
 from rankmill.workers.backends.onnx.files import onnx_file
 from rankmill.workers.backends.onnx.probe import probe
 
+pytestmark = pytest.mark.own_precision
+
 SHAPES = [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]
 
 

@@ -30,6 +30,8 @@ from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.harness.models.rerankers import ENCODERS, make_chain, make_decoder, make_encoder
 
+pytestmark = pytest.mark.own_precision
+
 NEVER = {"deberta-v2", "deberta-v3", "deberta-v2 with a convolution"}
 PACKED = [name for name in ENCODERS if name not in NEVER]
 CHAINS = ["mean", "max", "cls"]

@@ -18,6 +18,8 @@ from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.harness.models.rerankers import DECODERS, PAIR_TEMPLATE, make_decoder
 
+pytestmark = pytest.mark.own_precision
+
 ROWS = st.lists(
     st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=6)), min_size=1, max_size=8
 )

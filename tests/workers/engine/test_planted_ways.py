@@ -42,6 +42,8 @@ from tests.workers.engine.test_proving import (
 )
 from tests.workers.models.test_texts import TEMPLATE
 
+pytestmark = pytest.mark.own_precision
+
 TorchBackend = torch_backend.TorchBackend
 
 

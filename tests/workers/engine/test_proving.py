@@ -51,6 +51,8 @@ from tests.harness.tools import slow_but
 from tests.workers.engine.test_engine import some_pairs
 from tests.workers.models.test_padding import make
 
+pytestmark = pytest.mark.own_precision
+
 PAIRS = list(zip(*some_pairs(24), strict=True))
 
 Patch = pytest.MonkeyPatch

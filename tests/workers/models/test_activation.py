@@ -23,6 +23,8 @@ from tests.workers.engine.test_cache import cache_of
 from tests.workers.engine.test_engine import engine as engine_of
 from tests.workers.engine.test_engine import some_pairs
 
+pytestmark = pytest.mark.own_precision
+
 engine = partial(engine_of, backend="torch")
 """The function is the model's own, whatever runs it; other backends would convert each of these models."""
 

@@ -41,6 +41,8 @@ from tests.harness.models.rerankers import (
 from tests.harness.tools import slow_but
 from tests.workers.engine.test_engine import some_pairs
 
+pytestmark = pytest.mark.own_precision
+
 QUERIES, PASSAGES = (
     [*texts, *texts[:3], *more]
     for texts, more in zip(some_pairs(16), (["", "so far", ""], ["", "", "the moon"]), strict=True)

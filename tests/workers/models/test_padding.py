@@ -19,6 +19,8 @@ from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import slow_but
 from tests.workers.engine.test_engine import some_pairs
 
+pytestmark = pytest.mark.own_precision
+
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
