@@ -114,7 +114,8 @@ class ScoreSpec(BaseModel):
         chunks, workers or threads, on devices of one kind.
     inputs
         What a row is: a query and a passage, a text that is scored alone, or a conversation. Of the last two
-        the ``default`` activation is none, unless the model's files name one.
+        the ``default`` activation is none, unless the model's files name one. ``tokens``: a `TokensAsked`,
+        which gets no score but a `TokensFound`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

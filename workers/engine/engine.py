@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import RowFault, too_long
 from rankmill.jobs.contract.proof import Way
+from rankmill.jobs.contract.wire import MAX_CHUNK_BYTES
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.batches.planner import Rows, WaitingRows
@@ -28,6 +29,9 @@ PROVE_SECONDS = 3600.0
 
 ERROR_SECONDS = 60.0
 """The same after an error of the model or the device."""
+
+_MOST_FOUND = MAX_CHUNK_BYTES // 2
+"""Bytes of what is found of a chunk that asks for tokens; its result has to be read as a payload is."""
 
 
 @dataclass
@@ -62,7 +66,8 @@ class Work:
 
     ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
     ``left`` is how many rows are not scored yet. ``seconds`` are those of its stages, by name. ``apart``:
-    the scores of the rows, where the mean of a pair's windows counts.
+    the scores of the rows, where the mean of a pair's windows counts. ``found``: what was found of each row
+    that asks for tokens, as JSON.
     """
 
     tokens: Tokens
@@ -71,6 +76,7 @@ class Work:
     left: int
     seconds: dict[str, float] = field(default_factory=dict)
     apart: Logits | None = None
+    found: list[str | None] | None = None
 
     @property
     def row_tokens(self) -> npt.NDArray[np.int32]:
@@ -228,6 +234,31 @@ class Engine:
         if self.model.averages and scored.windows:
             work.apart = self.model.no_scores(len(rows))
         return work
+
+    def encode(self, asked: Sequence[str | None]) -> Work:
+        """Find tokens ``[n]``, or their texts. The work is done; scores are the numbers of tokens."""
+        assert self.model.encoder
+        encoder, room = self.model.encoder, _MOST_FOUND
+        scored = PairScores(self.model.no_scores(len(asked)), counted=self._counted)
+        found: list[str | None] = [None] * len(asked)
+
+        def encode(part: Rows) -> None:
+            nonlocal room
+            places = part.tolist()
+            for row, each in zip(places, encoder([asked[row] or "" for row in places]), strict=True):
+                text = each.model_dump_json()
+                room -= len(text.encode())
+                if room < 0:
+                    scored.fail(row, "tokenizer", "tokenizer: there are too many tokens for one result")
+                    continue
+                found[row], scored.scores[row] = text, len(each.ids)
+                scored.tokens += len(each.ids)
+
+        def broken(row: int, reason: str) -> None:
+            scored.fail(row, "tokenizer", f"tokenizer: {reason}")
+
+        bisect(self._without_nulls(asked, None, scored), encode, broken)
+        return Work(Tokens.join([]), np.zeros(0, np.intp), scored, 0, found=found)
 
     def _without_nulls(
         self, queries: Sequence[str | None], passages: Sequence[str | None] | None, scored: PairScores

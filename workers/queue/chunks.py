@@ -305,7 +305,8 @@ class ChunkScorer:
         with metrics.stage("tokenize"):
             began = system.monotonic()
             claim.fast = engine.model.texts is not None and engine.model.texts.is_fast
-            claim.engine, claim.work = engine, engine.prepare(*columns)
+            claim.engine = engine
+            claim.work = engine.encode(*columns) if run.inputs == "tokens" else engine.prepare(*columns)
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
     def spec(self, run: Run) -> ScoreSpec:
@@ -324,7 +325,7 @@ class ChunkScorer:
         engine = self._engines.get(spec)
         if run.id in self._settled:
             return engine
-        is_open = spec.precision in OPEN_PRECISIONS
+        is_open = spec.precision in OPEN_PRECISIONS and run.inputs != "tokens"  # alike in all precisions
         model = engine.model
         mine = Settled(model.backend.precision if is_open else None, model.revision, model.kind)
         found = claim.settle(run, rows, mine)
@@ -359,7 +360,9 @@ class ChunkScorer:
         proof = model.proof if reads_all else None
         scores = _as_arrow(scored.scores)
         tokens = None
-        if asks_for_row_tokens(claim.job):
+        if claim.work.found is not None:
+            tokens = pa.array(claim.work.found, pa.string())
+        elif asks_for_row_tokens(claim.job):
             tokens = pa.array(claim.work.row_tokens, mask=np.asarray(scores.is_null()))
         names_device = reads_all or claim.job.has_pairs  # a job with its pairs is counted here
         return ChunkScores(

@@ -22,7 +22,15 @@ from rankmill.gateway.dialects.base import (
     usage,
 )
 from rankmill.gateway.refusals import Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
+from rankmill.gateway.score_request import (
+    RequestScores,
+    ScoreRequest,
+    SpecFields,
+    alone,
+    best_first,
+    encoding,
+)
+from rankmill.jobs.contract.encodings import TokenId, TokensAsked
 from rankmill.jobs.contract.spec import Side
 
 _TYPES: dict[Kind, str] = {
@@ -274,6 +282,47 @@ class VllmPooling(VllmClassify):
         if self.encoding_format == "float":
             return vector
         return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+class VllmTokenize(_VllmBody):
+    """``POST /tokenize``: the tokens of a text, uncut."""
+
+    paths = ("/tokenize",)
+    summary = "vLLM: the tokens of a text"
+    batched = False
+
+    prompt: Text
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return encoding([TokensAsked(text=self.prompt, special=self.add_special_tokens)], self.model)
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        (found,) = scores.found
+        return {
+            "count": len(found.ids),
+            "max_model_len": found.most,
+            "tokens": found.ids,
+            "token_strs": found.words if self.return_token_strs else None,
+        }
+
+
+class VllmDetokenize(_VllmBody):
+    """``POST /detokenize``: the text of tokens."""
+
+    paths = ("/detokenize",)
+    summary = "vLLM: the text of tokens"
+    batched = False
+
+    tokens: list[TokenId]
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return encoding([TokensAsked(ids=tuple(self.tokens), special=True)], self.model)
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        (found,) = scores.found
+        return {"prompt": found.text}
 
 
 _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
