@@ -30,6 +30,7 @@ from transformers import AutoTokenizer
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.workers.models.sources import DEMO_MODEL
 from tests.harness.gateways import Reply, Running, running_gateway
+from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server
 
 LEFT_OUT = {
@@ -80,6 +81,12 @@ def refused(reply: Reply) -> str:
     return str(reply.json["error"]["message"])
 
 
+def used(gateway: Running) -> tuple[int, int]:
+    """Rows and tokens in the accounts."""
+    entries = answered(gateway.get("/v1/usage"))["data"]
+    return sum(each["pairs"] for each in entries), sum(each["tokens"] for each in entries)
+
+
 # vLLM: test_cross_encoder_online.py
 
 
@@ -88,6 +95,7 @@ def test_vllm_names_the_served_model_and_has_its_tokens(gateway: Running) -> Non
     assert answered(gateway.get("/vllm/v1/models"))["data"][0]["id"] == "demo"
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
     text = f"{PRODUCT} " * 50  # not cut, however long
+    before = used(gateway)
     for special in (True, False):
         body = {"model": "demo", "prompt": text, "add_special_tokens": special, "return_token_strs": True}
         found = answered(gateway.post("/vllm/tokenize", body))
@@ -99,6 +107,8 @@ def test_vllm_names_the_served_model_and_has_its_tokens(gateway: Running) -> Non
         back = answered(gateway.post("/vllm/detokenize", {"model": "demo", "tokens": ids}))
         assert back == {"prompt": tokenizer.decode(ids)}
     assert answered(gateway.post("/tokenize", {"prompt": ""}))["token_strs"] is None
+    wait_for(lambda: used(gateway) == (before[0] + 5, before[1] + 2 * len(ids) + 4))  # in the accounts
+    assert "server-timing" in gateway.post("/tokenize", {"prompt": ""}).headers
 
 
 @pytest.mark.parametrize(
