@@ -65,7 +65,9 @@ def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
     if inputs == "conversations" and str(info.data.get("long")).startswith("split"):
         raise PydanticCustomError("whole", "conversations are not cut into windows: leave out long")
     if inputs == "conversations" and info.data.get("truncation_side"):
-        raise PydanticCustomError("side", "conversations are cut as the model's tokenizer does: leave it out")
+        raise PydanticCustomError(
+            "side", "conversations are cut as the model's tokenizer does: leave out truncation_side"
+        )
     return inputs
 
 

@@ -62,7 +62,8 @@ def encoding(asked: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
 def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
     """The fields of a request's spec, as far as the gateway's settings leave them to it.
 
-    Nothing is too long where texts are split into windows, of which the best is that of one label.
+    Nothing is too long where texts are split into windows, of which the best is that of one label. A
+    conversation is never split.
 
     Raises
     ------
@@ -74,6 +75,8 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
         why = f"{wanted:,} tokens are more than the {most:,} of a pair: ask for fewer"
         raise Refusal("invalid", why, param="max_length")
     fixed = {"split": {"long", "all_labels", "label"}, "split-mean": {"long"}}.get(settings.long, set())
+    if spec.get("inputs") == "conversations":
+        fixed = set()
     return {"inputs": "pairs", **{name: value for name, value in spec.items() if name not in fixed}}
 
 

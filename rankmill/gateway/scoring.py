@@ -192,7 +192,7 @@ class Scoring:
             self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
             given = sorted(name for name in _OF_THE_CALLER if spec.get(name) is not None)
-            if not given:
+            if not given and spec["inputs"] != "conversations":
                 raise refusal_of(error) from None
             why = f"the options of this request do not fit the model: {error}"
             param = next((name for name in given if name in str(error)), None)

@@ -72,7 +72,7 @@ def _invocation(body: JsonObject) -> type[Body]:
         return TeiPredict
     if "texts" in body:
         return TeiRerank
-    if "input" in body:
+    if {"input", "messages"} & body.keys():
         return VllmClassify
     return VllmRerank if "query" in body else VllmScore
 

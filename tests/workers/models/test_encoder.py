@@ -39,7 +39,7 @@ def engine(model: Path, cache: Path) -> Engine:
 def found_in(work: Work) -> list[TokensFound | None]:
     assert work.found is not None
     assert not work.left  # there is no forward
-    return [each and TokensFound.read_json(each, "it") for each in work.found]
+    return [None if each is None else TokensFound.read_json(each, "it") for each in work.found]
 
 
 @pytest.mark.parametrize("special", [True, False])
