@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from rankmill.jobs.contract.schema import Count, WireModel
 
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+MAX_TOKEN_ID = (1 << 31) - 1
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
 class TokensAsked(WireModel):
@@ -28,6 +30,11 @@ class TokensAsked(WireModel):
         if (self.text is None) == (self.ids is None):
             raise ValueError("it has either a text or ids")
         return self
+
+    @property
+    def size(self) -> int:
+        """Characters, or ids."""
+        return len(self.text or self.ids or ())
 
     def written(self) -> str:
         """As JSON."""

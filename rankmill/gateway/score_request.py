@@ -14,7 +14,7 @@ from rankmill.jobs.system import system
 SpecFields: TypeAlias = dict[str, str | int | None]
 """Fields of a `ScoreSpec` that a request asks for."""
 
-_MOST_ENCODED = 1 << 18
+MOST_ENCODED = 1 << 18
 """Most characters, or ids, of a request for tokens: its answer has many times as many bytes."""
 
 ONE_LABEL = "LABEL_0"
@@ -52,9 +52,9 @@ def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int 
 
 def encoding(asked: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
     """The request for tokens, or for their texts; raises `Refusal` for too many."""
-    size = sum(len(each.text or each.ids or ()) for each in asked)
-    if size > _MOST_ENCODED:
-        why = f"{size:,} characters or ids are more than the {_MOST_ENCODED:,} of a request for tokens"
+    size = sum(each.size for each in asked)
+    if size > MOST_ENCODED:
+        why = f"{size:,} characters or ids are more than the {MOST_ENCODED:,} of a request for tokens"
         raise Refusal("too_large", why)
     return alone([each.written() for each in asked], model, {"inputs": "tokens"})
 

@@ -169,17 +169,22 @@ class TeiTokenize(Body):
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
         if self.prompt_name is not None:
-            raise wrong("prompt_name", f"the model has no prompt {self.prompt_name!r:.80}")
+            raise no_prompt(self.prompt_name)
         return encoding([TokensAsked(text=text, special=self.add_special_tokens) for text in self._texts()])
 
     def answer(self, scores: RequestScores) -> object:
-        return [_simple(text, found) for text, found in zip(self._texts(), scores.found, strict=True)]
+        return [simple_tokens(text, found) for text, found in zip(self._texts(), scores.found, strict=True)]
 
     def _texts(self) -> list[str]:
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
 
 
-def _simple(text: str, found: TokensFound) -> list[JsonObject]:
+def no_prompt(name: str) -> Refusal:
+    """The refusal of a prompt's name."""
+    return wrong("prompt_name", f"the model has no prompt {name!r:.80}")
+
+
+def simple_tokens(text: str, found: TokensFound) -> list[JsonObject]:
     """Tokens as TEI shows them: with their places in the text, counted in bytes."""
     places = list(accumulate(map(_bytes, text), initial=0))
     shown: list[JsonObject] = []
