@@ -32,8 +32,11 @@ Seconds = Annotated[float, Field(ge=0, lt=1e12)]
 Weight = Annotated[float, Field(gt=0, le=1e6)]
 """How many times what others get a tenant gets."""
 
-Inputs = Literal["pairs", "texts", "conversations"]
-"""What the rows of a run are: a query and a passage, one text, or a list of messages."""
+Scored = Literal["pairs", "texts", "conversations"]
+"""What is scored: a query and a passage, one text, or a list of messages."""
+
+Inputs = Literal[Scored, "tokens"]
+"""What the rows of a run are: what is scored, or texts whose tokens are asked for (`TokensAsked`)."""
 
 MAX_CHUNK_ROWS = 1 << 20
 """Most rows of a chunk."""

@@ -65,7 +65,9 @@ def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
     if inputs == "conversations" and str(info.data.get("long")).startswith("split"):
         raise PydanticCustomError("whole", "conversations are not cut into windows: leave out long")
     if inputs == "conversations" and info.data.get("truncation_side"):
-        raise PydanticCustomError("side", "conversations are cut as the model's tokenizer does: leave it out")
+        raise PydanticCustomError(
+            "side", "conversations are cut as the model's tokenizer does: leave out truncation_side"
+        )
     return inputs
 
 
@@ -114,7 +116,8 @@ class ScoreSpec(BaseModel):
         chunks, workers or threads, on devices of one kind.
     inputs
         What a row is: a query and a passage, a text that is scored alone, or a conversation. Of the last two
-        the ``default`` activation is none, unless the model's files name one.
+        the ``default`` activation is none, unless the model's files name one. ``tokens``: a `TokensAsked`,
+        which gets no score but a `TokensFound`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -3,9 +3,10 @@
 A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of
 one record batch. The whole stream is compressed with zstd, so a reader knows version and size
 before it decompresses anything. Pairs: ``query`` (dictionary-encoded, as queries repeat) and
-``passage``, both nullable text. Single texts: ``text``; conversations: ``messages``, each as JSON. Scores:
-``score`` (float32, or a list of some) and ``error`` (text); in each row exactly one of them is null. Where
-they are asked for, ``tokens`` has those of each row, null where they are not known.
+``passage``, both nullable text. Single texts: ``text``; conversations: ``messages``, each as JSON; texts
+whose tokens are asked for: ``asked``, as JSON. Scores: ``score`` (float32, or a list of some) and ``error``
+(text); in each row exactly one of them is null. Where they are asked for, ``tokens`` has those of each row,
+null where they are not known: how many there are (int32), or which (JSON).
 
 >>> import pyarrow as pa
 >>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))
@@ -37,6 +38,7 @@ _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
 _SINGLE = {
     "texts": pa.schema([("text", pa.string())]),
     "conversations": pa.schema([("messages", pa.string())]),
+    "tokens": pa.schema([("asked", pa.string())]),
 }
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
 _RESULTS = {FORMAT: _SCORES, EXTENDED_FORMAT: _SCORES.append(pa.field("tokens", pa.int32()))}
@@ -91,7 +93,7 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
 
 
 def encode_texts(texts: pa.Array, inputs: Inputs) -> bytes:
-    """Encode texts, or conversations as JSON, of shape ``[n]``; errors as of `encode_pairs`."""
+    """Encode texts, or other rows as JSON, of shape ``[n]``; errors as of `encode_pairs`."""
     text = _encode_passages(texts)
     _check_text(text)
     batch = pa.record_batch([_combined(text.cast(pa.string()))], schema=_SINGLE[inputs])
@@ -119,12 +121,13 @@ def decode_rows(payload: bytes, inputs: Inputs) -> tuple[list[str | None], ...]:
 def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = None) -> bytes:
     """Encode float32 scores (or lists of a fixed number of them) and text errors, both of shape ``[n]``.
 
-    `tokens` are those of the rows, int32, if they are asked for.
+    `tokens` are those of the rows if they are asked for: int32, or text.
     """
-    version, columns = (
-        (FORMAT, [scores, errors]) if tokens is None else (EXTENDED_FORMAT, [scores, errors, tokens])
-    )
-    return _write(pa.record_batch(columns, schema=_with_scores(_RESULTS[version], scores.type)), version)
+    if tokens is None:
+        schema = _with_type(_RESULTS[FORMAT], "score", scores.type)
+        return _write(pa.record_batch([scores, errors], schema=schema), FORMAT)
+    schema = _with_type(_with_type(_RESULTS[EXTENDED_FORMAT], "score", scores.type), "tokens", tokens.type)
+    return _write(pa.record_batch([scores, errors, tokens], schema=schema), EXTENDED_FORMAT)
 
 
 def outputs(scores: pa.Array) -> int:
@@ -150,7 +153,7 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
     if numbers.null_count or not np.isfinite(numbers.to_numpy()).all():
         raise WireError("a score is not a finite number")
     tokens = counted[0] if counted else None
-    if tokens is not None and (pc.min(tokens).as_py() or 0) < 0:
+    if tokens is not None and pa.types.is_int32(tokens.type) and (pc.min(tokens).as_py() or 0) < 0:
         raise WireError("a row has less than no tokens")
     return scores, errors, tokens
 
@@ -272,16 +275,18 @@ def _unpacked_size(payload: bytes, expected: Collection[int]) -> tuple[int, int]
     return int(version), int(size)
 
 
-def _with_scores(schema: pa.Schema, kind: pa.DataType) -> pa.Schema:
-    return schema.set(0, pa.field("score", kind))
+def _with_type(schema: pa.Schema, name: str, kind: pa.DataType) -> pa.Schema:
+    return schema.set(schema.names.index(name), pa.field(name, kind))
 
 
 def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
     if found.equals(expected):
         return
-    several = outputs(found.empty_table()[0]) if found.names == expected.names else 0
-    if several and "score" in expected.names:
-        expected = _with_scores(expected, pa.list_(pa.float32(), several))
+    if found.names == expected.names and "score" in found.names:
+        if several := outputs(found.empty_table()[0]):
+            expected = _with_type(expected, "score", pa.list_(pa.float32(), several))
+        if "tokens" in found.names and pa.types.is_string(found.field("tokens").type):
+            expected = _with_type(expected, "tokens", pa.string())
     if not found.equals(expected):
         raise WireError(f"a payload has columns {found.names} of types {found.types}, not {expected.names}")
 

@@ -29,7 +29,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.prompts import read_template
-from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Inputs, Weight
+from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Scored, Weight
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import (
     Activation,
@@ -130,7 +130,7 @@ class WorkerSettings(BaseModel):
     max_passage_tokens: int | None = Field(ge=1)
     all_labels: bool
     deterministic: bool
-    inputs: Inputs
+    inputs: Scored
     redis_wait_seconds: float = Field(gt=0)
     device: Device
     backend: BackendName

@@ -141,6 +141,11 @@ class _AsyncRun:
         """Names of a row's scores, with ``all_labels``; known after the first scored chunk."""
         return self._run.labels
 
+    @property
+    def found(self) -> Sequence[str | None]:
+        """Of a run that asks for tokens, a `TokensFound` as JSON for each row read so far."""
+        return self._run.found
+
     async def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
         """Wait for the end of the run as `ScoringRun.wait` does."""
         return await self._read(self._run.wait, timeout, show_progress=show_progress)

@@ -16,7 +16,7 @@ from rankmill.jobs.contract.run import Progress
 from rankmill.producer.client.runs import RunStats, ScoringRun, as_array
 from rankmill.producer.collect.earlier import no_earlier
 from rankmill.producer.collect.pairs import RowsAt
-from rankmill.producer.collect.scored import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable, joined_tokens
 
 if TYPE_CHECKING:
     from rankmill.producer.collect.journal import Journal
@@ -48,6 +48,7 @@ class JoinedRuns(ScoringRun):
         self.errors = {}
         self.stats = RunStats()
         self.labels = ()
+        self.found = []
 
     @property
     def id(self) -> str:
@@ -281,6 +282,7 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
             part.scores if part.scores.type == kind else pa.nulls(len(part.scores), kind) for part in parts
         ]
         order = pa.array(np.argsort(np.concatenate(rows)))
+        tokens = joined_tokens(parts)
         yield ScoredTable(
             table=table,
             scores=pa.concat_arrays(scores).take(order),
@@ -289,6 +291,7 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
             attempts=max(part.attempts for part in parts),
             worker="",
             parts=tuple(parts),
+            tokens=None if tokens is None else tokens.take(order),
         )
 
     return JoinedRuns(runs, tables, lambda each: Progress(rows=sum(one.rows for one in each)))

@@ -205,6 +205,8 @@ class ScoringRun:
         """How the rows read so far were scored."""
         self.labels: tuple[str, ...] = ()
         """Names of a row's scores, with ``all_labels``; known after the first scored chunk."""
+        self.found: list[str | None] = []
+        """Of a run that asks for tokens, a `TokensFound` as JSON for each row read so far."""
 
     @property
     def id(self) -> str:
@@ -285,6 +287,8 @@ class ScoringRun:
                 self.stats.add(each)
                 if each.stats:
                     self.labels = each.stats.labels
+            if part.tokens is not None and pa.types.is_string(part.tokens.type):
+                self.found += part.tokens.to_pylist()
             yield part
 
     def cancel(self) -> None:

@@ -540,7 +540,7 @@ class Client:
             for run in runs:
                 run.cancel()
             raise
-        if choice.shadow and tables:
+        if choice.shadow and tables and inputs != "tokens":
             self._start_shadow(table, columns, **{**spec, "model": f"{choice.name}@{choice.shadow}"})
         return split_run(table, [*rows.values()], runs)
 

@@ -40,6 +40,7 @@ _ITEMS: Mapping[Inputs, str] = {
     "pairs": "(query, passage) tuples",
     "texts": "strings",
     "conversations": "lists of {role, content}",
+    "tokens": "strings of JSON",
 }
 _TAKEN = (
     "dicts, or a table: of Arrow, pandas, Hugging Face's datasets, or another "
@@ -53,6 +54,7 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
     "pairs": COLUMNS,
     "texts": ("text",),
     "conversations": ("messages",),
+    "tokens": ("asked",),
 }
 """The same for all kinds of rows."""
 
@@ -284,7 +286,7 @@ def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> 
     except (TypeError, ValueError) as error:
         raise InputError(f"{what} {row} cannot be written as JSON: {error}") from None
     if item is not None and not isinstance(item, str):
-        wanted = "a string" if inputs == "texts" else "a list of {role, content}"
+        wanted = "a list of {role, content}" if inputs == "conversations" else "a string"
         raise InputError(f"{what} {row} is {item!r:.80}, not {wanted}")
     return (item,)
 

@@ -14,7 +14,8 @@ from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScore
 class RowResults(NamedTuple):
     """Scores and errors of rows, and their tokens if they were asked for; all of shape ``[rows]``.
 
-    In each row exactly one of score and error is null; tokens are null where they are not known.
+    In each row exactly one of score and error is null; tokens are null where they are not known. They are
+    numbers, or of a run that asks for tokens alone what was found of these (JSON).
     """
 
     scores: pa.Array
@@ -99,14 +100,15 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
     found = [row_results(result, rows, kind) for rows, result in results]
     scores = pa.concat_arrays([each.scores for each in found])
     errors = pa.concat_arrays([each.errors for each in found])
-    return ChunkScores(chunk, scores, errors, stats, _joined_tokens(found))
+    return ChunkScores(chunk, scores, errors, stats, joined_tokens(found))
 
 
-def _joined_tokens(found: Sequence[RowResults]) -> pa.Array | None:
+def joined_tokens(found: Sequence[RowResults | ScoredTable]) -> pa.Array | None:
     """The tokens of the rows of all pieces, if one has any."""
-    if all(each.tokens is None for each in found):
+    kinds = [each.tokens.type for each in found if each.tokens is not None]
+    if not kinds:
         return None
-    unknown = (pa.nulls(len(each.scores), pa.int32()) for each in found)
+    unknown = (pa.nulls(len(each.scores), kinds[0]) for each in found)
     return pa.concat_arrays(
         [none if each.tokens is None else each.tokens for each, none in zip(found, unknown, strict=True)]
     )

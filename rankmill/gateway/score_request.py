@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 SpecFields: TypeAlias = dict[str, str | int | None]
 """Fields of a `ScoreSpec` that a request asks for."""
+
+MOST_ENCODED = 1 << 18
+"""Most characters, or ids, of a request for tokens: its answer has many times as many bytes."""
 
 ONE_LABEL = "LABEL_0"
 """What the only output of a model is called, as transformers calls it."""
@@ -21,7 +25,8 @@ ONE_LABEL = "LABEL_0"
 class ScoreRequest:
     """A request for scores.
 
-    ``queries`` is one text for all passages, or one for each; ``None``: each of `passages` is scored alone.
+    ``queries`` is one text for all passages, or one for each; ``None``: each of `passages` is scored alone,
+    or asks for tokens, as ``spec`` says.
     ``model`` is ``None`` for the gateway's own. ``spec`` has other fields of `ScoreSpec` for this request.
     """
 
@@ -42,13 +47,23 @@ class ScoreRequest:
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
     """The request to score texts alone: what a setting says of pairs is not for them."""
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
-    return ScoreRequest(None, texts, model, {**of_pairs, **spec, "inputs": "texts"})
+    return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
+
+
+def encoding(asked: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
+    """The request for tokens, or for their texts; raises `Refusal` for too many."""
+    size = sum(each.size for each in asked)
+    if size > MOST_ENCODED:
+        why = f"{size:,} characters or ids are more than the {MOST_ENCODED:,} of a request for tokens"
+        raise Refusal("too_large", why)
+    return alone([each.written() for each in asked], model, {"inputs": "tokens"})
 
 
 def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
     """The fields of a request's spec, as far as the gateway's settings leave them to it.
 
-    Nothing is too long where texts are split into windows, of which the best is that of one label.
+    Nothing is too long where texts are split into windows, of which the best is that of one label. A
+    conversation is never split.
 
     Raises
     ------
@@ -60,6 +75,8 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
         why = f"{wanted:,} tokens are more than the {most:,} of a pair: ask for fewer"
         raise Refusal("invalid", why, param="max_length")
     fixed = {"split": {"long", "all_labels", "label"}, "split-mean": {"long"}}.get(settings.long, set())
+    if spec.get("inputs") == "conversations":
+        fixed = set()
     return {"inputs": "pairs", **{name: value for name, value in spec.items() if name not in fixed}}
 
 
@@ -71,7 +88,8 @@ class RequestScores:
     ``seconds`` is the time that the scores took, ``work_seconds`` that of the slowest chunk in its worker,
     of which ``tokenize_seconds`` and ``forward_seconds`` are parts (``None``: its worker does not tell, as it
     is of an older release), ``chunks`` their number. ``contract`` says how they were made: precision,
-    backend, device, revision and proven bound, as far as they are known.
+    backend, device, revision and proven bound, as far as they are known. Where tokens were asked for,
+    ``found`` has what was found of each row, and its score is the number of its tokens.
     """
 
     scores: Sequence[Any]
@@ -84,6 +102,7 @@ class RequestScores:
     chunks: int = 1
     contract: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    found: Sequence[TokensFound] = ()
     id: str = field(default_factory=lambda: system.unique_id())  # noqa: PLW0108 -- a simulation replaces it
     created: int = field(default_factory=lambda: int(system.now()))
 

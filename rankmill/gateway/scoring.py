@@ -17,6 +17,7 @@ from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.refusals import Refusal, refusal_of, unscorable
 from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
+from rankmill.jobs.contract.encodings import TokensFound
 from rankmill.jobs.contract.errors import ConfigError, RunFailed, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
 from rankmill.jobs.runtime.settings import Settings
@@ -180,8 +181,9 @@ class Scoring:
                     try:
                         shown = served.name if served.name != served.model else None
                         yield SubmittedRequest(
-                            run, priority, self.settings.gateway_request_seconds, shown, began
-                        )
+                            run, priority, self.settings.gateway_request_seconds, shown, began,
+                            encodes=spec["inputs"] == "tokens",
+                        )  # fmt: skip
                     except BaseException as error:
                         await run.cancel()
                         if isinstance(error, StillWaiting):
@@ -190,7 +192,7 @@ class Scoring:
             self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
             given = sorted(name for name in _OF_THE_CALLER if spec.get(name) is not None)
-            if not given:
+            if not given and spec["inputs"] != "conversations":
                 raise refusal_of(error) from None
             why = f"the options of this request do not fit the model: {error}"
             param = next((name for name in given if name in str(error)), None)
@@ -249,6 +251,8 @@ class SubmittedRequest:
         What the answer calls the model; ``None``: as the run does, with the version that scored.
     began
         When it was submitted, by `time.perf_counter`; ``None``: now.
+    encodes
+        Whether it asks for tokens, not for scores.
     """
 
     def __init__(
@@ -258,8 +262,10 @@ class SubmittedRequest:
         seconds: float,
         name: str | None = None,
         began: float | None = None,
+        *,
+        encodes: bool = False,
     ) -> None:
-        self._run, self._name = run, name
+        self._run, self._name, self._encodes = run, name, encodes
         self._priority = priority
         self._seconds = seconds
         self._began = time.perf_counter() if began is None else began
@@ -303,13 +309,21 @@ class SubmittedRequest:
         stats, seconds = self._run.stats, time.perf_counter() - self._began
         version = (self._run.model, stats.revision or "")
         labels = self._run.labels
-        found = np.array(scores, np.float32)
-        metrics.by_model.count(version, self._priority, found, seconds, max(len(labels), 1))
+        if not self._encodes:
+            found = np.array(scores, np.float32)
+            metrics.by_model.count(version, self._priority, found, seconds, max(len(labels), 1))
         return RequestScores(
             scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
             stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), stats.contract(), labels,
-            self._run.id,
+            self._found(), self._run.id,
         )  # fmt: skip
+
+    def _found(self) -> list[TokensFound]:
+        """What was found of each row of a request for tokens."""
+        rows = [each for each in self._run.found if each is not None]
+        if self._encodes and len(rows) != self._run.stats.rows:
+            raise Refusal("backend", "a worker has answered without the tokens that were asked for")
+        return [TokensFound.read_json(each, f"what was found of text {row}") for row, each in enumerate(rows)]
 
     async def scores(self) -> RequestScores:
         """Wait for all scores.

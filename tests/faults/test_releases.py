@@ -21,6 +21,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from rankmill import Client
+from rankmill.jobs.contract.encodings import TokensAsked
 from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartRunner, StartWorker, wait_for
 from tests.harness.models.tiny import cross_encoder
@@ -95,6 +96,11 @@ def test_an_upgraded_producer_is_served_by_workers_of_the_release_before(
     run = client.submit(PAIRS * 5)
     np.testing.assert_allclose(run.scores(timeout=60), np.tile(expected, 5), atol=1e-5)
     assert run.stats.retries == 0
+    asked = TokensAsked(text="big cat", special=True).written()
+    for _ in range(5):  # the old one leaves it to the new one
+        run = client.submit([asked], inputs="tokens")
+        assert run.scores(timeout=60).tolist() == [4.0]
+        assert len(run.found) == 1
     old_worker.terminate()  # upgraded as well
     assert old_worker.wait(timeout=60) == 0
     np.testing.assert_allclose(client.score(PAIRS, timeout=60), expected, atol=1e-5)

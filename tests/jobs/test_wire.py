@@ -54,13 +54,16 @@ def test_pairs_come_back_as_they_were(
             st.text(st.characters(exclude_categories=["Cs"])),
         )
     ),
-    st.booleans(),
+    st.sampled_from([None, pa.int32(), pa.string()]),
 )
-def test_scores_and_errors_come_back_as_they_were(results: list[float | str], counted: bool) -> None:
+def test_scores_and_errors_come_back_as_they_were(results: list[float | str], counted: Any) -> None:
     scores = [None if isinstance(result, str) else result for result in results]
     errors = [result if isinstance(result, str) else None for result in results]
-    tokens = [None if score is None else row for row, score in enumerate(scores)] if counted else None
-    column = None if tokens is None else pa.array(tokens, pa.int32())
+    tokens: Any = None
+    if counted:
+        said = range(len(scores)) if counted == pa.int32() else map(str, range(len(scores)))
+        tokens = [None if score is None else each for score, each in zip(scores, said, strict=True)]
+    column = None if tokens is None else pa.array(tokens, counted)
     payload = encode_scores(pa.array(scores, pa.float32()), pa.array(errors, pa.string()), column)
     back = [None if column is None else column.to_pylist() for column in decode_scores(payload)]
     assert back == [scores, errors, tokens]
@@ -74,7 +77,7 @@ def test_noise_is_refused(noise: bytes) -> None:
         decode_pairs(noise)
 
 
-@given(texts=st.lists(TEXT, max_size=30), inputs=st.sampled_from(["texts", "conversations"]))
+@given(texts=st.lists(TEXT, max_size=30), inputs=st.sampled_from(["texts", "conversations", "tokens"]))
 def test_single_texts_come_back(texts: list[str | None], inputs: Inputs) -> None:
     assert decode_texts(encode_texts(pa.array(texts, pa.string()), inputs), inputs) == texts
 

@@ -39,6 +39,7 @@ class CacheLimits:
 
 @dataclass
 class _CachedModel:
+    spec: ScoreSpec
     loaded: Loaded
     stamp: Stamp
     used: float
@@ -107,6 +108,19 @@ class EngineCache:
         SpecError
             As `rankmill.workers.models.loading.load` does.
         """
+        key = self._loaded(self._weights_of(spec))
+        cached = self._cached[key]
+        self._cached.move_to_end(key)
+        cached.used = system.monotonic()
+        options = spec.model_copy(update={"revision": None})  # the content has it
+        engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
+        cached.engines[options] = engine  # the latest one last
+        if len(cached.engines) > _ENGINES:
+            del cached.engines[next(iter(cached.engines))]
+        return engine
+
+    def _loaded(self, spec: ScoreSpec) -> WeightsKey:
+        """The key of a spec's model, which is loaded if it is not, or has new content."""
         with one_line(spec):  # a mount that is stale, say
             key, stamp = self._key(spec), {} if spec.revision else _stamp(spec)
         cached = self._cached.get(key)
@@ -122,20 +136,15 @@ class EngineCache:
             if spec.revision:
                 self._content(spec)  # before another model leaves for one that is not there
             self._make_room(key)
-            cached = self._cached[key] = _CachedModel(self._load_beside(spec), stamp, system.monotonic())
+            cached = self._cached[key] = _CachedModel(
+                spec, self._load_beside(spec), stamp, system.monotonic()
+            )
             self._update_metrics()
             self._bytes_of[key] = cached.loaded.backend.bytes
             self._make_room(key)  # again, as the size may have been unknown before
         else:
             metrics.model_hits.inc()
-        self._cached.move_to_end(key)
-        cached.used = system.monotonic()
-        options = spec.model_copy(update={"revision": None})  # the content has it
-        engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
-        cached.engines[options] = engine  # the latest one last
-        if len(cached.engines) > _ENGINES:
-            del cached.engines[next(iter(cached.engines))]
-        return engine
+        return key
 
     def warm(self, spec: ScoreSpec) -> None:
         """Load a model and score one row, so that the first request does not wait.
@@ -163,7 +172,7 @@ class EngineCache:
 
     def has(self, spec: ScoreSpec) -> bool:
         """Whether the model of `spec` is loaded: the content that it names, or that of its files now."""
-        cached = self._cached.get(self._key(spec))
+        cached = self._cached.get(self._key(self._weights_of(spec)))
         try:
             return cached is not None and (spec.revision is not None or cached.stamp == _stamp(spec))
         except OSError:  # `get` says it
@@ -171,7 +180,7 @@ class EngineCache:
 
     def evicts(self, spec: ScoreSpec) -> bool:
         """Whether `get` would unload another model."""
-        key = self._key(spec)
+        key = self._key(self._weights_of(spec))
         return bool(self._cached) and key not in self._cached and self._too_much(key)
 
     def unload_idle(self) -> None:
@@ -183,6 +192,14 @@ class EngineCache:
             logger.info("unloading %s, which is idle", key[0])
             self._remove(key)
             metrics.model_unloads.inc()
+
+    def _weights_of(self, spec: ScoreSpec) -> ScoreSpec:
+        """The spec whose weights go with a spec: where only tokens are asked for, any that are loaded do."""
+        if spec.inputs != "tokens":
+            return spec
+        loaded = [cached.spec for key, cached in self._cached.items() if key[0] == spec.model]
+        like = loaded[-1] if loaded else spec.model_copy(update={"inputs": "pairs"})
+        return like.model_copy(update={"revision": spec.revision})
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
         """The key of a spec's weights, which may be loaded as those of a spec without its revision."""

@@ -27,7 +27,6 @@ PROVE_SECONDS = 3600.0
 ERROR_SECONDS = 60.0
 """The same after an error of the model or the device."""
 
-
 Part = tuple[Work, Rows]
 """Some rows of one `Work`, as indices into its ``tokens``."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import RowFault, too_long
+from rankmill.jobs.contract.wire import MAX_CHUNK_BYTES
 from rankmill.workers.backends.base import DeviceLost, Logits
 from rankmill.workers.batches.planner import Rows
 from rankmill.workers.batches.tokens import Tokens
@@ -16,6 +17,9 @@ from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
 
 Texts = Sequence[str | None]
+
+_MOST_FOUND = MAX_CHUNK_BYTES // 2
+"""Bytes of what is found of a chunk that asks for tokens; its result has to be read as a payload is."""
 
 
 @dataclass
@@ -50,7 +54,8 @@ class Work:
 
     ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
     ``left`` is how many rows are not scored yet. ``seconds`` are those of its stages, by name. ``apart``:
-    the scores of the rows, where the mean of a pair's windows counts.
+    the scores of the rows, where the mean of a pair's windows counts. ``found``: what was found of each row
+    that asks for tokens, as JSON.
     """
 
     tokens: Tokens
@@ -59,6 +64,7 @@ class Work:
     left: int
     seconds: dict[str, float] = field(default_factory=dict)
     apart: Logits | None = None
+    found: list[str | None] | None = None
 
     @property
     def row_tokens(self) -> npt.NDArray[np.int32]:
@@ -106,6 +112,32 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, coun
     if model.averages and scored.windows:
         work.apart = model.no_scores(len(rows))
     return work
+
+
+def encode(model: Model, asked: Texts) -> Work:
+    """Find tokens ``[n]``, or their texts. The work is done; scores are the numbers of tokens."""
+    assert model.encoder
+    encoder, room = model.encoder, _MOST_FOUND
+    scored = PairScores(model.no_scores(len(asked)))
+    found: list[str | None] = [None] * len(asked)
+
+    def encode(part: Rows) -> None:
+        nonlocal room
+        places = part.tolist()
+        for row, each in zip(places, encoder([asked[row] or "" for row in places]), strict=True):
+            text = each.model_dump_json()
+            room -= len(text.encode())
+            if room < 0:
+                scored.fail(row, "tokenizer", "tokenizer: there are too many tokens for one result")
+                continue
+            found[row], scored.scores[row] = text, len(each.ids)
+            scored.tokens += len(each.ids)
+
+    def broken(row: int, reason: str) -> None:
+        scored.fail(row, "tokenizer", f"tokenizer: {reason}")
+
+    bisect(_without_nulls(model, asked, None, scored), encode, broken)
+    return Work(Tokens.join([]), np.zeros(0, np.intp), scored, 0, found=found)
 
 
 def _row_of(model: Model) -> str:

@@ -179,6 +179,8 @@ def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> N
         latency.observe(seconds)
         if priority_of(run.id) == "request":
             request_latency.observe(seconds)
+    if run.inputs == "tokens":
+        return  # these are no scores
     model = (run.spec.model, result.stats.revision or "")
     known, labels = result.scores.drop_null(), outputs(result.scores)
     numbers = (known.flatten() if labels else known).to_numpy(zero_copy_only=False)

@@ -24,6 +24,7 @@ from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_b
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.models.activation import Activation, activation, choose_output
 from rankmill.workers.models.description import Description, describe
+from rankmill.workers.models.encoder import TextEncoder
 from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.prompts import answers, tokenizer_for
 from rankmill.workers.models.sources import find_source, is_path
@@ -64,6 +65,8 @@ class Model:
     """What its rows are."""
     averages: bool = False
     """Whether the mean of a row's windows counts, not the best."""
+    encoder: TextEncoder | None = None
+    """Finds tokens, where rows ask for these and not for scores."""
 
     @property
     def texts(self) -> FastTexts | None:
@@ -130,6 +133,9 @@ class Loaded:
                 prove_again=self.prove_again,
                 inputs=spec.inputs,
                 averages=spec.long == "split-mean",
+                encoder=TextEncoder(about.tokenizer, longest, spec.model)
+                if spec.inputs == "tokens"
+                else None,
             )
 
 

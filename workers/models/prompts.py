@@ -195,6 +195,8 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
         The model needs a prompt that nothing names, or the template does not fit it; or it cannot score what
         is no pair.
     """
+    if spec.inputs == "tokens":
+        return PairTokenizer(about.tokenizer, max_length, None)
     if spec.inputs != "pairs" and about.layout.task != "classifier":
         raise SpecError(f"model {spec.model} is no sequence classifier of transformers: it scores only pairs")
     if spec.inputs == "texts":

@@ -45,7 +45,7 @@ from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
-from rankmill.workers.engine.work import Texts, Work, prepare
+from rankmill.workers.engine.work import Texts, Work, encode, prepare
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import device_name
 from rankmill.workers.models.fast_texts import FastTexts
@@ -347,7 +347,8 @@ class ChunkScorer:
         with metrics.stage("tokenize"):
             began = system.monotonic()
             claim.fast = engine.model.texts is not None and engine.model.texts.is_fast
-            claim.engine, claim.work = engine, prepare(engine.model, *columns)
+            claim.engine = engine
+            claim.work = (encode if run.inputs == "tokens" else prepare)(engine.model, *columns)
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
     def spec(self, run: Run) -> ScoreSpec:
@@ -366,7 +367,7 @@ class ChunkScorer:
         engine = self._engines.get(spec)
         if run.id in self._settled:
             return engine
-        is_open = spec.precision in OPEN_PRECISIONS
+        is_open = spec.precision in OPEN_PRECISIONS and run.inputs != "tokens"  # alike in all precisions
         model = engine.model
         mine = Settled(model.backend.precision if is_open else None, model.revision, model.kind)
         found = claim.settle(run, rows, mine)
@@ -401,7 +402,9 @@ class ChunkScorer:
         proof = model.proof if reads_all else None
         scores = _as_arrow(scored.scores)
         tokens = None
-        if asks_for_row_tokens(claim.job):
+        if claim.work.found is not None:
+            tokens = pa.array(claim.work.found, pa.string())
+        elif asks_for_row_tokens(claim.job):
             tokens = pa.array(claim.work.row_tokens, mask=np.asarray(scores.is_null()))
         names_device = reads_all or claim.job.has_pairs  # a job with its pairs is counted here
         return ChunkScores(

@@ -20,7 +20,9 @@ from rankmill.jobs.contract.errors import InputError
 
 MAX_LINE_BYTES = 32 << 20
 
-_PATHS: Mapping[str, ScorePath] = {each.path: each for each in score_paths()}
+_PATHS: Mapping[str, ScorePath] = {
+    each.path: each for each in score_paths() if all(body.batched for body in each.bodies)
+}
 
 ENDPOINTS = tuple(_PATHS)
 """Paths of the requests that a batch may have."""

@@ -32,10 +32,12 @@ from rankmill.score.score_file import Confirm
 
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
-_TEXTS = pa.schema([("line", pa.int64()), ("text", pa.string())])
-_TOKENS = {_PAIRS: "text", _TEXTS: "query"}
-"""The column of a row's tokens beside the scores. A runner of a release before, which may write the answers,
-takes any column for that of a label, but those that rows of either kind have."""
+_ALONE = {"texts": "text", "conversations": "messages"}
+"""The columns of rows that are scored alone, by their kind."""
+
+_TOKENS = {"query": "text", "text": "query", "messages": "query"}
+"""The column of a row's tokens beside the scores, by the first one of the row. A runner of a release before,
+which may write the answers, takes any column for that of a label, but those that rows of either kind have."""
 
 
 class Score(Protocol):
@@ -94,9 +96,11 @@ class BatchWork:
         pairs, scored = _steps(self._output)
         if not (self._run.outcome and scored.exists()):
             self._write_pairs(pairs, self._batch.endpoint)
-            alone = {"text_column": "text"} if self._schema is _TEXTS else {}
-            asked = {"inputs": (str(pairs),), "output": str(scored), "force": True, **alone}
-            self._score(self._request.model_copy(update=asked), self._note_scored, _TOKENS[self._schema])
+            column = self._schema.names[1]
+            alone = {"text": {"text_column": column}, "messages": {"messages_column": (column,)}}
+            given = {"inputs": (str(pairs),), "output": str(scored), "force": True}
+            asked = self._request.model_copy(update=given | alone.get(column, {}))
+            self._score(asked, self._note_scored, _TOKENS[column])
         self._write_answers(scored, self._batch.endpoint)
         clear_batch(self._output)
 
@@ -118,7 +122,10 @@ class BatchWork:
     @property
     def _schema(self) -> pa.Schema:
         """The columns of what all lines ask for."""
-        return _TEXTS if self._batch.asked.get("inputs") == "texts" else _PAIRS
+        column = _ALONE.get(str(self._batch.asked.get("inputs")))
+        if column is None:
+            return _PAIRS
+        return pa.schema([("line", pa.int64()), (column, pa.string())])
 
     def _write_pairs(self, target: Path, endpoint: str) -> None:
         """Write the rows of all lines, unless a runner that has died has done so."""
@@ -193,7 +200,7 @@ class BatchWork:
         One that has a row without a score is refused.
         """
         reasons = _reasons(_errors_of(scored))
-        row, found = 0, _scores(scored, _TOKENS[self._schema])
+        row, found = 0, _scores(scored, _TOKENS[self._schema.names[1]])
         for request in read_requests(self._input, endpoint):
             scores: list[object] = []
             tokens: list[int | None] = []
@@ -255,7 +262,7 @@ def _steps(output: Path) -> tuple[Path, Path]:
 def _labels(scored: Path) -> tuple[str, ...]:
     """Names of the labels, if each row has a score for each; empty if it has one score."""
     with pq.ParquetFile(open_random(scored)) as file:
-        names = [name for name in file.schema_arrow.names if name not in {*_PAIRS.names, *_TEXTS.names}]
+        names = [name for name in file.schema_arrow.names if name not in {*_PAIRS.names, *_ALONE.values()}]
     return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)
 
 

@@ -111,11 +111,14 @@ class Body(Fields):
         Where its own server takes it. The gateway also takes it below ``/NAME`` of the dialect.
     summary
         A line for the documentation.
+    batched
+        Whether batches may have it.
     """
 
     dialect: ClassVar[Dialect]
     paths: ClassVar[tuple[str, ...]]
     summary: ClassVar[str]
+    batched: ClassVar[bool] = True
 
     stream: bool = Field(False, description="Answer with events: scores as they are there, then the result.")
 
@@ -143,7 +146,7 @@ class RerankBody(Body):
 
 @dataclass(frozen=True)
 class ScorePath:
-    """A path to which texts to score are sent.
+    """A path to which texts to score, or to tokenize, are sent.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""All paths to which texts to score are sent, and whose form an error has at any path.
+"""All paths to which texts to score, or to tokenize, are sent, and whose form an error has at any path.
 
 Several dialects share some paths: the body decides, and where it does not, the answer fits them all.
 """
@@ -11,15 +11,17 @@ from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Options, S
 from rankmill.gateway.dialects.cohere import CohereRerankV1, CohereRerankV2, envelope
 from rankmill.gateway.dialects.infinity import InfinityRerank
 from rankmill.gateway.dialects.jina import JinaRerank
-from rankmill.gateway.dialects.tei import TEI, TeiOptions, TeiPredict, TeiRerank
+from rankmill.gateway.dialects.tei import TEI, TeiDecode, TeiOptions, TeiPredict, TeiRerank, TeiTokenize
 from rankmill.gateway.dialects.vllm import (
     ONLY_HERE,
     VLLM,
     VllmClassify,
+    VllmDetokenize,
     VllmOptions,
     VllmPooling,
     VllmRerank,
     VllmScore,
+    VllmTokenize,
 )
 from rankmill.gateway.dialects.voyage import VoyageOptions, VoyageRerank
 from rankmill.gateway.refusals import Refusal
@@ -70,25 +72,33 @@ def _invocation(body: JsonObject) -> type[Body]:
         return TeiPredict
     if "texts" in body:
         return TeiRerank
-    if "input" in body:
+    if {"input", "messages"} & body.keys():
         return VllmClassify
     return VllmRerank if "query" in body else VllmScore
+
+
+def _tokenize(body: JsonObject) -> type[Body]:
+    return VllmTokenize if "prompt" in body else TeiTokenize
 
 
 BODIES: tuple[type[Body], ...] = (
     TeiRerank,
     TeiPredict,
+    TeiTokenize,
+    TeiDecode,
     VllmScore,
     VllmRerank,
     VllmClassify,
     VllmPooling,
+    VllmTokenize,
+    VllmDetokenize,
     CohereRerankV1,
     CohereRerankV2,
     JinaRerank,
     InfinityRerank,
     VoyageRerank,
 )
-"""All bodies that are scored."""
+"""All bodies."""
 
 _INVOCATIONS = (TeiRerank, TeiPredict, VllmRerank, VllmScore, VllmClassify)
 
@@ -122,9 +132,14 @@ _PATHS = (
 _SHARED = {each.path: replace(each, options=_OPTIONS) for each in _PATHS}
 """Paths that several services have: the body says which form the answer has, never its scale."""
 
+_SHARED["/tokenize"] = ScorePath(
+    "/tokenize", "TEI (inputs) or vLLM (prompt): the tokens of texts", (TeiTokenize, VllmTokenize), TEI,
+    _tokenize,
+)  # fmt: skip
+
 
 def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
-    """All paths to which texts to score are sent.
+    """All paths to which texts to score, or to tokenize, are sent.
 
     Parameters
     ----------

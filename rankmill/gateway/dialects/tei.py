@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
+from itertools import accumulate
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Options, Text, of_labels, spec_for
 from rankmill.gateway.refusals import Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
+from rankmill.gateway.score_request import (
+    RequestScores,
+    ScoreRequest,
+    SpecFields,
+    alone,
+    best_first,
+    encoding,
+)
+from rankmill.jobs.contract.encodings import TokenId, TokensAsked, TokensFound
 from rankmill.jobs.runtime.settings import Settings
 
 ERROR_TYPES: dict[Kind, str] = {
@@ -144,3 +153,72 @@ class TeiPredict(TeiOptions, Body):
         if not self._is_batch():
             return [[str(each) for each in self.inputs]] if self.inputs else []
         return [list(each) for each in self.inputs]
+
+
+class TeiTokenize(Body):
+    """``POST /tokenize``: the tokens of texts, uncut."""
+
+    dialect = TEI
+    paths = ("/tokenize",)
+    summary = "TEI: the tokens of texts"
+    batched = False
+
+    inputs: Text | list[Text]
+    add_special_tokens: bool = True
+    prompt_name: Annotated[str | None, Field(description="Must be null: there are no such prompts.")] = None
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        if self.prompt_name is not None:
+            raise no_prompt(self.prompt_name)
+        return encoding([TokensAsked(text=text, special=self.add_special_tokens) for text in self._texts()])
+
+    def answer(self, scores: RequestScores) -> object:
+        return [simple_tokens(text, found) for text, found in zip(self._texts(), scores.found, strict=True)]
+
+    def _texts(self) -> list[str]:
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+def no_prompt(name: str) -> Refusal:
+    """The refusal of a prompt's name."""
+    return wrong("prompt_name", f"the model has no prompt {name!r:.80}")
+
+
+def simple_tokens(text: str, found: TokensFound) -> list[JsonObject]:
+    """Tokens as TEI shows them: with their places in the text, counted in bytes."""
+    places = list(accumulate(map(_bytes, text), initial=0))
+    shown: list[JsonObject] = []
+    for number, word, special, (first, end) in zip(
+        found.ids, found.words, found.special, found.spans, strict=True
+    ):
+        if special:
+            shown.append({"id": number, "text": word, "special": True, "start": None, "stop": None})
+        else:
+            span = {"start": places[first], "stop": places[end]}
+            shown.append({"id": number, "text": text[first:end], "special": False, **span})
+    return shown
+
+
+def _bytes(character: str) -> int:
+    """Bytes of a character in UTF-8."""
+    return 1 + sum(ord(character) > last for last in (0x7F, 0x7FF, 0xFFFF))
+
+
+class TeiDecode(Body):
+    """``POST /decode``: the texts of tokens."""
+
+    dialect = TEI
+    paths = ("/decode",)
+    summary = "TEI: the texts of tokens"
+    batched = False
+
+    ids: list[TokenId] | list[list[TokenId]]
+    skip_special_tokens: bool = True
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        several = [each for each in self.ids if isinstance(each, list)]
+        rows = several or [[each for each in self.ids if isinstance(each, int)]]
+        return encoding([TokensAsked(ids=tuple(ids), special=not self.skip_special_tokens) for ids in rows])
+
+    def answer(self, scores: RequestScores) -> object:
+        return [found.text for found in scores.found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from base64 import b64encode
 from typing import Annotated, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rankmill.gateway.dialects.base import (
+    MAX_TEXT_CHARS,
     Body,
     Dialect,
     Document,
@@ -22,7 +24,15 @@ from rankmill.gateway.dialects.base import (
     usage,
 )
 from rankmill.gateway.refusals import Kind, Refusal, wrong
-from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
+from rankmill.gateway.score_request import (
+    RequestScores,
+    ScoreRequest,
+    SpecFields,
+    alone,
+    best_first,
+    encoding,
+)
+from rankmill.jobs.contract.encodings import TokenId, TokensAsked
 from rankmill.jobs.contract.spec import Side
 
 _TYPES: dict[Kind, str] = {
@@ -210,16 +220,42 @@ class VllmScore(VllmOptions, _VllmBody):
 
 
 class VllmClassify(VllmTextOptions, _VllmBody):
-    """``POST /classify``: texts alone, which get the probabilities of all labels."""
+    """``POST /classify``: texts alone, or a conversation, which get the probabilities of all labels."""
 
     paths = ("/classify",)
-    summary = "vLLM: the probabilities of a model's labels, for texts"
+    summary = "vLLM: the probabilities of a model's labels, for texts or a conversation"
 
-    input: Text | list[Text]
+    input: Text | list[Text] | None = None
+    messages: Annotated[
+        list[JsonObject] | None,
+        Field(min_length=1, description="In place of input: {role, content} for the model's chat template."),
+    ] = None
+    add_special_tokens: Annotated[bool | None, Field(description="As is usual: texts get them.")] = None
+    add_generation_prompt: Annotated[bool, Field(description="Must be false.")] = False
+    continue_final_message: Annotated[bool, Field(description="Must be false.")] = False
+    chat_template: Annotated[str | None, Field(description="Must be null: it is the model's own.")] = None
+    chat_template_kwargs: Annotated[JsonObject | None, Field(description="Must be null or empty.")] = None
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
+        self._check()
+        spec = of_labels({"activation": "sigmoid", **self.spec(owner)})
+        if self.messages is not None:
+            kind: SpecFields = {"truncation_side": None, **spec, "inputs": "conversations"}
+            return alone([_conversation(self.messages)], self.model, kind)
         texts = [self.input] if isinstance(self.input, str) else self.input
-        return alone(texts, self.model, of_labels({"activation": "sigmoid", **self.spec(owner)}))
+        return alone(texts or [], self.model, spec)
+
+    def _check(self) -> None:
+        """Refuse what would change the text that is scored."""
+        if (self.input is None) == (self.messages is None):
+            raise wrong("input", "give either input or messages")
+        if self.add_special_tokens is (self.messages is not None):
+            raise wrong("add_special_tokens", "texts get special tokens, conversations those of the template")
+        for name in (
+            "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
+        ):  # fmt: skip
+            if self.messages is not None and getattr(self, name):
+                raise wrong(name, "the model's own template is filled with the messages alone: leave it out")
 
     def answer(self, scores: RequestScores) -> JsonObject:
         found = scores.predictions()
@@ -241,11 +277,28 @@ class VllmClassify(VllmTextOptions, _VllmBody):
         }
 
 
+def _conversation(messages: list[JsonObject]) -> str:
+    """Messages as workers get them; contents in parts of text are joined, as vLLM does it."""
+    written = json.dumps([{**each, "content": _joined(each.get("content"))} for each in messages])
+    if len(written) > MAX_TEXT_CHARS:
+        raise wrong("messages", f"{len(written):,} characters are more than the {MAX_TEXT_CHARS:,} of a text")
+    return written
+
+
+def _joined(content: object) -> object:
+    if not isinstance(content, list):
+        return content
+    parts = [each.get("text") if isinstance(each, dict) else None for each in content]
+    if not all(isinstance(text, str) for text in parts):
+        raise wrong("messages", "a content is text, or a list of {type: text, text}")
+    return "\n".join(map(str, parts))
+
+
 class VllmPooling(VllmClassify):
     """``POST /pooling`` with the task ``classify``: the same probabilities, in vLLM's form of vectors."""
 
     paths = ("/pooling",)
-    summary = "vLLM: the probabilities of a model's labels, for texts, as vectors"
+    summary = "vLLM: the probabilities of a model's labels, for texts or a conversation, as vectors"
 
     task: Annotated[str, Field(description="Must be classify.")] = "classify"
     encoding_format: Literal["float", "base64"] = "float"
@@ -274,6 +327,47 @@ class VllmPooling(VllmClassify):
         if self.encoding_format == "float":
             return vector
         return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+class VllmTokenize(_VllmBody):
+    """``POST /tokenize``: the tokens of a text, uncut."""
+
+    paths = ("/tokenize",)
+    summary = "vLLM: the tokens of a text"
+    batched = False
+
+    prompt: Text
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return encoding([TokensAsked(text=self.prompt, special=self.add_special_tokens)], self.model)
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        (found,) = scores.found
+        return {
+            "count": len(found.ids),
+            "max_model_len": found.most,
+            "tokens": found.ids,
+            "token_strs": found.words if self.return_token_strs else None,
+        }
+
+
+class VllmDetokenize(_VllmBody):
+    """``POST /detokenize``: the text of tokens."""
+
+    paths = ("/detokenize",)
+    summary = "vLLM: the text of tokens"
+    batched = False
+
+    tokens: list[TokenId]
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return encoding([TokensAsked(ids=tuple(self.tokens), special=True)], self.model)
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        (found,) = scores.found
+        return {"prompt": found.text}
 
 
 _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias, TypeVar
@@ -11,13 +11,22 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import Message
 
 from rankmill.gateway.dialects.base import of_labels, spec_for
-from rankmill.gateway.dialects.tei import TEI, known_info
+from rankmill.gateway.dialects.tei import TEI, known_info, no_prompt, simple_tokens
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.observation import Observation
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.score_request import RequestScores, ScoreRequest, SpecFields, alone, best_first
+from rankmill.gateway.score_request import (
+    MOST_ENCODED,
+    RequestScores,
+    ScoreRequest,
+    SpecFields,
+    alone,
+    best_first,
+    encoding,
+)
+from rankmill.jobs.contract.encodings import MAX_TOKEN_ID, TokensAsked, TokensFound
 
 _ROWS = 256
 _WAIT_SECONDS = 0.002
@@ -103,6 +112,61 @@ class TeiServices:
         scored = await self._score(pairs, _spec(found[0] if found else tei.RerankStreamRequest()), call)
         return _ranking(scored, pairs, with_text=found[0].return_text)
 
+    async def tokenize(self, request: tei.EncodeRequest, call: Call) -> tei.EncodeResponse:
+        """The tokens of a text, uncut."""
+        (found,) = await self._tokenize([request], call)
+        return found
+
+    async def tokenize_stream(
+        self, requests: AsyncIterator[tei.EncodeRequest], call: Call
+    ) -> AsyncIterator[tei.EncodeResponse]:
+        """The tokens of texts as they come, as `predict_stream`."""
+        async for batch in _batches(requests, self._most_bytes):
+            for found in await self._tokenize(batch, call):
+                yield found
+
+    async def decode(self, request: tei.DecodeRequest, call: Call) -> tei.DecodeResponse:
+        """The text of tokens."""
+        (found,) = await self._decode([request], call)
+        return found
+
+    async def decode_stream(
+        self, requests: AsyncIterator[tei.DecodeRequest], call: Call
+    ) -> AsyncIterator[tei.DecodeResponse]:
+        """The texts of tokens as they come, as `predict_stream`."""
+        async for batch in _batches(requests, self._most_bytes):
+            for found in await self._decode(batch, call):
+                yield found
+
+    async def _tokenize(self, requests: Sequence[tei.EncodeRequest], call: Call) -> list[tei.EncodeResponse]:
+        for each in requests:
+            if each.HasField("prompt_name"):
+                raise no_prompt(each.prompt_name)
+        asked = [TokensAsked(text=each.inputs, special=each.add_special_tokens) for each in requests]
+        return [
+            tei.EncodeResponse(
+                tokens=[tei.SimpleToken(**token) for token in simple_tokens(each.inputs, tokens)]
+            )
+            for each, tokens in zip(requests, await self._encode(asked, call), strict=True)
+        ]
+
+    async def _decode(self, requests: Sequence[tei.DecodeRequest], call: Call) -> list[tei.DecodeResponse]:
+        if any(number > MAX_TOKEN_ID for each in requests for number in each.ids):
+            raise Refusal("invalid", f"ids: a token's id is at most {MAX_TOKEN_ID:,}")
+        asked = [TokensAsked(ids=tuple(each.ids), special=not each.skip_special_tokens) for each in requests]
+        return [tei.DecodeResponse(text=each.text) for each in await self._encode(asked, call)]
+
+    async def _encode(self, asked: Sequence[TokensAsked], call: Call) -> list[TokensFound]:
+        found: list[TokensFound] = []
+        for piece in _pieces(asked):
+            wanted = encoding(piece)
+            with self._gateway.bodies.body() as body:
+                body.count(sum(map(len, wanted.passages)))
+                scored = await self._gateway.scoring.score(wanted, call.key)
+            self._gateway.count(call.note, scored)
+            found += scored.found
+        return found
+
     async def _predict(self, requests: Sequence[_Predict], call: Call) -> list[tei.PredictResponse]:
         found = []
         for _, same in groupby(
@@ -132,6 +196,17 @@ class TeiServices:
             scored = await self._gateway.scoring.score(wanted, call.key)
         self._gateway.count(call.note, scored)
         return scored
+
+
+def _pieces(asked: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
+    """What was asked, in as few requests as may have it."""
+    piece: list[TokensAsked] = []
+    for each in asked:
+        if piece and sum(one.size for one in piece) + each.size > MOST_ENCODED:
+            yield piece
+            piece = []
+        piece.append(each)
+    yield piece
 
 
 def _spec(options: tei.RerankRequest | tei.RerankStreamRequest | _Predict) -> SpecFields:

@@ -115,6 +115,31 @@ def test_texts_alone_have_the_scores_of_http(gateway: Running, channel: grpc.Cha
         assert found == [("LABEL_0", pytest.approx(score, abs=1e-4)) for score in wanted]
 
 
+def test_tokens_are_those_of_http(gateway: Running, channel: grpc.Channel) -> None:
+    texts = [*TEXTS, "déjà vu", "moon " * 30_000, "sea " * 30_000]  # the last two are two requests
+    wanted = [gateway.post("/tokenize", {"inputs": text}).json[0] for text in texts]
+    requests = [tei.EncodeRequest(inputs=text, add_special_tokens=True) for text in texts]
+    for replies in (
+        [call(channel, "Tokenize.Tokenize", each) for each in requests],
+        list(call(channel, "Tokenize.TokenizeStream", iter(requests))),
+    ):
+        assert [[_shown(token) for token in reply.tokens] for reply in replies] == wanted
+    decodes = [
+        tei.DecodeRequest(ids=[token["id"] for token in row], skip_special_tokens=skip)
+        for row in wanted[:3] for skip in (True, False)
+    ]  # fmt: skip
+    bodies = [{"ids": list(each.ids), "skip_special_tokens": each.skip_special_tokens} for each in decodes]
+    decoded = [gateway.post("/decode", body).json[0] for body in bodies]
+    assert [call(channel, "Tokenize.Decode", each).text for each in decodes] == decoded
+    assert [each.text for each in call(channel, "Tokenize.DecodeStream", iter(decodes))] == decoded
+    assert decoded[0] != decoded[1]
+
+
+def _shown(token: Any) -> dict[str, Any]:
+    places = {name: getattr(token, name) if token.HasField(name) else None for name in ("start", "stop")}
+    return {"id": token.id, "text": token.text, "special": token.special, **places}
+
+
 def test_long_texts_are_cut_at_the_side_that_is_wanted(gateway: Running, channel: grpc.Channel) -> None:
     texts = [LONG, f"{TEXTS[1]} {LONG}", f"{LONG} {TEXTS[1]}"]
     for direction, side, cut_off in ((RIGHT, "Right", 2), (LEFT, "Left", 1)):
@@ -217,6 +242,8 @@ PAIR_REQUEST = tei.PredictPairRequest(inputs=[QUERY, TEXTS[0]])
         ("Rerank.RerankStream", [], "the list of texts is empty"),
         ("Predict.Predict", tei.PredictRequest(inputs=LONG), "512 are taken"),
         ("Predict.PredictPair", tei.PredictPairRequest(inputs=[QUERY]), "two texts, and this one 1"),
+        ("Tokenize.Tokenize", tei.EncodeRequest(inputs="a", prompt_name="query"), "no prompt 'query'"),
+        ("Tokenize.Decode", tei.DecodeRequest(ids=[1 << 31]), "at most 2,147,483,647"),
         ("Predict.PredictPairStream", [PAIR_REQUEST, tei.PredictPairRequest()], "two texts, and this one 0"),
     ],
 )

@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from rankmill import Client
 from tests.conftest import ENVIRON, QUICK_LEASE
 from tests.harness.gateways import Running, running_gateway
+from tests.harness.models.rerankers import make_decoder
 from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.valkey import Server
@@ -25,11 +26,30 @@ from tests.rankmill.gateway.test_batches import ended, upload
 
 TEXTS = ["the moon", "big cat", "tea and bread"]
 NAMES = ["LABEL_0", "LABEL_1", "LABEL_2"]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+CHAT = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "the moon"}]
+PARTS = [CHAT[0], {"role": "assistant", "content": [{"type": "text", "text": "the moon"}]}]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bert(tmp_path_factory.mktemp("labels"), labels=3)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model: one output, and a chat template."""
+    place = tmp_path_factory.mktemp("chat") / "reward"
+    return make_decoder(place, "qwen2", task="classifier", template=TEMPLATE)
+
+
+@torch.inference_mode()
+def reward(chat: Path, messages: list[dict[str, str]]) -> tuple[float, int]:
+    """transformers' own of a conversation, and its tokens."""
+    network = AutoModelForSequenceClassification.from_pretrained(chat, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(chat)
+    ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)["input_ids"]
+    return float(network(ids).logits[0, 0]), ids.shape[1]
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +62,10 @@ def logits(model: Path) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def gateway(shared_queue: Server, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A gateway that ranks by one label, with files and a runner."""
+def gateway(
+    shared_queue: Server, model: Path, chat: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A gateway that ranks by one label, with files and a runner; it has a reward model too."""
     place = tmp_path_factory.mktemp("gateway")
     (place / "files").mkdir()
     files = {"RANKMILL_GATEWAY_FILES": str(place / "files"), "RANKMILL_LABEL": "1"}
@@ -51,9 +73,10 @@ def gateway(shared_queue: Server, model: Path, tmp_path_factory: pytest.TempPath
     log = place / "runner.log"
     own = {**ENVIRON, **QUICK_LEASE, "RANKMILL_METRICS_ADDRESS": "none"}
     with log.open("wb") as out:
-        command = ["rankmill", "runner", "--redis", shared_queue.url, "--read", f".,{model}"]
+        command = ["rankmill", "runner", "--redis", shared_queue.url, "--read", f".,{model},{chat}"]
         runner: Any = PreloadedProcess(command, cwd=place, stdout=out, stderr=out, env=own)
-    with running_gateway(shared_queue.url, place, "--model", str(model), environ=environ) as running:
+    models = ["--model", str(model), "--model", f"reward={chat}"]
+    with running_gateway(shared_queue.url, place, *models, environ=environ) as running:
         yield running
     runner.terminate()
     assert runner.wait(timeout=60) == 0
@@ -86,6 +109,43 @@ def test_vllm_s_classify_has_the_probabilities(gateway: Running, logits: torch.T
     events = gateway.post("/vllm/classify", {"input": TEXTS, "stream": True}).body.decode()
     scores = json.loads(events.partition("event: scores\ndata: ")[2].partition("\n")[0])
     np.testing.assert_allclose(scores["scores"], chances, atol=1e-5)
+
+
+def test_vllm_s_classify_takes_a_conversation(gateway: Running, chat: Path) -> None:
+    """vLLM's test_chat_request, test_invocations_chat_request (``tests/entrypoints/pooling/classify/``)."""
+    score, tokens = reward(chat, CHAT)
+    body = {"model": "reward", "messages": CHAT, "use_activation": False}
+    found = gateway.post("/vllm/classify", body).json
+    assert found["data"] == [
+        {"index": 0, "label": "LABEL_0", "probs": [pytest.approx(score, abs=1e-5)], "num_classes": 1}
+    ]
+    assert found["usage"]["prompt_tokens"] == tokens
+    chances = [pytest.approx(1 / (1 + np.exp(-score)), abs=1e-5)]
+    for path, key in (("/classify", "probs"), ("/vllm/invocations", "probs"), ("/vllm/pooling", "data")):
+        plain = gateway.post(path, {"model": "reward", "messages": PARTS})
+        assert plain.json["data"][0][key] == chances, plain.body
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "reason"),
+    [
+        ({"input": "a"}, 400, "give either input or messages"),
+        ({"messages": None}, 400, "give either input or messages"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"content": "a"}]}, 400, "message 0 has no role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "a content is text"),
+        ({"add_generation_prompt": True}, 400, "add_generation_prompt: "),
+        ({"add_special_tokens": True}, 400, "add_special_tokens: "),
+        ({"truncation_side": "left"}, 400, "leave out truncation_side"),
+        ({"model": None}, 400, "has no chat template"),
+        ({"messages": [CHAT[0]] * 90}, 400, "tokens"),
+    ],
+)
+def test_what_is_no_conversation_is_one_line(
+    gateway: Running, more: dict[str, Any], status: int, reason: str
+) -> None:
+    reply = gateway.post("/vllm/classify", {"model": "reward", "messages": CHAT, **more})
+    assert (reply.status, reason in reply.json["error"]["message"]) == (status, True), reply.body
 
 
 @pytest.mark.parametrize(
@@ -121,6 +181,32 @@ def test_a_batch_of_texts(gateway: Running, logits: torch.Tensor) -> None:
     content = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body.decode()
     found = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, content.splitlines())}
     assert found == dict(zip(TEXTS, map(by_label, logits.softmax(1)), strict=True))
+
+
+def test_a_batch_of_conversations(gateway: Running, chat: Path) -> None:
+    body: dict[str, Any] = {"model": "reward", "messages": CHAT, "use_activation": False}
+    other = {**body, "messages": [*CHAT, CHAT[0]]}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/vllm/classify", "body": each}
+        for number, each in enumerate([body, other])
+    ]
+    file = upload(gateway, "in.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode()).json
+    made = gateway.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/vllm/classify"})
+    batch = ended(gateway, made.json["id"])
+    assert batch["status"] == "completed", batch["errors"]
+    content = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body.decode()
+    found = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, content.splitlines())}
+    for number, each in enumerate([body, other]):
+        score, tokens = reward(chat, each["messages"])
+        assert found[str(number)]["data"][0]["probs"] == [pytest.approx(score, abs=1e-5)]
+        assert found[str(number)]["usage"]["prompt_tokens"] == tokens
+
+
+def test_tokens_have_no_batch(gateway: Running) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": "/tokenize", "body": {"inputs": "a"}}
+    file = upload(gateway, "in.jsonl", json.dumps(line).encode()).json
+    made = gateway.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/tokenize"})
+    assert (made.status, "endpoint" in made.body.decode()) == (400, True), made.body
 
 
 def test_a_file_of_texts(gateway: Running, model: Path, logits: torch.Tensor) -> None:

@@ -6,7 +6,8 @@ The cases are restated; each names its source. Sources, all of July to November 
   ``test_max_tokens_per_doc.py`` at 29fda7946ff0, ``test_protocol.py`` at 5366e9ded36f
 - infinity (michaelfeil/infinity at fcb951cb679d), ``libs/infinity_emb/tests/end_to_end/``:
   ``test_torch_reranker.py``, ``test_api_with_dummymodel.py``, ``test_authentication.py``
-- TEI (huggingface/text-embeddings-inference at 0d124dc9773b), ``docs/openapi.json`` and ``router/tests/``
+- TEI (huggingface/text-embeddings-inference at 0d124dc9773b), ``docs/openapi.json``, ``router/tests/`` and
+  the test of ``core/src/tokenization.rs``
 
 `LEFT_OUT` has the cases that a scorer of pairs does not pass, each with its reason.
 """
@@ -24,14 +25,15 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
+from transformers import AutoTokenizer
 
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.workers.models.sources import DEMO_MODEL
 from tests.harness.gateways import Reply, Running, running_gateway
+from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server
 
 LEFT_OUT = {
-    "vllm test_basic, its second half": "/tokenize: the gateway has no tokenizer, and workers no job for it",
     "vllm test_pooling_token_classify": "a score for each token is none of a pair",
     "vllm test_rerank_max_tokens_per_doc_validation, of 0": "no limit here, as in later releases of vLLM",
     "vllm test_gemma…, test_qwen_max_tokens_per_doc… (4)": "their models; workers' tests have these prompts",
@@ -39,15 +41,15 @@ LEFT_OUT = {
     "infinity test_reranker_cant_embed_or_classify": "no embeddings: 404, not 400",
     "infinity test_embedding… (5), test_encoding_base_64": "embeddings",
     "infinity test_openapi_same_as_docs_file": "its own document",
-    "tei /tokenize": "as vLLM's",
     "tei test_rerank, the order of equal scores": "TEI has the later text first; here they keep their order",
-    "tei /embed, /embed_all, /embed_sparse, /similarity, /v1/embeddings, /decode": "embeddings",
+    "tei /embed, /embed_all, /embed_sparse, /similarity, /v1/embeddings": "embeddings",
 }
 
 FRANCE = "What is the capital of France?"
 QUERIES = [FRANCE, "What is the capital of Germany?"]
 DOCUMENTS = ["The capital of France is Paris.", "The capital of Germany is Berlin."]
 REPEATED = f"{DOCUMENTS[0]} "
+PRODUCT = "This product was excellent and exceeded my expectations"
 MAX_LENGTH = 100
 EXACT = {"RANKMILL_PRECISION": "fp32", "RANKMILL_MAX_LENGTH": str(MAX_LENGTH)}
 
@@ -79,12 +81,34 @@ def refused(reply: Reply) -> str:
     return str(reply.json["error"]["message"])
 
 
+def used(gateway: Running) -> tuple[int, int]:
+    """Rows and tokens in the accounts."""
+    entries = answered(gateway.get("/v1/usage"))["data"]
+    return sum(each["pairs"] for each in entries), sum(each["tokens"] for each in entries)
+
+
 # vLLM: test_cross_encoder_online.py
 
 
-def test_vllm_names_the_served_model(gateway: Running) -> None:
-    """test_basic, its first half."""
+def test_vllm_names_the_served_model_and_has_its_tokens(gateway: Running) -> None:
+    """test_basic; and ``/detokenize``, which has no case there."""
     assert answered(gateway.get("/vllm/v1/models"))["data"][0]["id"] == "demo"
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    text = f"{PRODUCT} " * 50  # not cut, however long
+    before = used(gateway)
+    for special in (True, False):
+        body = {"model": "demo", "prompt": text, "add_special_tokens": special, "return_token_strs": True}
+        found = answered(gateway.post("/vllm/tokenize", body))
+        ids = tokenizer(text, add_special_tokens=special)["input_ids"]
+        assert found == {
+            "count": len(ids), "max_model_len": MAX_LENGTH, "tokens": ids,
+            "token_strs": tokenizer.convert_ids_to_tokens(ids),
+        }  # fmt: skip
+        back = answered(gateway.post("/vllm/detokenize", {"model": "demo", "tokens": ids}))
+        assert back == {"prompt": tokenizer.decode(ids)}
+    assert answered(gateway.post("/tokenize", {"prompt": ""}))["token_strs"] is None
+    wait_for(lambda: used(gateway) == (before[0] + 5, before[1] + 2 * len(ids) + 4))  # in the accounts
+    assert "server-timing" in gateway.post("/tokenize", {"prompt": ""}).headers
 
 
 @pytest.mark.parametrize(
@@ -358,9 +382,40 @@ def test_tei_s_predict(gateway: Running) -> None:
         ]
 
 
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("text", [FRANCE, "这是一个文本向量化的测试句子, déjà vu"])
+def test_tei_s_tokenize_and_decode(gateway: Running, text: str, special: bool) -> None:
+    """TokenizeRequest, TokenizeInput, SimpleToken, DecodeRequest, InputIds, DecodeResponse, and the test
+    ``tokenizer``: each token has the bytes of the text that it stands for.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    body = {"inputs": [text, FRANCE], "add_special_tokens": special}
+    tokens, other = answered(gateway.post("/tei/tokenize", body))
+    assert [other] == answered(gateway.post("/tokenize", {**body, "inputs": FRANCE}))
+    ids = [each["id"] for each in tokens]
+    assert ids == tokenizer(text, add_special_tokens=special)["input_ids"]
+    added = [each for each in tokens if each["special"]]
+    nowhere = {"special": True, "start": None, "stop": None}
+    assert [each | nowhere for each in added] == added
+    assert [each["text"] for each in added] == (["[CLS]", "[SEP]"] if special else [])
+    raw = text.encode()
+    own = [each for each in tokens if not each["special"]]
+    assert [raw[each["start"] : each["stop"]].decode() for each in own] == [each["text"] for each in own]
+    assert "".join(each["text"] for each in own) == text.replace(" ", "")
+    for skip in (True, False):
+        decoded = tokenizer.decode(ids, skip_special_tokens=skip)
+        body = {"ids": ids, "skip_special_tokens": skip}
+        assert answered(gateway.post("/tei/decode", body)) == [decoded]
+        assert answered(gateway.post("/decode", {**body, "ids": [ids, ids]})) == [decoded, decoded]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "kind"),
     [
+        ("/tei/tokenize", {"inputs": []}, 400, "Empty"),
+        ("/tei/tokenize", {"inputs": "a", "prompt_name": "query"}, 422, "Validation"),
+        ("/tei/decode", {"ids": [-1]}, 422, "Validation"),
+        ("/tokenize", {"inputs": ["a" * 200_000] * 2}, 413, "Validation"),
         ("/tei/rerank", {"query": "q", "texts": []}, 400, "Empty"),
         ("/tei/rerank", {"query": "q"}, 422, "Validation"),
         ("/tei/rerank", {"query": FRANCE * 20, "texts": ["a"], "truncate": False}, 422, "Validation"),
@@ -382,9 +437,7 @@ def test_tei_truncates_where_the_body_does_not_say(gateway: Running) -> None:
         assert len(answered(gateway.post("/tei/rerank", body))) == 2
 
 
-@pytest.mark.parametrize(
-    "path", ["/tei/embed", "/tei/v1/embeddings", "/infinity/embeddings", "/vllm/tokenize"]
-)
+@pytest.mark.parametrize("path", ["/tei/embed", "/tei/v1/embeddings", "/infinity/embeddings"])
 def test_what_is_left_out_is_not_there(gateway: Running, path: str) -> None:
     reply = gateway.post(path, {"model": "demo", "input": FRANCE, "inputs": FRANCE})
     assert reply.status == 404

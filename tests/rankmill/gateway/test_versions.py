@@ -71,6 +71,10 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
         )
         stands_for(half)
         wait_for(lambda: answers(gateway, half))  # the gateway asks the registry again
+        tokens = gateway.post("/tokenize", {"inputs": QUERIES, "add_special_tokens": False}).json
+        assert ["".join(each["text"] for each in row) for row in tokens] == [
+            query.replace(" ", "") for query in QUERIES
+        ]
         promoted = gateway.post("/v1/registry/reranker/aliases/live/promote", {"version": "v2"})
         assert promoted.json["now"]["versions"] == {"v2": 1.0}
         assert [each["state"] for each in promoted.json["workers"]] == ["done"]

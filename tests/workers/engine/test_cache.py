@@ -16,6 +16,7 @@ import pytest
 from rankmill import Client, ScoringRun
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError, WorkerError
+from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
 from rankmill.workers.engine.cache import CacheLimits, EngineCache
@@ -82,6 +83,26 @@ def test_lengths_and_activations_share_weights(counted: Counted, specs: list[Sco
     assert short.model.backend is whole.model.backend
     assert short.model.tokenizer.max_length == 8
     assert whole.model.tokenizer.max_length == 128
+    assert counted("loads", outcome="loaded") == 1
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("loaded", ["pairs", "texts", None])
+def test_who_asks_for_tokens_needs_no_weights_of_his_own(
+    counted: Counted, specs: list[ScoreSpec], loaded: Inputs | None, pinned: bool
+) -> None:
+    cache = cache_of(CacheLimits(models=1))
+    asked = ScoreSpec(model=specs[0].model, inputs="tokens")
+    if pinned:
+        asked = asked.model_copy(update={"revision": CONTENT(specs[0])})
+    if loaded:
+        cache.get(specs[0].model_copy(update={"inputs": loaded}))
+    assert cache.has(asked) == (loaded is not None)
+    assert not cache.evicts(asked)
+    assert cache.get(asked).model.encoder
+    assert cache.get(asked) is cache.get(asked)
+    assert cache.has(asked)
+    cache.get(asked if loaded else asked.model_copy(update={"inputs": "pairs"}))
     assert counted("loads", outcome="loaded") == 1
 
 
