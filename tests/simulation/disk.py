@@ -136,7 +136,8 @@ class Disk:
             if name == "mkdir":
                 self.check_space(args[0])
             found = plain(*args, **options)
-            self._cells = {number: cell for number, cell in self._cells.items() if number in self._numbers()}
+            there = self._numbers()
+            self._cells = {number: cell for number, cell in self._cells.items() if number in there}
             self.step(f"{name} is done", args[0])
             return found
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.simulation.server import Refusal
+from tests.simulation.host import Refusal
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
 from rankmill.jobs.protocol.submitted.store import FileRunStore
 from tests.simulation.found import FOUND
+from tests.simulation.host import Command
 from tests.simulation.scenario import Scenario, play
-from tests.simulation.server import Command, Server
+from tests.simulation.server import Server
 from tests.simulation.world import World, _current
 
 EXAMPLES = 8

@@ -164,19 +164,24 @@ class World:
         self.ready.append(task)
 
     def run(self, done: Callable[[], bool], *, seconds: float) -> None:
-        """Let everybody run until `done`; raises `TooLong` when so many seconds of virtual time are over."""
+        """Let everybody run until `done`, which is asked before time goes on.
+
+        Raises `TooLong` when so many seconds of virtual time are over.
+        """
         until = self.now + seconds
-        while not done():
-            self.step(until)
+        while True:
+            if self.killed:
+                self._let_go()
+            if not self.ready:
+                if done():
+                    break
+                self._wake_next(until)
+            self._step()
         self.current = None
 
-    def step(self, until: float) -> None:
+    def _step(self) -> None:
         """Let one task run until it gives way."""
-        if self.killed:
-            self._let_go()
-        while not self.ready:
-            self._wake_next(until)
-        place = self.random.randrange(len(self.ready)) if len(self.ready) > 1 else 0
+        place = int(self.random.random() * len(self.ready)) if len(self.ready) > 1 else 0
         self.ready[place], self.ready[-1] = self.ready[-1], self.ready[place]
         task = self.ready.pop()
         if not task.process.alive or task.done:
@@ -184,13 +189,16 @@ class World:
         if task.process.stopped:
             task.process.held.append(task)
             return
+        self._tick()
+        self.current = task
+        task.resume.switch()
+        self.current = None
+
+    def _tick(self) -> None:
         self.events += 1
         self.now += _TICK
         if self.events > self.most_events:
             raise TooLong(f"more than {self.most_events:,} events")
-        self.current = task
-        task.resume.switch()
-        self.current = None
 
     def _wake_next(self, until: float) -> None:
         while self.timers:
@@ -234,9 +242,12 @@ class World:
             if greenlet.getcurrent() is not self.hub:
                 raise greenlet.GreenletExit  # of a process that was killed
             return
-        task.resume = greenlet.getcurrent()
-        self.ready.append(task)
-        self._leave()
+        if self.ready or self.killed or task.process.stopped or self.events >= self.most_events:
+            task.resume = greenlet.getcurrent()
+            self.ready.append(task)
+            self._leave()
+        else:  # nobody else can go on now
+            self._tick()
         self._handle_signals(task)
 
     def wait(self, seconds: float | None = None) -> bool:

@@ -1,0 +1,132 @@
+"""A process's side of a connection to the simulated server: redis-py's, without sockets and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+import redis.client
+import redis.connection
+from fakeredis._clients._sync import FakeBaseConnection
+from fakeredis._socket import FakeSocket
+from redis.driver_info import DriverInfo
+
+import rankmill.jobs.runtime.connection as connection_module
+from rankmill.jobs.runtime.connection import WaitingPool
+from tests.simulation.host import CLOSED, Command, Socket
+from tests.simulation.world import World, world
+
+_FIGURES = (
+    "record_operation_duration", "record_error_count", "record_connection_count", "get_pool_name",
+    "record_connection_create_time", "record_connection_wait_time", "parse_himport_set_args",
+)  # fmt: skip
+"""What redis-py does at each command that nobody sees here."""
+
+
+def prepare(mine: World) -> None:
+    """Let clients take their connections from a `Pool`, and count nothing."""
+    mine.patch(connection_module, "WaitingPool", Pool)
+    for module in (redis.client, redis.connection):
+        for name in _FIGURES:
+            if hasattr(module, name):
+                mine.patch(module, name, _nothing)
+
+
+NAMELESS = DriverInfo(name=None, lib_version=None)
+"""A client that does not tell its library's name: nobody asks for it."""
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+class Pool(WaitingPool):
+    """The connections of a client that nobody uses, without locks."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self._free: list[Connection] = []
+
+    def _take(self) -> Connection:
+        if not self._free and len(self._connections) >= self.max_connections:
+            raise redis.MaxConnectionsError("all connections of this process are in use")
+        connection: Connection = self._free.pop() if self._free else self.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            connection.connect()
+            if connection.can_read():  # somebody was interrupted before the reply
+                connection.disconnect()
+                connection.connect()
+        except BaseException:
+            self.release(connection)
+            raise
+        return connection
+
+    def release(self, connection: Any) -> None:
+        self._free.append(connection)
+
+
+class Connection(FakeBaseConnection, redis.Connection):
+    """A process's side of a connection."""
+
+    def _connect(self) -> FakeSocket:
+        here = world()
+        here.give_way()
+        here.redis.let_in(float(self.socket_connect_timeout or "inf"))
+        process = here.current.process if here.current else None
+        host = here.redis.host_for(process)
+        self._server = host
+        return Socket(process, host, db=self.db, client_info=self._client_info)
+
+    def connect(self) -> None:
+        if self._sock:
+            if not self._sock._killed:
+                return
+            self.disconnect()
+        super().connect()
+
+    def pack_commands(self, commands: Any) -> Any:
+        """The commands as lists of words, which nobody has to take apart again."""
+        return [self._packed(each) for each in commands]
+
+    def _packed(self, command: Sequence[Any]) -> Command:
+        name, *rest = command
+        first = name.encode().split() if isinstance(name, str) else [name]
+        return [*first, *(word if type(word) is bytes else self._encoded(word) for word in rest)]
+
+    def _encoded(self, word: Any) -> bytes:
+        return word.encode() if type(word) is str else self.encoder.encode(word)  # type: ignore[no-untyped-call]
+
+    def send_command(self, *args: Any, **options: Any) -> None:
+        self.send_packed_command([self._packed(args)], options.get("check_health", True))
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if self._sock and self._sock._killed:
+            self.disconnect()
+        if not self._sock:
+            self.connect_check_health(check_health=False)
+        if check_health:
+            redis.Connection.check_health(self)  # type: ignore[no-untyped-call]
+        here = world()
+        here.give_way()
+        here.redis.serve(self, command)
+
+    def can_read(self, timeout: float | None = 0) -> bool:
+        return bool(self._sock and self._sock.responses)
+
+    def read_response(self, disable_decoding: Any = False, **kwargs: Any) -> Any:
+        if self._sock is None or not self._sock.responses:
+            self.disconnect()
+            raise redis.ConnectionError(CLOSED)
+        found = self._sock.responses.popleft()
+        if isinstance(found, Exception):
+            if isinstance(found, redis.ConnectionError):  # LOADING, say: redis-py closes the connection
+                self.disconnect()
+            raise found
+        self.next_health_check = world().monotonic() + self.health_check_interval
+        return found if disable_decoding or not self.encoder.decode_responses else self._decode(found)
+
+    def disconnect(self, *args: Any, **options: Any) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None and sock._server is not None:
+            sock.close()

@@ -1,0 +1,399 @@
+"""One process of a simulated server: fakeredis in virtual time, without detours at each command.
+
+What fakeredis asks at each command and a simulated server never needs is left out: access rights, notices of
+changed keys, other servers' habits. `test_server.py` compares it with a real server.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import redis
+from fakeredis import FakeServer
+from fakeredis._command_args_parsing import Timeout
+from fakeredis._commands import COMMANDS_WITH_SUB, SUPPORTED_COMMANDS, Key, Signature
+from fakeredis._core import CommandItem, Database
+from fakeredis._helpers import QUEUED, SimpleError, decode_command_bytes
+from fakeredis._msgs import (
+    COMMAND_IN_SCRIPT_MSG,
+    FLAG_DO_NOT_CREATE,
+    FLAG_LEAVE_EMPTY_VAL,
+    FLAG_NO_SCRIPT,
+    FLAG_SKIP_CONVERT_TO_RESP2,
+    FLAG_TRANSACTION,
+    SCRIPT_ERROR_MSG,
+    WRONGTYPE_MSG,
+)
+from fakeredis._socket import FakeSocket
+from fakeredis._socket._resp import convert_to_resp2
+from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE, _convert_redis_arg
+from fakeredis.model import get_all_commands_info
+
+from tests.simulation.world import Process, Task, world
+
+Command = list[bytes]
+
+CLOSED = "Connection closed by server."
+_BLMOVE = Signature("blmove", "blocking_move", (bytes, bytes, bytes, bytes, Timeout))  # type: ignore[arg-type]
+
+
+class Refusal(NamedTuple):
+    """A reply in place of the work, for a `share` of the commands.
+
+    ``flag``: what is refused, ``write`` or ``denyoom`` commands, or for ``loading`` all others than these.
+    """
+
+    flag: str
+    why: str
+    share: float = 1.0
+
+
+def flags_of(name: str) -> frozenset[str]:
+    """What a server says of a command: whether it writes, is refused while there is no memory, and so on."""
+    if not _FLAGS:
+        _FLAGS.update(
+            (raw.decode(), frozenset(flag.decode() for flag in info[2]))
+            for raw, info in get_all_commands_info().items()
+        )
+    return _FLAGS.get(name, frozenset())
+
+
+_FLAGS: dict[str, frozenset[str]] = {}
+
+
+class Plan(NamedTuple):
+    """How so many arguments of a command are read.
+
+    ``first``: places of those that are decoded, or of keys whose absence is the reply; ``keys``: places of
+    keys.
+    """
+
+    first: tuple[tuple[int, Any], ...]
+    keys: tuple[tuple[int, Key], ...]
+    creates: bool
+    keeps_empty: bool
+    in_scripts: bool
+    converts: bool
+
+
+_PLANS: dict[tuple[Signature, int], Plan] = {}
+
+
+def plan_of(signature: Signature, arguments: Sequence[Any], version: Any) -> Plan:
+    """How the arguments are read; raises `SimpleError` if there are too few or too many."""
+    if found := _PLANS.get((signature, len(arguments))):
+        return found
+    signature.check_arity(arguments, version)
+    types: list[Any] = [*signature.fixed]
+    while len(types) < len(arguments):
+        types.append(signature.repeat[(len(types) - len(signature.fixed)) % len(signature.repeat)])
+    keys = tuple((place, kind) for place, kind in enumerate(types) if isinstance(kind, Key))
+    first = tuple(
+        (place, kind)
+        for place, kind in enumerate(types)
+        if (kind.missing_return is not Key.UNSPECIFIED if isinstance(kind, Key) else kind is not bytes)
+    )
+    flags = signature.flags
+    found = Plan(
+        first,
+        keys,
+        creates=FLAG_DO_NOT_CREATE not in flags,
+        keeps_empty=FLAG_LEAVE_EMPTY_VAL in flags,
+        in_scripts=FLAG_NO_SCRIPT not in flags,
+        converts=FLAG_SKIP_CONVERT_TO_RESP2 not in flags,
+    )
+    return _PLANS.setdefault((signature, len(arguments)), found)
+
+
+_NAMES: dict[bytes, str] = {}
+
+
+def name_of(word: bytes) -> str:
+    """A word of a command, as fakeredis writes its name."""
+    return _NAMES.get(word) or _NAMES.setdefault(word, decode_command_bytes(word))
+
+
+@dataclass(eq=False)
+class Blocked:
+    """A client that waits for a key: who it is, how it is served, and its reply once it was."""
+
+    task: Task
+    sock: Socket
+    words: frozenset[bytes]
+    until: float
+    serve: Callable[[bool], Any]
+    reply: Any = None
+
+
+class Host(FakeServer):
+    """One process of a server: its data, its clock, its clients.
+
+    Parameters
+    ----------
+    clock
+        How far its clock is ahead, in seconds.
+    """
+
+    def __init__(self, clock: float = 0.0) -> None:
+        super().__init__(version=(8,), server_type="valkey")
+        self.lock = threading.RLock()  # type: ignore[assignment]  # all run on one thread
+        self.clock = clock
+        self.blocked: list[Blocked] = []
+        self.changed: set[bytes] = set()
+        self.scripts: dict[bytes, Callable[[], Any]] = {}
+        self.data = self.dbs[0] = Watched(self.lock, self.changed)
+
+    def serve_blocked(self) -> None:
+        """Serve the clients that wait for keys that have changed, the first before the others."""
+        while self.changed and self.blocked:
+            changed = set(self.changed)
+            self.changed.clear()
+            for each in list(self.blocked):
+                here = each.task.process.alive or each.sock.silent  # else its host has closed the connection
+                if not here or each.until < world().now:
+                    self.blocked.remove(each)
+                elif not each.words.isdisjoint(changed) and (found := each.serve(False)) is not None:
+                    each.reply = found
+                    self.blocked.remove(each)
+                    world().wake(each.task)
+        self.changed.clear()
+
+    def clone(self, clock: float = 0.0) -> Host:
+        """Another one with a copy of the data."""
+        other = Host(clock)
+        other.restore(self.snapshot())
+        return other
+
+    def snapshot(self) -> Any:
+        """The data as it is now."""
+        return copy.deepcopy(dict(self.data._dict))
+
+    def restore(self, data: Any) -> None:
+        """Go on with a copy of earlier data."""
+        self.data._dict.clear()
+        self.data._expiry_heap.clear()
+        for key, item in copy.deepcopy(data).items():
+            self.data[key] = item
+
+    def drop(self, sockets: Iterable[Socket] | None = None) -> None:
+        """Break some connections, or all."""
+        for sock in list(self.sockets if sockets is None else sockets):
+            sock._killed = True
+            self.sockets.remove(sock)
+            sock._cleanup(self)
+        for each in list(self.blocked):
+            if each.sock._killed:
+                self.blocked.remove(each)
+                world().wake(each.task)
+
+
+class Watched(Database):
+    """Data that says which keys have changed."""
+
+    def __init__(self, lock: Any, changed: set[bytes]) -> None:
+        super().__init__(lock)
+        self.changed = changed
+
+    def notify_watch(self, key: bytes) -> None:
+        self.changed.add(key)
+        for sock in self._watches.get(key, ()):
+            sock.notify_watch()
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        item = self._dict.get(key)
+        if item is None:
+            return default
+        if item.expireat is not None and item.expireat < self.time:
+            del self._dict[key]
+            return default
+        return item
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key) is not None  # type: ignore[arg-type]
+
+
+class Socket(FakeSocket):
+    """A connection's side at the server; ``silent``: what either side sends does not arrive any more."""
+
+    silent = False
+
+    def __init__(self, process: Process | None, host: Host, **options: Any) -> None:
+        super().__init__(host, client_class=redis.Redis, lua_modules=set(), **options)
+        self.process = process
+        self.responses = deque()  # type: ignore[assignment]
+        self._words: Command = []
+        self._has_written = False
+
+    def carry_out(self, commands: Sequence[Command]) -> None:
+        """Carry out commands, one after the other, and leave their replies."""
+        calls = world().redis.calls
+        for words in commands:
+            calls[words[0].decode()] += 1
+            self._words = words
+            self._process_command(words)
+
+    def _process_command(self, fields: Command) -> None:
+        """Carry out a command, or keep it for its transaction, and leave its reply."""
+        host: Any = self._server
+        name, arguments = name_of(fields[0]), fields[1:]
+        if name in COMMANDS_WITH_SUB and arguments:
+            name, arguments = f"{name} {name_of(arguments[0])}", arguments[1:]
+        while host.closed_sockets:
+            if gone := host.closed_sockets.pop()():
+                gone._cleanup(host)
+        host.data.time = time.time()
+        try:
+            function, signature = self._name_to_func(name)
+            plan_of(signature, arguments, host.version)
+            queued = self._transaction is not None and FLAG_TRANSACTION not in signature.flags
+        except SimpleError as error:
+            if self._transaction is not None:
+                self._transaction_failed = True
+            self.responses.append(self._decode_result(error))  # type: ignore[union-attr]
+            return
+        if queued:
+            self._transaction.append((function, signature, arguments))  # type: ignore[union-attr]
+            found = QUEUED
+        else:
+            found = self._run_command(function, signature, arguments, False)
+        if self.responses is not None:
+            self.responses.append(self._decode_result(found))  # type: ignore[attr-defined]
+
+    def _name_to_func(self, cmd_name: str) -> tuple[Any, Signature]:
+        refusals = world().redis.refusals
+        if refusals and (why := self._refusal(cmd_name, refusals)):
+            raise SimpleError(why)
+        if cmd_name == "blmove":  # fakeredis does not wait where the list is not there
+            return self.blocking_move, _BLMOVE
+        if signature := SUPPORTED_COMMANDS.get(cmd_name):
+            return getattr(self, signature.func_name), signature
+        return super()._name_to_func(cmd_name)
+
+    def _refusal(self, name: str, refusals: Sequence[Refusal]) -> str | None:
+        """Why the server does not carry out a command now; for a transaction, any of its commands."""
+        flags = flags_of(name)
+        if name == "exec" and self._transaction is not None:
+            flags = flags.union(*(flags_of(signature.name) for _, signature, _ in self._transaction))
+        in_script = self._script_resp is not None
+        queued = self._transaction is not None and name not in {"exec", "discard", "multi", "watch"}
+        for each in refusals:
+            if each.flag == "denyoom":
+                refused = not (in_script and self._has_written) and (queued or "denyoom" in flags)
+            elif each.flag == "write":
+                refused = "write" in flags
+            else:
+                refused = not in_script and each.flag not in flags
+            if refused and world().random.random() < each.share:
+                if name != "exec":
+                    return each.why
+                self._forget_transaction()
+                self._clear_watches()
+                return f"EXECABORT Transaction discarded because of: {each.why}"
+        return None
+
+    def _run_command(self, func: Any, sig: Signature, args: list[Any], from_script: bool) -> Any:
+        items: list[CommandItem] = []
+        try:
+            plan = plan_of(sig, args, self._server.version)
+            found = self._called(func, plan, args, items, from_script)
+        except SimpleError as error:
+            found = error
+        for item in items:
+            if item.is_modified:
+                item.writeback(remove_empty_val=not plan.keeps_empty)
+        if (see := world().history.SEEN.get(sig.name)) and not isinstance(found, Exception):
+            see(world().history, args, found)
+        if from_script and world().redis.refusals and "write" in flags_of(sig.name):
+            self._has_written = True
+        return found
+
+    def _called(
+        self, function: Any, plan: Plan, arguments: list[Any], items: list[CommandItem], from_script: bool
+    ) -> Any:
+        """The reply of a command to its arguments; `items` gets those that are keys."""
+        data, read = self._db, list(arguments)
+        for place, kind in plan.first:
+            if not isinstance(kind, Key):
+                read[place] = kind.decode(read[place])
+            elif read[place] not in data:
+                return kind.missing_return
+        for place, key in plan.keys:
+            item, kept = data.get(read[place]), key.type_
+            if kept is not None and item is not None and type(item.value) is not kept:
+                raise SimpleError(WRONGTYPE_MSG)
+            new = kept() if plan.creates and item is None and kept not in {None, bytes} else None
+            read[place] = CommandItem(read[place], data, item, default=new)
+            items.append(read[place])
+        if from_script and not plan.in_scripts:
+            raise SimpleError(COMMAND_IN_SCRIPT_MSG)
+        found = function(*read)
+        if plan.converts and self._resp_version == 2:
+            found = convert_to_resp2(found, "valkey")
+        return found
+
+    def add_subkey_event(self, *_: Any) -> None:
+        """Nobody is told which fields of a hash have changed."""
+
+    def _lua_redis_call(self, lua_runtime: Any, expected_globals: Any, op: bytes, *args: Any) -> Any:
+        name = name_of(op)
+        if name in COMMANDS_WITH_SUB and args:
+            name, args = f"{name} {name_of(_convert_redis_arg(args[0]))}", args[1:]
+        function, signature = self._name_to_func(name)
+        words = [word if type(word) is bytes else _convert_redis_arg(word) for word in args]
+        return self._convert_redis_result(lua_runtime, self._run_command(function, signature, words, True))
+
+    def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
+        """As fakeredis has it, but a script is compiled once, and the garbage is not collected each time."""
+        host: Any = self._server
+        if script not in host.scripts:
+            host.scripts[script] = self._get_server_runtime(host).compile(script)
+        table = host._lua_runtime.table_from
+        host._lua_current_socket[0] = self
+        host._lua_set_keys_argv(table(keys_and_args[:numkeys]), table(keys_and_args[numkeys:]))
+        self._script_resp, self._has_written = 2, False
+        try:
+            result = host.scripts[script]()
+        except LUA_MODULE.LuaError as error:
+            raise SimpleError(SCRIPT_ERROR_MSG.format("", error)) from None
+        finally:
+            self._script_resp = None
+        return self._convert_lua_result(result, nested=False)
+
+    def blocking_move(self, source: bytes, target: bytes, take: bytes, put: bytes, timeout: float) -> Any:
+        """BLMOVE."""
+        sides = take.upper() == b"LEFT", put.upper() == b"LEFT"
+
+        def move(first: bool) -> Any:
+            moved = self._blmovem_pass(source, target, *sides, False, 1, True, first)
+            return moved[0] if moved else None
+
+        return self._blocking(timeout, move)
+
+    def _blocking(
+        self,
+        timeout: float | None,
+        func: Callable[[bool], Any],
+        shape: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        found, here = func(True), world().current
+        if found is None and not self._in_transaction and here and world().redis.waits_for(self):
+            host: Any = self._server
+            until = world().now + (timeout or float("inf"))
+            blocked = Blocked(here, self, frozenset(self._words), until, func)
+            host.blocked.append(blocked)
+            try:
+                with world().redis.away_from_server():
+                    world().wait(timeout or None)
+            finally:  # a signal may interrupt it
+                if blocked in host.blocked:
+                    host.blocked.remove(blocked)
+            if self._killed or self._server is None:
+                raise redis.ConnectionError(CLOSED)
+            found = blocked.reply
+        return found if shape is None else shape(found)
