@@ -16,7 +16,8 @@ from rankmill.jobs.contract.schema import Inputs
 
 Precision = Literal[
     "auto", "fp32", "bf16", "fp16", "fp8",
-    "int8", "int8-64", "int8-64-bf16", "int8-128", "int8-128-bf16", "int4",
+    "int8", "int8-64", "int8-64-bf16", "int8-128", "int8-128-bf16", "int8-dynamic", "int8-dynamic-7bit",
+    "int4",
 ]  # fmt: skip
 
 OPEN_PRECISIONS = frozenset({"auto", "int8"})

@@ -81,15 +81,18 @@ def test_a_worker_without_the_settled_precision_hands_the_chunks_back(
     assert "left to other workers: precision bf16 is not supported" in (tmp_path / "worker.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("backend", "kinds"), [("openvino", ["int8-64", "int8-128"]), ("onnx", ["int8-dynamic-7bit"])]
+)
 def test_a_run_in_int8_is_scored_in_the_kind_that_its_first_worker_has(
-    client: Client, workers: StartWorker
+    client: Client, workers: StartWorker, backend: str, kinds: list[str]
 ) -> None:
-    """On any machine at least one of these kinds is not the one that a worker would choose itself."""
-    needs_package("nncf")
-    runs = {kind: client.submit(PAIRS, precision="int8") for kind in ("int8-64", "int8-128")}
+    """On machines with VNNI at least one of these kinds is not the one that a worker would choose itself."""
+    needs_package({"openvino": "nncf", "onnx": "onnxruntime"}[backend])
+    runs = {kind: client.submit(PAIRS, precision="int8") for kind in kinds}
     for kind, run in runs.items():
         client.store.settle(run._driver.run, Settled(kind, None))  # as if another worker were the first
-    workers(environ={"RANKMILL_BACKEND": "openvino"})
+    workers(environ={"RANKMILL_BACKEND": backend})
     for kind, run in runs.items():
         parts = list(run.tables())
         assert {part.stats.precision for part in parts if part.stats} == {kind}

@@ -229,6 +229,9 @@ class BackendKind:
         Precisions that `probe` accepts, if the backend supports them.
     rounding
         How it rounds in 8 and 4 bits: transformers' model is rounded so to see how far that is off.
+    int8
+        Names of what ``int8`` may stand for on this CPU, the first unless speeds are measured. Two CPUs that
+        compute it differently have two names for it.
     concurrent
         Whether several threads may call `Backend.submit` at once, and each computes in its own.
     lacks
@@ -247,6 +250,7 @@ class BackendKind:
     probe: Callable[[LayerShape, str], Callable[[], object]] | None = None
     probed: tuple[str, ...] = ("fp32", "bf16")
     rounding: Rounding | None = None
+    int8: Callable[[], tuple[str, ...]] = lambda: ("int8",)
     concurrent: bool = False
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
 

@@ -132,7 +132,7 @@ def _choose(
     plain: bool,
     without: Collection[Combination],
 ) -> BackendChoice:
-    """As `choose_backend`, where int8 is the backend's own."""
+    """As `choose_backend`, where int8 is what it stands for without a measurement."""
     kinds = _automatic(device) if setting == "auto" else [BACKENDS[setting]]
     obstacles: dict[str, str] = {}
     able: list[Combination] = []
@@ -142,7 +142,7 @@ def _choose(
             continue
         obstacle = kind.obstacle(config, device, precision, plain=plain)
         if obstacle is None:
-            mine = [(kind.name, each) for each in _precisions(precision, device, supported)]
+            mine = [(kind.name, each) for each in _precisions(precision, device, kind)]
             able += [each for each in mine if each not in without]
             if unfit := [each[1] for each in mine if each in without]:
                 obstacles[kind.name] = f"its scores in {_either(unfit)} are not the model's"
@@ -174,8 +174,11 @@ def _choose(
     raise WorkerError(f"{what} {_listed(obstacles, ' cannot be used')}; {way_out}")
 
 
-def _precisions(precision: str, device: str, supported: tuple[str, ...]) -> list[str]:
-    """The precisions that the setting allows for a backend on a device."""
+def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
+    """The precisions that the setting allows for a backend on a device, by the names that results have."""
+    supported = kind.precisions.get(device, ())
+    if precision == "int8":
+        return list(kind.int8())
     if precision != "auto":
         return [precision]
     if device != "cpu":

@@ -119,11 +119,10 @@ def forced_kernels() -> list[str]:
     return [f"{name}={os.environ[name]}" for name in _CHOOSE_KERNELS if os.environ.get(name)]
 
 
-def int8_instructions() -> str:
-    """Instructions of this CPU for 8-bit products: ``vnni``, ``arm64``, or ``avx2``, whose sums overflow."""
-    if platform.machine() in {"aarch64", "arm64"}:
-        return "arm64"
-    return "vnni" if cpu_flags() & {"avx512_vnni", "avx_vnni"} else "avx2"
+def int8_overflows() -> bool:
+    """Whether sums of 8-bit products overflow on this CPU: it is no ARM, and has no VNNI."""
+    is_arm = platform.machine() in {"aarch64", "arm64"}
+    return not is_arm and not cpu_flags() & {"avx512_vnni", "avx_vnni"}
 
 
 def empty_cache(device: str) -> None:

@@ -170,7 +170,8 @@ def test_fewer_bits_without_their_package(monkeypatch: pytest.MonkeyPatch) -> No
     assert chosen.backend == "openvino"
     assert chosen.precision in {*INT8, "bf16", "fp32"}  # as this machine likes
     monkeypatch.setitem(sys.modules, "nncf", None)
-    assert choose_backend("auto", "int8", config, "cpu", CACHE) == BackendChoice("onnx", "int8")
+    onnx = BackendChoice("onnx", BACKENDS["onnx"].int8()[0])
+    assert choose_backend("auto", "int8", config, "cpu", CACHE) == onnx
     with pytest.raises(SpecError, match=r"int8 needs NNCF \(pip install 'rankmill\[openvino-int8\]'\)"):
         choose_backend("openvino", "int8", config, "cpu", CACHE)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

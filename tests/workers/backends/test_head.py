@@ -23,7 +23,7 @@ KINDS = [
     pytest.param("torch", "bf16", marks=pytest.mark.slow),
     ("openvino", "bf16"),
     ("openvino", "int8-128"),
-    ("onnx", "int8"),
+    ("onnx", "int8-dynamic-7bit"),
     *(pytest.param("mlx", precision, marks=pytest.mark.slow) for precision in ("fp16", "bf16", "int8")),
 ]
 

@@ -13,11 +13,12 @@ import pytest
 from transformers import AutoConfig
 
 from rankmill import Client
-from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import LayerShape, ModelFiles
-from rankmill.workers.backends.registry import choose_backend
+from rankmill.workers.backends.registry import BACKENDS, choose_backend
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host import device
 from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, StartWorker
 from tests.harness.models.tiny import make_bert
@@ -69,12 +70,32 @@ def test_int8_ranks_the_example_as_fp32_does() -> None:
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:120]
     texts = [row["query"] for row in rows], [row["passage"] for row in rows]
     ranks = []
-    for precision in ("fp32", "int8"):
+    for precision in ("fp32", BACKENDS["onnx"].int8()[0], "int8-dynamic-7bit"):
         spec = ScoreSpec.model_validate({"model": "demo", "precision": precision, "activation": "identity"})
         model = load_model(spec, "cpu", "onnx")
         assert (model.backend.name, model.backend.precision) == ("onnx", precision)
         ranks.append(Engine(model, 4096).score(*texts).scores.argsort().argsort())
     assert np.min(np.corrcoef(ranks)) > 0.995
+
+
+def test_cpus_that_compute_int8_differently_have_two_names_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no output mixes them: a run's first worker settles the name, and others compute that, or refuse."""
+    model, config = make_bert(tmp_path / "model"), AutoConfig.for_model("bert")
+
+    def here(precision: str) -> str:
+        spec = ScoreSpec.model_validate({"model": str(model), "precision": precision})
+        return load_model(spec, "cpu", "onnx", str(tmp_path / "cache")).backend.precision
+
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"avx2", "avx512_vnni"}))
+    assert here("int8") == "int8-dynamic"
+    assert here("int8-dynamic-7bit") == "int8-dynamic-7bit"  # as a worker without VNNI has settled
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(device.platform, "machine", lambda: "x86_64")
+    assert here("int8") == "int8-dynamic-7bit"
+    with pytest.raises(WorkerError, match="int8-dynamic overflows on this CPU, which has no VNNI"):
+        choose_backend("onnx", "int8-dynamic", config, "cpu", CACHE)
 
 
 def test_a_model_is_exported_once_for_each_content_and_precision(tmp_path: Path) -> None:
@@ -130,7 +151,7 @@ def test_a_file_that_makes_no_scores_is_not_used(tmp_path: Path, caplog: pytest.
 
 def test_what_it_does_not_run_is_said(tmp_path: Path) -> None:
     config = AutoConfig.for_model("bert")
-    with pytest.raises(SpecError, match="bf16 is not supported on cpu by backend onnx; use fp32 or int8"):
+    with pytest.raises(SpecError, match="bf16 is not supported on cpu by backend onnx; use fp32, int8, "):
         choose_backend("onnx", "bf16", config, "cpu", CACHE)
     with pytest.raises(SpecError, match="onnx cannot be used: it is ONNX Runtime's build for CPUs"):
         choose_backend("onnx", "fp16", config, "cuda", CACHE)

@@ -24,7 +24,7 @@ KINDS = [
     ("torch", "bf16"),
     ("openvino", "bf16"),
     ("openvino", "int8-128"),
-    ("onnx", "int8"),
+    ("onnx", "int8-dynamic-7bit"),
 ]
 
 
@@ -39,7 +39,7 @@ def exact() -> Logits:
     return scores_of("torch", "fp32", 2048)[0]
 
 
-_SLOW = {("torch", "bf16"), ("openvino", "int8-128"), ("onnx", "int8")}
+_SLOW = {("torch", "bf16"), ("openvino", "int8-128"), ("onnx", "int8-dynamic-7bit")}
 
 
 @pytest.mark.parametrize(

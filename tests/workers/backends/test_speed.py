@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends import openvino, registry, speed, torch
 from rankmill.workers.backends.base import LayerShape, ModelFiles
@@ -266,8 +267,10 @@ def test_int8_is_the_most_exact_kind_that_is_worth_it(
     kind = choose_backend("auto", "int8-128", config, "cpu", tmp_path)
     assert kind == BackendChoice(OPENVINO, "int8-128")  # as was asked for
     alone = choose_backend("auto", "int8", config, "cpu", tmp_path, alone=True)
-    assert alone == BackendChoice(OPENVINO, "int8")  # whatever was measured
-    assert choose_backend("onnx", "int8", config, "cpu", tmp_path) == BackendChoice("onnx", "int8")
+    assert alone == BackendChoice(OPENVINO, "int8-128")  # whatever was measured
+    wrong = {(OPENVINO, "int8-128"), (OPENVINO, "int8-64")}
+    with pytest.raises(WorkerError, match="its scores in int8-128 or int8-64 are not the model's"):
+        choose_backend(OPENVINO, "int8", config, "cpu", tmp_path, alone=True, without=wrong)
 
 
 @pytest.mark.parametrize("kind", INT8)

@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 from rankmill.workers.backends.base import MATRIX, ROW, Backend, BackendKind, LayerShape, ModelFiles, Rounding
 from rankmill.workers.backends.families import TRACEABLE
-from rankmill.workers.host.device import threads
+from rankmill.workers.host.device import int8_overflows, threads
+
+_INT8 = ("int8-dynamic", "int8-dynamic-7bit")
+"""Dynamic quantization with weights of 8 and of 7 bits. Without instructions for them, sums of 8-bit products
+overflow; those of 7 bits are the same on any CPU."""
+
+
+def _int8() -> tuple[str, ...]:
+    return _INT8[1:] if int8_overflows() else _INT8
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
@@ -26,6 +34,8 @@ def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
 def _lacks(device: str, precision: str) -> str | None:
     if device == "cuda" and not _runs_on_cuda():
         return "it is ONNX Runtime's build for CPUs (pip install onnxruntime-gpu instead of onnxruntime)"
+    if precision.startswith("int8-") and precision not in _int8():
+        return f"{precision} overflows on this CPU, which has no VNNI; use {' or '.join(_int8())}"
     return None
 
 
@@ -38,11 +48,12 @@ def _runs_on_cuda() -> bool:
 KIND = BackendKind(
     name="onnx",
     packages=("onnx", "onnxruntime"),
-    precisions={"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")},
+    precisions={"cpu": ("fp32", "int8", *_INT8), "cuda": ("fp32", "fp16")},
     measured=TRACEABLE,
     load=_load,
     probe=_probe,
     lacks=_lacks,
     rounding=Rounding(weights=ROW, inputs=MATRIX),
+    int8=_int8,
     concurrent=True,
 )

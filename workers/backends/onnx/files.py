@@ -14,7 +14,6 @@ import onnxruntime
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.batches.tokens import INPUTS
-from rankmill.workers.host.device import int8_instructions
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 from rankmill.workers.host.model_file import model_file
 
@@ -35,15 +34,14 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
     files
         The model's files.
     precision
-        ``fp32``, ``fp16`` or ``int8``; for int8 the file depends on the CPU's instructions.
+        ``fp32``, ``fp16``, ``int8-dynamic`` or ``int8-dynamic-7bit``.
     """
-    kind = f"int8-{int8_instructions()}" if precision == "int8" else precision
-    shipped = _shipped(files) if kind == "fp32" else None
+    shipped = _shipped(files) if precision == "fp32" else None
     if shipped is not None:
         logger.info("using the model's own %s", shipped.name)
         return shipped
     versions = [*(version(name) for name in ("torch", "transformers", "onnx")), onnxruntime.__version__]
-    name = cache_name(files.source, files.revision, str(_VERSION), str(OPSET), kind, *versions)
+    name = cache_name(files.source, files.revision, str(_VERSION), str(OPSET), precision, *versions)
     folder = files.cache / "onnx" / name
     if is_kept(folder, files.cache):
         files.copies.append(kept_as(folder))
@@ -51,9 +49,9 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
     def export(folder: Path) -> None:
         started = system.monotonic()
-        _export(files, kind, folder)
+        _export(files, precision, folder)
         files.check_unchanged()  # else it would be kept as that of other files
-        logger.info("exported %s as %s in %.1f s", files.source, kind, system.monotonic() - started)
+        logger.info("exported %s as %s in %.1f s", files.source, precision, system.monotonic() - started)
 
     build_once(folder, export)
     files.copies.append(kept_as(folder))
@@ -87,20 +85,20 @@ def _shipped(files: ModelFiles) -> Path | None:
     return None
 
 
-def _export(files: ModelFiles, kind: str, folder: Path) -> None:
+def _export(files: ModelFiles, precision: str, folder: Path) -> None:
     """Export the model to a file in `folder`."""
     from rankmill.workers.backends.traceable import traceable  # torch, which a cached file does not need
 
     scorer = traceable(files)
     whole, final = folder / "fp32.onnx", folder / _FILE
     export(scorer, dict(zip(scorer.inputs, scorer.example(), strict=True)), "logits", whole)
-    if kind == "fp32":
+    if precision == "fp32":
         whole.rename(final)
         return
-    if kind == "fp16":
+    if precision == "fp16":
         _halve(whole, final, scorer.head)
     else:
-        _quantize(whole, final, kind)
+        _quantize(whole, final, precision)
     whole.unlink()
 
 
@@ -145,7 +143,7 @@ def _type(cast: onnx.NodeProto) -> int:
     return int(next(each.i for each in cast.attribute if each.name == "to"))
 
 
-def _quantize(whole: Path, final: Path, kind: str) -> None:
+def _quantize(whole: Path, final: Path, precision: str) -> None:
     """Quantize matrices to 8 bits, and their inputs when the model runs (dynamic quantization)."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -157,7 +155,7 @@ def _quantize(whole: Path, final: Path, kind: str) -> None:
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
             weight_type=QuantType.QInt8,
-            reduce_range=kind == "int8-avx2",  # with more than 7 bits its sums of products overflow
+            reduce_range=precision.endswith("7bit"),
         )
     finally:
         logging.getLogger().disabled = before

@@ -17,16 +17,12 @@ from rankmill.workers.backends.base import (
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.backends.speed import INT8
 
-_INT8 = "int8-128"
-"""The kind of int8 without a measurement, and in a deterministic run, where measurements must not count."""
-
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from rankmill.workers.backends.openvino.backend import OpenVinoBackend
     from rankmill.workers.backends.openvino.graph import openvino_graph
 
-    kind = _INT8 if precision == "int8" else precision  # nothing was measured
-    return OpenVinoBackend(openvino_graph(files, kind), kind, alone=files.alone)
+    return OpenVinoBackend(openvino_graph(files, precision), precision, alone=files.alone)
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
@@ -62,4 +58,5 @@ KIND = BackendKind(
     probed=("fp32", "bf16", *INT8),
     lacks=_lacks,
     rounding=Rounding(weights=ROW, inputs=ROW),
+    int8=lambda: ("int8-128", "int8-64"),  # those with bf16 are not on every CPU
 )
