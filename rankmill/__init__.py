@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rankmill.jobs.protocol.submitted.store import score_file
     from rankmill.producer.client.async_client import (
         AsyncClient,
-        AsyncDetachedRun,
         AsyncScoringRun,
         AsyncSubmittedFile,
     )
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
-    "AsyncDetachedRun",
     "AsyncScoringRun",
     "AsyncSubmittedFile",
     "Classified",
@@ -49,7 +47,6 @@ __all__ = [
 
 _HOMES = {
     "AsyncClient": "producer.client.async_client",
-    "AsyncDetachedRun": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "AsyncSubmittedFile": "producer.client.async_client",
     "Classified": "producer.client.runs",

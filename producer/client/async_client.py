@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import redis
 
@@ -24,23 +24,12 @@ from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
 
 if TYPE_CHECKING:
-    from rankmill.jobs.contract.priority import Priority
     from rankmill.jobs.contract.run import Progress
-    from rankmill.jobs.contract.spec import SpecOptions
     from rankmill.jobs.protocol.submitted.record import FileRun
     from rankmill.jobs.registry.registry import Resolved
     from rankmill.jobs.runtime.settings import Settings
     from rankmill.producer.client.runs import RunStats, Scores
     from rankmill.producer.client.submitted import SubmittedFile
-    from rankmill.producer.collect.pairs import Conversations, Pairs, Texts
-
-    class SubmitOptions(SpecOptions, total=False):
-        """Options of `AsyncClient.submit`."""
-
-        texts: Texts | None
-        messages: Conversations | None
-        columns: tuple[str, ...] | None
-        priority: Priority | None
 
 
 P = ParamSpec("P")
@@ -110,8 +99,8 @@ class _LoopClient(Client):
             self._beginning.release()
 
 
-class _AsyncRun:
-    """What all runs have, as `ScoringRun`."""
+class AsyncScoringRun:
+    """A submitted run, as `ScoringRun`; cancelling a task that reads it cancels it, unless it is detached."""
 
     def __init__(self, run: ScoringRun) -> None:
         self._run = run
@@ -146,6 +135,10 @@ class _AsyncRun:
         """Of a run that asks for tokens, a `TokensFound` as JSON for each row read so far."""
         return self._run.found
 
+    async def progress(self) -> Progress:
+        """The rows done so far, those of unfinished chunks included, and the speed."""
+        return await bridge.run(lambda: self._run.progress)
+
     async def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
         """Wait for the end of the run as `ScoringRun.wait` does."""
         return await self._read(self._run.wait, timeout, show_progress=show_progress)
@@ -171,23 +164,6 @@ class _AsyncRun:
             if not self._run.is_detached:
                 await self.cancel()
             raise
-
-
-class AsyncScoringRun(_AsyncRun):
-    """A submitted run. If the task that reads it is cancelled, the run is cancelled too."""
-
-    @property
-    def progress(self) -> Progress:
-        """The rows done so far, those of unfinished chunks included, and the speed."""
-        return self._run.progress
-
-
-class AsyncDetachedRun(_AsyncRun):
-    """A detached run; it goes on if the task that waits for it is cancelled."""
-
-    async def progress(self) -> Progress:
-        """The rows that are done now."""
-        return await bridge.run(lambda: self._run.progress)
 
 
 class AsyncSubmittedFile:
@@ -220,8 +196,8 @@ class AsyncSubmittedFile:
         return await bridge.run(self._run.cancel)
 
 
-def _attached(found: ScoringRun | SubmittedFile) -> AsyncDetachedRun | AsyncSubmittedFile:
-    return AsyncDetachedRun(found) if isinstance(found, ScoringRun) else AsyncSubmittedFile(found)
+def _attached(found: ScoringRun | SubmittedFile) -> AsyncScoringRun | AsyncSubmittedFile:
+    return AsyncScoringRun(found) if isinstance(found, ScoringRun) else AsyncSubmittedFile(found)
 
 
 def _as_it_is(found: T) -> T:
@@ -279,27 +255,10 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    @overload
-    async def submit(
-        self, pairs: Pairs | None = None, *, detached: Literal[True], **options: Unpack[SubmitOptions]
-    ) -> AsyncDetachedRun: ...
-
-    @overload
-    async def submit(
-        self, pairs: Pairs | None = None, **options: Unpack[SubmitOptions]
-    ) -> AsyncScoringRun: ...
-
-    async def submit(
-        self, pairs: Pairs | None = None, *, detached: bool = False, **options: Any
-    ) -> AsyncScoringRun | AsyncDetachedRun:
-        """Start a run as `Client.submit` does, with its parameters."""
-        await self._open()
-        run = await bridge.run(partial(self._client.submit, pairs, detached=detached, **options))
-        return AsyncDetachedRun(run) if detached else AsyncScoringRun(run)
-
     score = _awaited(Client.score, _as_it_is)
     rank = _awaited(Client.rank, _as_it_is)
     classify = _awaited(Client.classify, _as_it_is)
+    submit = _awaited(Client.submit, AsyncScoringRun)
     begin = _awaited(Client.begin, AsyncScoringRun)
     attach = _awaited(Client.attach, _attached)
 

