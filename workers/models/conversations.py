@@ -55,7 +55,9 @@ class ConversationTokenizer:
         self.pad_id = tokenizer.pad_token_id or 0
         self._tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
-            raise SpecError(f"model {model} has no chat template, which conversations need")
+            raise SpecError(
+                f"model {model} has no chat template, which conversations (--messages-column) need"
+            )
         self._options = template_options(tokenizer)
         if self._options and "date_string" not in str(tokenizer.chat_template):
             raise SpecError(
