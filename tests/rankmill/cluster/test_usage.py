@@ -95,6 +95,7 @@ def test_a_key_sees_its_own_and_an_admin_everybody_s(
     other, _ = keys.create("other", days=1)
     admin, _ = keys.create("boss", days=1, admin=True)
     with running_gateway(server.url, tmp_path, "--model", str(tiny_model)) as gateway:
+        wait_for(lambda: gateway.get("/ready").status == 200, worker)
         body = {"query": "a", "documents": ["b", "c", "d"]}
         for text in (shop, shop, other):
             reply = gateway.post("/v1/rerank", body, authorization=f"Bearer {text}")

@@ -101,5 +101,6 @@ def test_with_workers_of_its_own_it_checks_int8() -> None:
     done = run_command("rankmill", "check-precision", *DEMO, *options)
     assert done.code == 0, done.err
     fp32, int8 = json.loads(done.out)
-    assert (fp32["backend"], int8["backend"], int8["precision"]) == ("onnx", "onnx", "int8")
+    assert (fp32["backend"], int8["backend"]) == ("onnx", "onnx")
+    assert int8["precision"].startswith("int8-dynamic")  # the kind of this CPU
     assert 0.9 < int8["spearman"] < 1
