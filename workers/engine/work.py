@@ -47,6 +47,10 @@ class PairScores:
         if self.counted:
             metrics.row_errors.labels(kind).inc()
 
+    def fail_tokenizer(self, row: int, reason: str) -> None:
+        """Set the error of a row that has no tokens."""
+        self.fail(row, "tokenizer", f"tokenizer: {reason}")
+
 
 @dataclass(eq=False)
 class Work:
@@ -103,10 +107,7 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, coun
         scored.windows += int(counts[counts > 1].sum())
         scored.cut += int((counts > 1).sum())
 
-    def broken(row: int, reason: str) -> None:
-        scored.fail(row, "tokenizer", f"tokenizer: {reason}")
-
-    bisect(_without_nulls(model, queries, passages, scored), tokenize, broken)
+    bisect(_without_nulls(model, queries, passages, scored), tokenize, scored.fail_tokenizer)
     rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
     work = Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
     if model.averages and scored.windows:
@@ -121,22 +122,19 @@ def encode(model: Model, asked: Texts) -> Work:
     scored = PairScores(model.no_scores(len(asked)))
     found: list[str | None] = [None] * len(asked)
 
-    def encode(part: Rows) -> None:
+    def find(part: Rows) -> None:
         nonlocal room
         places = part.tolist()
         for row, each in zip(places, encoder([asked[row] or "" for row in places]), strict=True):
             text = each.model_dump_json()
             room -= len(text.encode())
             if room < 0:
-                scored.fail(row, "tokenizer", "tokenizer: there are too many tokens for one result")
+                scored.fail_tokenizer(row, "there are too many tokens for one result")
                 continue
             found[row], scored.scores[row] = text, len(each.ids)
             scored.tokens += len(each.ids)
 
-    def broken(row: int, reason: str) -> None:
-        scored.fail(row, "tokenizer", f"tokenizer: {reason}")
-
-    bisect(_without_nulls(model, asked, None, scored), encode, broken)
+    bisect(_without_nulls(model, asked, None, scored), find, scored.fail_tokenizer)
     return Work(Tokens.join([]), np.zeros(0, np.intp), scored, 0, found=found)
 
 

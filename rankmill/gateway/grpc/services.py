@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias, TypeVar
@@ -38,6 +38,7 @@ _Row: TypeAlias = tuple[str, ...]
 _Predict: TypeAlias = tei.PredictRequest | tei.PredictPairRequest
 
 M = TypeVar("M", bound=Message)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -79,21 +80,17 @@ class TeiServices:
         (found,) = await self._predict([request], call)
         return found
 
-    async def predict_stream(
+    def predict_stream(
         self, requests: AsyncIterator[tei.PredictRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
         """Score texts as they come; what has come is scored together, and answered in its order."""
-        async for batch in _batches(requests, self._most_bytes):
-            for found in await self._predict(batch, call):
-                yield found
+        return self._in_turn(requests, self._predict, call)
 
-    async def predict_pair_stream(
+    def predict_pair_stream(
         self, requests: AsyncIterator[tei.PredictPairRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
         """Score pairs as they come, as `predict_stream`."""
-        async for batch in _batches(requests, self._most_bytes):
-            for found in await self._predict(batch, call):
-                yield found
+        return self._in_turn(requests, self._predict, call)
 
     async def rerank(self, request: tei.RerankRequest, call: Call) -> tei.RerankResponse:
         """Order texts by their score."""
@@ -117,25 +114,32 @@ class TeiServices:
         (found,) = await self._tokenize([request], call)
         return found
 
-    async def tokenize_stream(
+    def tokenize_stream(
         self, requests: AsyncIterator[tei.EncodeRequest], call: Call
     ) -> AsyncIterator[tei.EncodeResponse]:
         """The tokens of texts as they come, as `predict_stream`."""
-        async for batch in _batches(requests, self._most_bytes):
-            for found in await self._tokenize(batch, call):
-                yield found
+        return self._in_turn(requests, self._tokenize, call)
 
     async def decode(self, request: tei.DecodeRequest, call: Call) -> tei.DecodeResponse:
         """The text of tokens."""
         (found,) = await self._decode([request], call)
         return found
 
-    async def decode_stream(
+    def decode_stream(
         self, requests: AsyncIterator[tei.DecodeRequest], call: Call
     ) -> AsyncIterator[tei.DecodeResponse]:
         """The texts of tokens as they come, as `predict_stream`."""
+        return self._in_turn(requests, self._decode, call)
+
+    async def _in_turn(
+        self,
+        requests: AsyncIterator[M],
+        answer: Callable[[Sequence[M], Call], Awaitable[list[R]]],
+        call: Call,
+    ) -> AsyncIterator[R]:
+        """Answer messages in their order, those that have come together."""
         async for batch in _batches(requests, self._most_bytes):
-            for found in await self._decode(batch, call):
+            for found in await answer(batch, call):
                 yield found
 
     async def _tokenize(self, requests: Sequence[tei.EncodeRequest], call: Call) -> list[tei.EncodeResponse]:
