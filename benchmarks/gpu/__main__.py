@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -40,10 +41,12 @@ from benchmarks.gpu.ways import (
     peer,
     speeds,
 )
+from rankmill.jobs.runtime.hosts import thread_environ
+from rankmill.jobs.runtime.limits import cores
 from rankmill.lab.machine import markdown_table
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.registry import BACKENDS
-from rankmill.workers.host.device import resolve_device, use_threads
+from rankmill.workers.host.device import resolve_device
 
 GOAL = 100_000
 """Pairs a second of MiniLM-L6 on an H100."""
@@ -83,7 +86,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=STEPS, default=STEPS)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     args = parser.parse_args()
-    use_threads("auto")
+    environ = thread_environ(cores())
+    if any(os.environ.get(name) != value for name, value in environ.items()):  # read at the import of PyTorch
+        again = [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, **environ})
     device = resolve_device("auto")
     found = Found({**machine(), "host": platform.machine()}, gpu_name(device), device_precision(device))
     with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rankmill.producer.collect.scored import ScoredTable
 
 
-class Scores(npt.NDArray[np.float32]):
+class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
     """Scores of a run: float32 of shape ``[n]``, NaN for the rows in `errors`.
 
     With ``all_labels`` it is ``[n, labels]``. Results of slicing or computing are plain arrays, without

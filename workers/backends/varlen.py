@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,9 @@ PACKED = "rankmill_packed"
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 """What the kernel computes in."""
+
+_ASKS_FOR_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
+"""Whether keys of fewer heads must be announced: from PyTorch 2.12 on; the kernel of 2.11 takes them so."""
 
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "deterministic", "output_attentions", "position_ids", "token_type_ids", "use_cache"}
@@ -139,8 +143,9 @@ def packed_attention(
 def _varlen(states: list[torch.Tensor], *lengths: Any, **options: Any) -> torch.Tensor:
     """Attention of ``[tokens, heads, width]``; keys may have fewer heads than queries."""
     attend: Any = varlen_attn if states[0].is_cuda else varlen_reference
-    grouped = states[0].shape[1] != states[1].shape[1]
-    seen: torch.Tensor = attend(*states, *lengths, enable_gqa=grouped, **options)
+    if states[0].shape[1] != states[1].shape[1] and (attend is varlen_reference or _ASKS_FOR_GROUPS):
+        options["enable_gqa"] = True
+    seen: torch.Tensor = attend(*states, *lengths, **options)
     return seen
 
 

@@ -97,9 +97,16 @@ class FastTexts:
         news, self._news = self._news, None
         return news
 
+    def begin_proof(self) -> threading.Thread | None:
+        """Begin the proof of the library now, unless the outcome is known; returns its thread.
+
+        For devices that a slow tokenizer would starve, also in a short run.
+        """
+        return self._begin_proof() if self._make is not None and self._fast is None else None
+
     def settle(self) -> bool:
         """Prove the library now, unless the outcome is known; returns whether it is in use."""
-        if self._make is not None and self._fast is None and (proof := self._begin_proof()):
+        if proof := self.begin_proof():
             proof.join()
         return self.is_fast
 

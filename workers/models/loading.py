@@ -187,6 +187,8 @@ def load(
         about = describe(source, revision, cache)
         _scores(spec, about)  # what the spec lacks is said before the weights are read
         tokenizer_for(spec, about, find_max_length(spec, about))
+        if device != "cpu" and about.joiner:
+            about.joiner.texts.begin_proof()  # while the weights are read
         asked = answers(spec, about) if about.layout.task == "causal" else None
         files = ModelFiles(
             source,

@@ -222,7 +222,7 @@ class Joiner:
 def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
     """Queries and passages ``[n]`` on which two tokenizers that differ are likely to differ."""
     special = "".join(tokenizer.all_special_tokens[:8])
-    samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9]
+    samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9, "b " * 11]
     queries, passages = zip(*product(samples, samples), strict=True)
     return list(queries), list(passages)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,21 @@ def test_what_apple_s_gpu_runs_out_of_is_memory_too(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match="of another kind"), torch_backend._device_errors("mps"):
         raise RuntimeError("of another kind")
     assert emptied == ["mps", "cuda"]
+
+
+def test_a_forward_that_ran_out_of_memory_leaves_none_behind() -> None:
+    """While its error is handled, smaller batches are tried: its states would be in their way."""
+    states: list[weakref.ref[torch.Tensor]] = []
+
+    def forward() -> None:
+        hidden = torch.zeros(8)
+        states.append(weakref.ref(hidden))
+        raise RuntimeError("MPS backend out of memory")
+
+    with pytest.raises(OutOfMemory) as raised, torch_backend._device_errors("cpu"):
+        forward()
+    assert raised.value
+    assert states[0]() is None
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("openvino", marks=pytest.mark.slow)])

@@ -209,6 +209,25 @@ def test_what_cannot_be_joined_is_left_to_the_tokenizer(side: Side | None) -> No
     check(PairTokenizer(whole, 12, joiner, side)(queries, passages), expected)
 
 
+def test_a_tokenizer_that_first_cuts_each_text_is_left_to_itself() -> None:
+    """As tokenizers 0.23.1 and 0.23.2 do with texts without special tokens: the odd token is the second's."""
+
+    class CutsEachText(transformers.BertTokenizer):  # type: ignore[misc]
+        def __call__(self, queries: list[str], passages: list[str], **options: Any) -> Any:
+            most = options.get("max_length") or 1000
+            columns = [[_cut(text, most) for text in column] for column in (queries, passages)]
+            return super().__call__(*columns, **options)
+
+    def _cut(text: str, most: int) -> str:
+        special = any(each in text for each in SPECIAL)
+        return text if special or len(text.split()) <= most else " ".join(text.split()[:most])
+
+    cuts = FAMILIES["bert"]()
+    assert Joiner.of(cuts) is not None
+    cuts.__class__ = CutsEachText
+    assert Joiner.of(cuts) is None
+
+
 @given(passages=st.lists(TEXTS, min_size=1, max_size=4), most=st.integers(1, 12))
 @example(passages=["🌙\u200d🌙"], most=2)
 @settings(max_examples=100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,9 @@ def _device_errors(device: str) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
+        clear_frames(
+            error.__traceback__
+        )  # of the forward, whose states would stay while the error is handled
         empty_cache(device)
         raise OutOfMemory(str(error)) from error
 

@@ -74,7 +74,7 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
                 started = time.perf_counter()
                 logits[packs] = backend.submit(batch).result()
                 taken.append(time.perf_counter() - started)
-    except (OutOfMemory, RuntimeError) as error:
+    except (OutOfMemory, RuntimeError, TypeError, ValueError) as error:  # of a kernel that lacks something
         backend.packs = False
         logger.debug("rows are not packed: %s", error)
         return
