@@ -96,10 +96,14 @@ class Journal:
         """Rows whose result was damaged, and is deleted."""
         with self._told():
             self._db = sqlite3.connect(path)
-        with self._at_work():
-            self._db.executescript(_TABLES)
-        self.finished = self._read_finished()
-        """The parts of the output that are in place."""
+        try:
+            with self._at_work():
+                self._db.executescript(_TABLES)
+            self.finished = self._read_finished()
+            """The parts of the output that are in place."""
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the database. This also works on a full disk: all results are already synced."""

@@ -80,8 +80,6 @@ def ranking_frame(path: Path) -> pd.DataFrame:
     return frame[["query_id", "doc_id", "score"]]
 
 
-MEASURES = ("nDCG@10", "RR@10", "R@100")
-
 logger = logging.getLogger(__name__)
 
 

@@ -185,8 +185,16 @@ def no_prompt(name: str) -> Refusal:
 
 
 def simple_tokens(text: str, found: TokensFound) -> list[JsonObject]:
-    """Tokens as TEI shows them: with their places in the text, counted in bytes."""
+    """Tokens as TEI shows them: with their places in the text, counted in bytes.
+
+    Raises
+    ------
+    Refusal
+        The worker that answered has given places outside of the text.
+    """
     places = list(accumulate(map(_bytes, text), initial=0))
+    if any(max(span) > len(text) for span in found.spans):
+        raise Refusal("backend", "a worker has answered with places outside of the text")
     shown: list[JsonObject] = []
     for number, word, special, (first, end) in zip(
         found.ids, found.words, found.special, found.spans, strict=True

@@ -9,6 +9,7 @@ from typing import Any
 
 import fakeredis
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from rq.job import Job
 
 from rankmill import Client
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RunFailed
+from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
 from rankmill.jobs.contract.wire import encode_scores
 from rankmill.jobs.protocol.runs import RunStore
@@ -261,3 +262,10 @@ def test_a_neighbours_results_in_the_stream_change_nothing(
     workers()
     assert np.isfinite(run.scores(timeout=100)).all()
     assert not run.errors
+
+
+def test_a_journal_that_cannot_be_read_is_not_held_open(tmp_path: Path) -> None:
+    (tmp_path / "journal.db").write_bytes(b"no database " * 1000)
+    with pytest.raises(InputError):
+        Journal(tmp_path / "journal.db")
+    assert not [each for each in psutil.Process().open_files() if Path(each.path).parent == tmp_path]

@@ -10,10 +10,11 @@ import pytest
 from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.gateway.dialects.routes import DIALECTS, score_paths
-from rankmill.gateway.dialects.tei import TEI, known_info
+from rankmill.gateway.dialects.tei import TEI, known_info, simple_tokens
 from rankmill.gateway.dialects.vllm import VLLM, VllmRerank
 from rankmill.gateway.refusals import KINDS, Refusal, unscorable
 from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
+from rankmill.jobs.contract.encodings import TokensFound
 from rankmill.jobs.contract.errors import too_long
 from rankmill.jobs.runtime.settings import load_settings, run_spec
 
@@ -490,3 +491,11 @@ def test_invocations_take_what_the_other_paths_take() -> None:
     assert answer("/vllm/invocations", query="q", documents=TEXTS)["id"] == "rerank-r1"
     assert asked("/vllm/invocations", query="q", documents=TEXTS).spec == {"long": "refuse"}
     assert asked("/invocations", data_1="q", data_2="a").spec == {"activation": "sigmoid"}
+
+
+@pytest.mark.parametrize("span", [(0, 6), (6, 1)])
+def test_places_outside_of_a_text_are_an_answer_that_no_worker_may_give(span: tuple[int, int]) -> None:
+    found = TokensFound(text="", ids=(7,), words=("moon",), special=(False,), spans=(span,), most=512)
+    with pytest.raises(Refusal, match="places outside of the text") as refused:
+        simple_tokens("moon", found)
+    assert refused.value.kind == "backend"
