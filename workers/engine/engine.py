@@ -100,6 +100,8 @@ class Engine:
         self._max_batch = max_batch
         self._length_aware = length_aware
         self._sizes = BatchSizes(short_batches=short_batches)
+        self._fitted = model.proof.longest if model.proof else 0
+        """Tokens of the longest row that the device has had memory for."""
 
     def score(self, queries: Texts, passages: Texts | None = None) -> PairScores:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
@@ -263,7 +265,11 @@ class Engine:
             some = [(flat[place][0], np.asarray([flat[place][1]])) for place in places]
             try:
                 self._scatter(some, self._begin(some).result())
-            except OutOfMemory:
+            except OutOfMemory as error:
+                if len(some) == 1 and longest_in(some) <= self._fitted:  # no fault of the row
+                    raise DeviceLost(
+                        f"no memory is left for a row such as it had memory for: {error}"
+                    ) from None
                 self._shrink_budget(some)
                 raise
 
@@ -283,6 +289,7 @@ class Engine:
 
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
+        self._fitted = max(self._fitted, longest_in(parts))
         computed, done = self._computed(parts), 0
         for (work, rows), mine_computed in zip(parts, computed, strict=True):
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]

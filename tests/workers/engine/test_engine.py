@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rankmill.jobs.contract.errors import ConfigError, SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.engine import Engine
@@ -242,6 +242,15 @@ def test_a_row_too_large_by_itself_is_that_row_s_error(tiny_model: Path) -> None
     short, _ = misbehaving(tiny_model, most_tokens=20)
     scored = short.score(["q"] * 3, ["a", "a " * 60, "a"])
     assert scored.errors == {1: "model: OutOfMemory: too large"}
+
+
+def test_memory_that_others_have_taken_is_no_row_s_fault(tiny_model: Path) -> None:
+    short, backend = misbehaving(tiny_model)
+    assert not short.score(["q"] * 3, ["a", "a " * 60, "a"]).errors
+    backend.most_tokens = 20
+    assert short.score(["q"] * 2, ["a", "a " * 90]).errors == {1: "model: OutOfMemory: too large"}
+    with pytest.raises(DeviceLost, match="no memory is left for a row such as it had memory for: too large"):
+        short.score(["q"] * 3, ["a", "a " * 50, "a"])
 
 
 def test_a_score_that_is_no_number_is_an_error(tiny_model: Path) -> None:
