@@ -149,7 +149,7 @@ class ClaimOrder:
             Whether the device may soon have no bulk work, whatever the worker's part is.
         """
         found: list[Priority] = ["request"] if requests < self._claim_ahead else []
-        most = self._claim_ahead
+        most: float = self._claim_ahead
         if self._workers > 1:  # one alone takes from nobody, and pads less the more it mixes
             most = min(most, self._waiting * self._chunk_pairs / self._workers)
         if not bulk or hungry or bulk < most:
