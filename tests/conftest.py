@@ -133,8 +133,4 @@ def _restore_logging() -> None:
         logger.setLevel(level)
         of_pytest = [each for each in logger.handlers if type(each).__module__.startswith("_pytest.")]
         logger.handlers[:] = [*handlers, *of_pytest]
-        for handler in of_pytest:
-            handler.setLevel(
-                logging.NOTSET
-            )  # NNCF sets the level of all handlers that it finds at its logger
     logging.captureWarnings(capture=False)

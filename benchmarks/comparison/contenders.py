@@ -31,6 +31,9 @@ class Contender:
 FP32 = Contender("st-fp32", "sentence-transformers, torch fp32", "st_torch.py", "fp32")
 FP16 = Contender("st-fp16", "sentence-transformers, torch fp16", "st_torch.py", "fp16", ("cuda",))
 ENGINE = Contender("engine", "rankmill, Engine.score", "rankmill_engine.py", ours=True)
+ENGINE_INT8 = Contender(
+    "engine-int8", "rankmill, Engine.score int8", "rankmill_engine.py", "int8", ("cpu",), ours=True
+)
 SCORE_FILE = Contender("score-file", "rankmill, score-file", "rankmill_file.py", ours=True)
 SCORE_FILE_INT8 = Contender(
     "score-file-int8", "rankmill, score-file int8", "rankmill_file.py", "int8", ("cpu",), ours=True
@@ -49,6 +52,7 @@ CONTENDERS = (
     Contender("infinity-bf16", "infinity, torch bf16", "infinity.py", "bfloat16"),
     Contender("fastembed", "fastembed, ONNX int8", "fastembed_onnx.py", devices=("cpu",)),
     ENGINE,
+    ENGINE_INT8,
     SCORE_FILE,
     SCORE_FILE_INT8,
 )

@@ -1,4 +1,7 @@
-"""rankmill's engine in process, without queue or files; for the project's own environment."""
+"""rankmill's engine in process, without queue or files; for the project's own environment.
+
+Variants are precisions; int8 is the kind that is worth it on the machine, or else what auto is.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,8 @@ def load(args: argparse.Namespace) -> Loaded:
     """The engine as a worker makes it with default settings."""
     use_threads("auto")
     device = resolve_device("auto")
-    engine = Engine(
-        load_model(ScoreSpec(model=str(args.model)), device), resolve_token_budget("auto", device)
-    )
+    spec = ScoreSpec(model=str(args.model), precision=args.variant)
+    engine = Engine(load_model(spec, device), resolve_token_budget("auto", device))
     backend = engine.model.backend
 
     def score(queries: list[str], passages: list[str]) -> object:
@@ -34,4 +36,4 @@ def load(args: argparse.Namespace) -> Loaded:
 
 if __name__ == "__main__":
     optional = ["openvino"] if find_spec("openvino") else []
-    measure(arguments(), load, ["rankmill", "transformers", "torch", *optional])
+    measure(arguments(choices=["auto", "int8"]), load, ["rankmill", "transformers", "torch", *optional])

@@ -236,5 +236,6 @@ _NAMES = {
     "st-openvino-fp32": "sentence-transformers, OpenVINO fp32", "st-openvino-int8": "sentence-transformers, OpenVINO int8",
     "st-onnx": "sentence-transformers, ONNX", "infinity": "infinity, fp32", "infinity-bf16": "infinity, bf16",
     "fastembed": "fastembed, ONNX int8",
-    "engine": "rankmill, Engine.score", "score-file": "rankmill, score-file", "score-file-int8": "rankmill, score-file int8",
+    "engine": "rankmill, Engine.score", "engine-int8": "rankmill, Engine.score int8",
+    "score-file": "rankmill, score-file", "score-file-int8": "rankmill, score-file int8",
 }  # fmt: skip

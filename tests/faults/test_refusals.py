@@ -88,7 +88,7 @@ def test_a_run_in_int8_is_scored_in_the_kind_that_its_first_worker_has(
     client: Client, workers: StartWorker, backend: str, kinds: list[str]
 ) -> None:
     """On machines with VNNI at least one of these kinds is not the one that a worker would choose itself."""
-    needs_package({"openvino": "nncf", "onnx": "onnxruntime"}[backend])
+    needs_package({"openvino": "openvino", "onnx": "onnxruntime"}[backend])
     runs = {kind: client.submit(PAIRS, precision="int8") for kind in kinds}
     for kind, run in runs.items():
         client.store.settle(run._driver.run, Settled(kind, None))  # as if another worker were the first

@@ -37,11 +37,12 @@ class QueueByHand:
         *,
         reuse: EarlierScores | None = None,
         source: Iterator[pa.Table] | None = None,
+        chunks: ChunkSize | None = None,
     ) -> None:
         self.store = RunStore(fakeredis.FakeRedis())
         self.run = stored_run(self.store, ttl=100, max_retries=1)
         columns = ("query", "passage")
-        sizes = Sizes(window, ChunkSize(len(tables[0]), "m", journal, {}))
+        sizes = Sizes(window, chunks or ChunkSize(len(tables[0]), "m", journal, {}))
         self.driver = RunDriver(
             self.store,
             self.run,

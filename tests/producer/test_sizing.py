@@ -61,15 +61,15 @@ def test_results_that_come_together_are_no_speed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_first_chunks_follow_what_a_worker_says_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second of the device's work, with the first result; then the measured speed counts."""
+    """A second of the device's work, with the first result; then the measured speed counts."""
     clock = Clock(monkeypatch)
     size = ChunkSize("auto", "m", None, {})
     assert not size.known
     size.see("w", 16, device_seconds=0.16)
     assert size.known
-    assert size.at(0) == 50
+    assert size.at(0) == 100
     size.see("slow", 16, device_seconds=0.8)
-    assert size.at(0) == MIN_ROWS
+    assert size.at(0) == 20
     for _ in range(3):
         clock.now += 0.4
         size.see("w", 20, device_seconds=0.2)

@@ -40,15 +40,18 @@ RESULTS = from_json(
             {"name": "st-openvino", "round": 1, "seconds": 4.0, "load_seconds": 3.0, "precision": "bf16"},
             {"name": "infinity", "round": 1, "failure": "cannot be installed: no such version"},
             {"name": "engine", "round": 1, "seconds": 1.6, "precision": "bf16"},
+            {"name": "engine-int8", "round": 1, "seconds": 0.8, "precision": "int8-64-bf16"},
             {"name": "score-file", "round": 1, "seconds": 2.0, "precision": "bf16"},
-            {"name": "score-file-int8", "round": 1, "seconds": 1.0, "precision": "int8 weights"},
+            {"name": "score-file-int8", "round": 1, "seconds": 1.0, "precision": "int8-128"},
         ],
         "quality": {
             "st-fp32": {"spearman": 1.0, "ndcg": 0.65},
             "st-bf16": {"spearman": 0.998},
-            "st-int8": {"spearman": 0.9995},
+            "st-int8": {"spearman": 0.991},
             "st-openvino": {"spearman": 0.999},
             "score-file": {"spearman": 0.9997, "ndcg": 0.6512},
+            "engine-int8": {"spearman": 0.9985},
+            "score-file-int8": {"spearman": 0.9985},
         },
     }
 )  # fmt: skip
@@ -81,13 +84,27 @@ def test_table_has_medians_and_ratios() -> None:
 
 
 def test_goals_are_met_or_not() -> None:
-    exact, eight_bit, usual, share = goals(RESULTS)
+    exact, engine, eight_bit, usual, share = goals(RESULTS)
     assert "exact peer (sentence-transformers, OpenVINO): 2.00, goal 1.70: **met**" in exact
-    assert "8-bit peer (sentence-transformers, ONNX int8): 2.00, goal 1.80: **met**" in eight_bit
+    assert "8-bit peer (sentence-transformers, ONNX int8): 2.50, goal 1.30: **met**" in engine
+    assert "8-bit peer (sentence-transformers, ONNX int8): 2.00, goal 1.30: **met**" in eight_bit
     with_amx = replace(RESULTS, machine={"instruction sets": "avx512_bf16, amx_bf16"})
     assert "2.00, goal 2.20: **not met**" in goals(with_amx)[0]
     assert "6.25, goal 6.00: **met**" in usual
     assert "0.80, goal 0.95: **not met**" in share
+
+
+def test_int8_has_to_rank_at_least_as_well_as_the_peer_and_may_be_exact() -> None:
+    worse = replace(RESULTS, quality=RESULTS.quality | {"engine-int8": {"spearman": 0.98}})
+    assert (
+        "Engine.score int8: ranks worse than sentence-transformers, ONNX int8: **not met**" in goals(worse)[1]
+    )
+    runs = [replace(each, precision="bf16") if each.name == "engine-int8" else each for each in RESULTS.runs]
+    exact = replace(RESULTS, runs=runs, quality=RESULTS.quality | {"engine-int8": {"spearman": 0.9998}})
+    assert "Engine.score int8 (bf16), times the fastest 8-bit peer" in goals(exact)[1]  # int8 is not worth it
+    assert "2.50, goal 1.30: **met**" in goals(exact)[1]
+    alone = replace(RESULTS, runs=[each for each in RESULTS.runs if not each.name.startswith("score-file")])
+    assert len(goals(alone)) == 1
 
 
 def test_report_tells_quality_and_failures() -> None:

@@ -149,8 +149,10 @@ class ClaimOrder:
             Whether the device may soon have no bulk work, whatever the worker's part is.
         """
         found: list[Priority] = ["request"] if requests < self._claim_ahead else []
-        part = self._waiting * self._chunk_pairs / self._workers
-        if not bulk or hungry or bulk < min(self._claim_ahead, part):
+        most: float = self._claim_ahead
+        if self._workers > 1:  # one alone takes from nobody, and pads less the more it mixes
+            most = min(most, self._waiting * self._chunk_pairs / self._workers)
+        if not bulk or hungry or bulk < most:
             found.insert(0 if self._turns.bulk_is_next else len(found), "bulk")
         return found
 

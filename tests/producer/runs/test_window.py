@@ -16,7 +16,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.collect.sizing import WindowSize
+from rankmill.producer.collect.sizing import ChunkSize, WindowSize
 from rankmill.producer.collect.spool import Spool
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
@@ -73,6 +73,27 @@ def test_the_window_follows_the_workers() -> None:
     # At first nobody is there; then 4 workers claim 100 pairs, and each up to a chunk of 3 more; then nobody.
     assert (seen[0], seen[1]) == (32, -(-2 * (100 + 4 * 3) // 3))
     assert max(seen[3:]) <= 32
+
+
+def test_the_window_is_filled_with_the_first_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick worker would score the few first chunks before the producer next looks at the workers."""
+    monkeypatch.setattr("rankmill.jobs.protocol.runs.RunStore.patrol_seconds", 1e7)
+    monkeypatch.setattr(
+        "tests.harness.queue_by_hand.STATS", STATS.model_copy(update={"device_seconds": 0.01})
+    )
+    tables = [pairs(16, 16 * chunk) for chunk in range(100)]
+    chunks = ChunkSize("auto", "m", None, {})
+    queue = QueueByHand(tables, WindowSize("auto", 1 << 20), chunks=chunks)
+    queue.driver._new = False  # as if it were on the server
+    queue.driver.begin()
+    seen: list[int] = []
+
+    def the_first() -> None:
+        seen.append(len(queue.waiting()))
+        queue.score(queue.waiting()[0])
+
+    queue.scores(the_first)
+    assert seen[:2] == [8, 32]
 
 
 def test_a_worker_says_what_its_queue_claims_ahead(server: Server, workers: StartWorker) -> None:

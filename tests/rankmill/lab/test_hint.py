@@ -45,7 +45,7 @@ def test_the_hint_is_one_line_with_the_command() -> None:
 
 
 def test_the_gain_comes_from_the_worker(shared_queue: Server, tmp_path: Path) -> None:
-    needs_package("nncf")
+    needs_package("openvino")
     source = tmp_path / "some.jsonl"
     source.write_text("\n".join(EXAMPLES.read_text().splitlines()[:5]))
     options = (source, "--model", "demo", "-o", tmp_path / "o.parquet", "--redis", shared_queue.url)

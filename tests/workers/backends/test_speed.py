@@ -186,7 +186,7 @@ def test_auto_is_the_fastest_and_of_equals_the_most_exact(
 def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
     in_bf16: float, gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    needs_package("nncf")
+    needs_package("openvino")
     found = {"fp32": 100.0, "bf16": 200.0, "int8-64": 190.0, "int8-128": 200.0, "int8-128-bf16": in_bf16}
     speeds = Speeds({(OPENVINO, name): speed for name, speed in found.items()})
     monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
@@ -205,7 +205,7 @@ def test_no_product_of_the_layer_is_left_out_as_the_same_as_another() -> None:
     from rankmill.workers.backends.openvino import probe
 
     shape = LayerShape.of(SMALL, 1)
-    graph = probe._graph(shape, probe._as_it_is)
+    graph = probe._graph(shape)
     weights = [node.data for node in graph.get_ops() if node.get_type_name() == "Constant"]
     matrices = [each.tobytes() for each in weights if each.ndim == 2]
     assert len(set(matrices)) == len(matrices) == 6
@@ -254,7 +254,7 @@ def test_int8_is_the_most_exact_kind_that_is_worth_it(
     tmp_path: Path,
     log: pytest.LogCaptureFixture,
 ) -> None:
-    needs_package("nncf")
+    needs_package("openvino")
     found = {"fp32": 100.0, "bf16": 200.0, **found}
     speeds = Speeds({(OPENVINO, each): speed for each, speed in found.items()})
     monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)

@@ -49,7 +49,7 @@ def test_with_a_kept_graph_neither_torch_nor_transformers_is_imported(
     backend: str, precision: str, tmp_path: Path
 ) -> None:
     """Which is what a worker's start is spent on."""
-    for package in ("openvino", "nncf", "onnxruntime"):
+    for package in ("openvino", "onnxruntime"):
         needs_package(package)
     model, cache = make_bert(tmp_path / "model"), tmp_path / "cache"
     environ = {"RANKMILL_BACKEND": backend, "RANKMILL_CACHE_DIR": str(cache)}

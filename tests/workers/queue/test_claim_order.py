@@ -66,6 +66,8 @@ def test_a_worker_claims_no_more_bulk_work_than_its_part() -> None:
     order.saw({"q": 60, "r": 4}, workers=2)
     assert order.kinds(0, 31_000, hungry=False) == ["request", "bulk"]
     assert order.kinds(100_000, 100_000, hungry=False) == []
+    order.saw({"q": 1}, workers=1)  # nobody else is there to take a part
+    assert order.kinds(0, 99_000, hungry=False) == ["request", "bulk"]
 
 
 def test_a_run_whose_chunks_a_worker_gives_back_comes_after_all_others_for_a_while() -> None:

@@ -12,7 +12,6 @@ from rankmill.workers.backends.base import (
     LayerShape,
     ModelFiles,
     Rounding,
-    is_installed,
 )
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.backends.speed import INT8
@@ -32,8 +31,6 @@ def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
 
 
 def _lacks(device: str, precision: str) -> str | None:
-    if precision.startswith("int8") and not is_installed("nncf"):
-        return "int8 needs NNCF (pip install 'rankmill[openvino-int8]')"
     if "bf16" in precision and not _has_bf16():
         return "it has no bf16 on this CPU, and would compute in fp32"
     return None

@@ -46,8 +46,10 @@ class OpenVinoBackend:
         self.pieces = int(self._compiled.get_property("NUM_STREAMS"))
         self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
-        weights = sum(math.prod(node.get_output_shape(0)) for node in constants)
-        self.bytes = weights * (1 if precision in INT8 else 2 if native == "bf16" else 4)
+        weights = sum(
+            math.prod(node.get_output_shape(0)) * node.get_output_element_type(0).size for node in constants
+        )
+        self.bytes = weights // 2 if self.precision == "bf16" else weights
         self._idle: list[Any] = []
 
     def submit(self, batch: Batch) -> OpenVinoForward:

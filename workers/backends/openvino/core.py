@@ -1,7 +1,6 @@
 """OpenVINO and its one core, without its telemetry, which reports to Google Analytics and forks the process.
 
-OpenVINO's package installs `openvino_telemetry`. If that cannot be imported, neither OpenVINO nor NNCF
-reports anything.
+OpenVINO's package installs `openvino_telemetry`. If that cannot be imported, OpenVINO reports nothing.
 """
 
 from __future__ import annotations

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from contextlib import redirect_stdout
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.openvino.core import core, openvino
+from rankmill.workers.backends.openvino.weights import shrink
+from rankmill.workers.backends.speed import INT8
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 
-_VERSION = 4
+_VERSION = 5
 """Changes when the same inputs would make another graph."""
 
 _FILE = "model.xml"
@@ -34,11 +34,12 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     files
         Of the model. Where their cache cannot be written to, every worker makes its own graph.
     precision
-        A kind of int8: weights in 8 bits; else they are in float32, for any precision.
+        A kind of int8: weights in 8 bits, in its groups; else they are in float32, for any precision.
     """
-    kind = "int8" if precision.startswith("int8") else "fp32"
-    packages = ("torch", "transformers", "openvino", *(["nncf"] if kind == "int8" else []))
-    made_from = cache_name(files.source, files.revision, str(_VERSION), kind, *map(version, packages))
+    group, _ = INT8.get(precision, (None, precision))
+    kind = "fp32" if group is None else f"int8-{group}"
+    packages = map(version, ("torch", "transformers", "openvino"))
+    made_from = cache_name(files.source, files.revision, str(_VERSION), kind, *packages)
     folder = files.cache / "openvino" / made_from
     if is_kept(folder, files.cache):
         files.copies.append(kept_as(folder))
@@ -47,7 +48,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     from rankmill.workers.backends.traceable import traceable  # torch, which a kept graph does not need
 
     def change(classifier: Any) -> None:
-        if kind == "int8":
+        if group is not None:
             from rankmill.workers.backends.openvino.recipe import apply_recipe
 
             apply_recipe(classifier, files.source, files.revision)
@@ -83,21 +84,7 @@ def graph_of(scorer: Traced, precision: str) -> Any:
     decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive
     frontend = FrontEndManager().load_by_framework("pytorch")
     graph = frontend.convert(frontend.load(decoder))
-    return _with_small_weights(graph) if precision.startswith("int8") else graph
-
-
-def _with_small_weights(model: Any) -> Any:
-    """The graph with weights in 8 bits, except for the names in `KEPT_EXACT`.
-
-    Calibrating activations on a sample as well took 40 s for a small model and made its scores
-    worse than any precision here, and no two workers would have the same sample.
-    """
-    import nncf
-
-    from rankmill.workers.backends.openvino.recipe import KEPT_EXACT
-
-    nncf.set_log_level(logging.ERROR)
-    cheap = r".*/aten::matmul/.*"  # products of `first_token` that are not linear layers
-    exact = nncf.IgnoredScope(patterns=[rf".*\.{KEPT_EXACT}/.*", cheap], validate=False)
-    with redirect_stdout(StringIO()):  # a progress bar
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=exact)
+    group, _ = INT8.get(precision, (None, precision))
+    if group is not None:
+        shrink(graph, group)
+    return graph

@@ -10,12 +10,15 @@ import numpy as np
 from rankmill.workers.backends.base import HEAD_WIDTH, ROW_TOKENS, LayerShape
 from rankmill.workers.backends.openvino.backend import compile_graph
 from rankmill.workers.backends.openvino.core import openvino
+from rankmill.workers.backends.openvino.weights import shrink
 from rankmill.workers.backends.speed import INT8
 
 
 def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
     """A function that runs a layer with random weights once, in fp32, bf16 or a kind of int8."""
-    graph = _graph(shape, _in_8_bits if precision in INT8 else _as_it_is)
+    graph = _graph(shape)
+    if precision in INT8:
+        shrink(graph, INT8[precision][0])
     request = compile_graph(graph, precision).create_infer_request()
     hidden = np.random.default_rng(0).standard_normal(
         (shape.rows, ROW_TOKENS, shape.hidden), dtype=np.float32
@@ -23,7 +26,7 @@ def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
     return lambda: request.infer([hidden])
 
 
-def _graph(shape: LayerShape, constant: Callable[[Any], Any]) -> Any:
+def _graph(shape: LayerShape) -> Any:
     from openvino import opset15 as ops
 
     width, random = shape.hidden, np.random.default_rng(0)
@@ -32,7 +35,7 @@ def _graph(shape: LayerShape, constant: Callable[[Any], Any]) -> Any:
     def product(states: Any, out: int, into: int) -> Any:
         # Each product has its own weights: of equal products OpenVINO computes only one.
         weights = random.standard_normal((out, into), dtype=np.float32) / into**0.5
-        return ops.matmul(states, constant(weights), False, True)
+        return ops.matmul(states, ops.constant(weights), False, True)
 
     def by_head() -> Any:
         split = ops.reshape(product(hidden, width, width), [0, 0, width // HEAD_WIDTH, HEAD_WIDTH], True)
@@ -46,18 +49,3 @@ def _graph(shape: LayerShape, constant: Callable[[Any], Any]) -> Any:
     first = norm(ops.add(hidden, product(context, width, width)))
     inner = ops.gelu(product(first, shape.inner, width), "erf")
     return openvino.Model([norm(ops.add(first, product(inner, width, shape.inner)))], [hidden], "layer")
-
-
-def _as_it_is(weights: Any) -> Any:
-    from openvino import opset15 as ops
-
-    return ops.constant(weights)
-
-
-def _in_8_bits(weights: Any) -> Any:
-    """Weights ``[out, into]`` with a scale for each row, as NNCF writes them."""
-    from openvino import opset15 as ops
-
-    scale = np.abs(weights).max(axis=1, keepdims=True) / 127
-    small = ops.constant(np.round(weights / scale).astype(np.int8))
-    return ops.multiply(ops.convert(small, "f32"), ops.constant(scale.astype(np.float32)))

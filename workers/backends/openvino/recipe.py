@@ -24,10 +24,6 @@ FACTORS = "rankmill_smoothing.safetensors"
 """File beside `RECIPE` with the smoothing factors. Only int8 reads the two."""
 
 
-KEPT_EXACT = "exact_linear"
-"""Name of the module around a layer that stays out of 8 bits; the names of its graph nodes contain it."""
-
-
 class Smoothed(nn.Module):
     """A linear layer with smoothing factors ``[into]``; it computes the same as the layer without them."""
 
@@ -59,7 +55,7 @@ class Smoothed(nn.Module):
 
 
 class LeftOut(nn.Module):
-    """A linear layer in a module named `KEPT_EXACT`."""
+    """A linear layer in a module that `rankmill.workers.backends.openvino.weights` knows by its name."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
