@@ -87,6 +87,7 @@ class Disk:
         self._cells: dict[int, Cell] = {}
         self._listed: dict[Path, dict[str, Cell | None]] = {}
         self._frozen: tuple[dict[Path, _Kept], dict[Path, int]] | None = None
+        self._opened: list[tuple[Process, _Database]] = []
         self._plain: dict[str, Callable[..., Any]] = {}
         self._prepare()
 
@@ -180,7 +181,11 @@ class Disk:
         if self._here() is None:
             return self._plain["connect"](path, *args, **options)
         self.step("open", path)
-        return self._plain["connect"](path, *args, factory=_Database, **options)
+        process = self._here()
+        assert process
+        database: _Database = self._plain["connect"](path, *args, factory=_Database, **options)
+        self._opened.append((process, database))
+        return database
 
     # What goes wrong
 
@@ -217,6 +222,10 @@ class Disk:
         """Let the files be as they were when they were frozen, or what the loss of power leaves of them."""
         if self._frozen is None:
             return
+        for process, database in self._opened:  # else its locks stay, and others wait in real time
+            if not process.alive:
+                database.close()
+        self._opened = [each for each in self._opened if each[0].alive]
         (files, folders), self._frozen = self._frozen, None
         numbers = {path: kept.link.lstat().st_ino for path, kept in files.items()}
         for path in reversed([*self._paths()]):
