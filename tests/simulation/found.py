@@ -187,4 +187,14 @@ FOUND = (
         faults=(Fault(2.0, "miscompute", 0.0, 0), Fault(8.0, "kill_producer", 0.0, 0)),
         chunk_size=16,
     ),
+    # A job ends while its lease is renewed, and the reply to that is lost: RQ wrote a part of the job again,
+    # without expiry, and took the repetition for a renewal (seeds 2100780 and 2100824 of an earlier time).
+    Scenario(
+        seed=133,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(200), 1.0, "live", "bulk"),),
+        faults=(Fault(3.0, "breaks", 0.0, 0),),
+        chunk_size=2,
+    ),
 )
