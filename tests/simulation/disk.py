@@ -137,8 +137,7 @@ class Disk:
             if name == "mkdir":
                 self.check_space(args[0])
             found = plain(*args, **options)
-            there = self._numbers()
-            self._cells = {number: cell for number, cell in self._cells.items() if number in there}
+            self.forget_gone()
             self.step(f"{name} is done", args[0])
             return found
 
@@ -241,6 +240,7 @@ class Disk:
                 os.link(kept.link, path)
             _rewrite(path, kept.data, kept.times)
             self._plain["unlink"](kept.link)
+        self.forget_gone()
         if self.loses_power:
             self.loses_power = False
             self._lose()
@@ -269,8 +269,9 @@ class Disk:
             if not path.exists():
                 self._plain["mkdir"](path, 0o700)
         for path, cell in wanted.items():
-            left = self._left(cell.synced, data.get(cell.number, cell.synced))
-            if cell.number in aside:
+            is_there = self._cells.get(cell.number) is cell  # else another file has its number by now
+            left = self._left(cell.synced, data.get(cell.number, cell.synced) if is_there else cell.synced)
+            if is_there and cell.number in aside:
                 os.link(aside[cell.number], path)
             _rewrite(path, left)
         for path in aside.values():
@@ -305,8 +306,10 @@ class Disk:
             if path.is_dir():
                 waiting += sorted(path.iterdir())
 
-    def _numbers(self) -> set[int]:
-        return {path.lstat().st_ino for path in self._paths()}
+    def forget_gone(self) -> None:
+        """Forget files that are gone: the next new ones may get their numbers."""
+        there = {path.lstat().st_ino for path in self._paths()}
+        self._cells = {number: cell for number, cell in self._cells.items() if number in there}
 
     def _cell(self, path: Path) -> Cell:
         number = path.lstat().st_ino
@@ -339,6 +342,10 @@ class _Database(sqlite3.Connection):
         assert here
         assert here.process.disk
         self._path, self._disk = Path(path), here.process.disk
+
+    def close(self) -> None:
+        super().close()
+        self._disk.forget_gone()
 
     def __exit__(self, *about: Any) -> Any:
         changes = self.in_transaction and about[0] is None
