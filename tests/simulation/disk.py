@@ -134,7 +134,7 @@ class Disk:
             if self._here() is None:
                 return plain(*args, **options)
             self.step(name, args[0])
-            if name == "mkdir":
+            if name == "mkdir" and not Path(args[0]).exists():  # a folder that is there needs no space
                 self.check_space(args[0])
             found = plain(*args, **options)
             self.forget_gone()

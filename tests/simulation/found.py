@@ -197,4 +197,15 @@ FOUND = (
         faults=(Fault(3.0, "breaks", 0.0, 0),),
         chunk_size=2,
     ),
+    # A runner dies while its run is cancelled: the next one told the cancellation, and left what the dead one
+    # had begun in Redis for a day, where workers went on with it (seeds 109, 220, 5784).
+    Scenario(
+        seed=220,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(28), 5.03, "submitted cancelled"),),
+        faults=(Fault(7.35, "lose_power", 2.0, 2),),
+        chunk_size=16,
+        runners=(0.0,),
+    ),
 )

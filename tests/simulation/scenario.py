@@ -262,6 +262,8 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 lasts = max((fault.at + fault.amount for fault in scenario.faults), default=0.0)
                 quiet, most = max(world.now, lasts) + _QUIET_SECONDS, world.now + SETTLING_SECONDS
                 while not found and world.now < most:
+                    if any(each.stopped for each in world.processes if each.alive):
+                        quiet = max(quiet, world.now + _QUIET_SECONDS)  # it has something to finish, perhaps
                     if world.now >= quiet and not checker.left(world, cluster.abandoned, lost_data=lost):
                         break
                     until = world.now + 1.0

@@ -19,7 +19,6 @@ from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.protocol.leases import hold
 from rankmill.jobs.protocol.pairs_job import DAY, OLD_PAIRS_FUNCTION, PAIRS_FUNCTION
 
-
 _BEAT = """
 if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'last_heartbeat', ARGV[1]) end
 return 0
