@@ -308,6 +308,8 @@ class Disk:
 
     def forget_gone(self) -> None:
         """Forget files that are gone: the next new ones may get their numbers."""
+        if self._frozen:  # a killed process closes its files, and they will be as before
+            return
         there = {path.lstat().st_ino for path in self._paths()}
         self._cells = {number: cell for number, cell in self._cells.items() if number in there}
 

@@ -208,4 +208,53 @@ FOUND = (
         chunk_size=16,
         runners=(0.0,),
     ),
+    # The server loses its data, and a producer looks at the workers before the one of the release before has
+    # told of itself again: it sent the new names, which that worker fails, and so good rows failed.
+    Scenario(
+        seed=2,
+        workers=(0.3, 0.01),
+        clocks=(0.0, 0.0),
+        runs=(
+            Submitted("run-0", _pairs(200), 1.0, "live", "bulk"),
+            Submitted("run-1", _pairs(40), 10.01, "live"),
+        ),
+        faults=(Fault(9.6, "flush", 0.1, 0),),
+        chunk_size=16,
+        old=("worker 1",),
+    ),
+    # score-file is killed before it has a result, and finds the disk full when it is started again: it
+    # removed its folder, which named the run of before, and that stayed in Redis for a day.
+    Scenario(
+        seed=558,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(2), 4.8, "file jsonl"),),
+        faults=(Fault(6.0, "kill_producer", 0.0, 0), Fault(6.5, "fill_disk", 5.0, 0)),
+        chunk_size=16,
+        stumbles=1,
+    ),
+    # The host loses power after a batch is done: its folder was not synced in the folder of all files, and
+    # the answers were gone.
+    Scenario(
+        seed=20433,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(
+            Submitted("run-0", _pairs(1), 9.8, "file parquet"),
+            Submitted("run-1", _pairs(1), 5.03, "batch"),
+        ),
+        faults=(Fault(7.96, "lose_power", 0.0, 44),),
+        chunk_size=16,
+        runners=(0.0,),
+    ),
+    # The server's clock jumps back, and connections break before a worker trusts the leases of others: those
+    # of the dead were bounded only then, and their chunks stood still for longer than is promised.
+    Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (*_pairs(6), ("query", POISON)), 6.39, "live", "bulk"),),
+        faults=(Fault(9.5, "server_clock", 2.0, 11), Fault(23.32, "half_open", 0.1, 47)),
+        chunk_size=16,
+    ),
 )
