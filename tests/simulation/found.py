@@ -257,4 +257,14 @@ FOUND = (
         faults=(Fault(9.5, "server_clock", 2.0, 11), Fault(23.32, "half_open", 0.1, 47)),
         chunk_size=16,
     ),
+    # The reply is lost with which a dead worker's job was put back: it was put back twice, ran at two workers,
+    # and had an attempt more than are allowed (seed 5357).
+    Scenario(
+        seed=102,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (*_pairs(6), ("query", POISON)), 1.0, "live", "bulk"),),
+        faults=(Fault(14.0, "breaks", 0.0, 0),),
+        chunk_size=4,
+    ),
 )

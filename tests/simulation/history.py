@@ -201,10 +201,9 @@ class History:
         self.computing.pop(process, None)
         if process in self._noticed and process.status == 1:
             self._withdrawn[process] = self.world.now
-        if process.name.startswith("worker-") and process.status == 0 and process not in self.ending:
-            self._tell(
-                f"{process.name} ended, and nobody has told it to"
-            )  # RQ logs errors, and ends a worker
+        told = process in self.ending or process in self._noticed
+        if process.name.startswith("worker-") and process.status in {0, 1} and not told:
+            self._tell(f"{process.name} ended, and nobody has told it to")
         held = [name for name in self._held if self.jobs[name].holder is process]
         if process.status == 0 and held and self._is_up and self.world.now > self._disturbed_until:
             self._tell(f"{process.name} ended and kept {', '.join(held)}")

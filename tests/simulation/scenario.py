@@ -330,7 +330,8 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
 def _happens(cluster: Cluster, fault: Fault) -> Any:
     def happens() -> None:
         cluster.world.tell(f"FAULT {fault}")
-        cluster.world.history.disturb(max(fault.amount, 10.0) + LEASE)
+        if fault.kind != "term":  # whoever is asked to end keeps all promises
+            cluster.world.history.disturb(max(fault.amount, 10.0) + LEASE)
         KINDS[fault.kind](cluster, fault)
 
     return happens
