@@ -257,7 +257,7 @@ FOUND = (
         faults=(Fault(9.5, "server_clock", 2.0, 11), Fault(23.32, "half_open", 0.1, 47)),
         chunk_size=16,
     ),
-    # The reply is lost with which a dead worker's job was put back: it was put back twice, ran at two workers,
+    # The reply is lost with which a dead worker's job was put back: it was put back twice, ran at two places,
     # and had an attempt more than are allowed (seed 5357).
     Scenario(
         seed=102,
