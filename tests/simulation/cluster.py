@@ -349,6 +349,10 @@ class Cluster:
         process = self.worker(**how)
         process.on_exit.append(lambda: self.later(1.0, lambda: self.keep(**how)))
 
+    def leave_runs_of(self, process: Process) -> None:
+        """A process has ended, and the next one deletes what is left of its runs."""
+        self.world.history.orphans |= self.begun.pop(process, set())
+
     def at(self, place: str, process: Process) -> Process:
         """Put a new process in its place, which says its release."""
         process.place, process.old = place, place in self.old

@@ -134,6 +134,8 @@ class History:
         self._noticed: set[Process] = set()
         self.told_of: set[str] = set()
         """Streams in which scores are withdrawn: such a word stays, as its run may be over, or go on."""
+        self.orphans: set[str] = set()
+        """Runs whose producer has died, and whose successor deletes them."""
         self.abandoned: set[str] = set()
         """Runs whose producer has died; the cluster adds to it."""
         self.results = 0
@@ -377,7 +379,7 @@ class History:
             if self.willing:
                 self._look_at_workers(able)
             for run in list(self._splits):  # nobody sends halves of a run that is gone, or whose producer is
-                if run in self.abandoned or not self._exists(f"rankmill:run:{run}:meta"):
+                if run in self.abandoned | self.orphans or not self._exists(f"rankmill:run:{run}:meta"):
                     del self._splits[run]
             for run, died in self._splits.items():
                 since = max(died, self._disturbed_until)

@@ -85,6 +85,7 @@ def keep(cluster: Cluster, *, clock: float = 0.0, place: str = "") -> None:
     process.disk = cluster.disk
     cluster.disk.processes.append(process)
     cluster.runners.append(process)
+    process.on_exit.append(lambda: cluster.leave_runs_of(process))
     process.on_exit.append(lambda: cluster.later(1.0, lambda: keep(cluster, clock=clock, place=place)))
 
 
