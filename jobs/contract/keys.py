@@ -137,6 +137,11 @@ def bell(queue: str) -> str:
     return f"{PREFIX}:queue:{queue}:bell"
 
 
+def lost_list(queue: str) -> str:
+    """String: the list of a queue's workers was lost, and lacks some; it expires when all have beaten."""
+    return f"{PREFIX}:queue:{queue}:lost-list"
+
+
 def idle(queue: str) -> str:
     """Sorted set: names of the queue's workers without work, by the time at which that expires."""
     return f"{PREFIX}:queue:{queue}:idle"

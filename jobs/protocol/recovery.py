@@ -144,6 +144,7 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
                 handle(job, AbandonedJobError, AbandonedJobError(), None)
                 with connection.pipeline() as pipe:
                     if job.should_retry:
+                        pipe.lrem(queue.key, 0, job.id)  # the reply to the same command was lost, perhaps
                         job.retry(queue, pipe)
                     else:
                         record_job_failure(job, "its worker died", pipe)
@@ -166,6 +167,7 @@ def enqueue_due(queue: Queue, now: float) -> None:
             job = read()
             with connection.pipeline() as pipe:
                 if job:
+                    pipe.lrem(queue.key, 0, job.id)
                     queue._enqueue_job(job, pipeline=pipe)  # as RQ's scheduler does
                 pipe.zrem(paused, raw_id)
                 pipe.execute()

@@ -206,20 +206,36 @@ def taking_workers(client: redis.Redis, queue: str) -> frozenset[str]:
     return frozenset(name for name, report in reports.items() if not (report and report.drained))
 
 
-def all_take_new_names(client: redis.Redis, queue: str) -> bool:
+def note_lost_list(client: redis.Redis, queues: Iterable[str]) -> None:
+    """Note that the server has lost a worker's record: others may be lost, too, until they beat again."""
+    for name in queues:
+        client.set(keys.lost_list(name), 1, ex=UNRENEWED_SECONDS)
+
+
+def all_take_new_names(client: redis.Redis, queue: str) -> bool | None:
     """Whether no worker of `queue` is of the release before, which fails jobs with the new names.
 
-    One that was killed counts for the minutes in which RQ lists it: all others take the old names as well.
+    ``None``: nobody is listed.
+
+    One that was killed counts for the minutes in which RQ lists it: all others take the old names as well,
+    but for plain RQ workers, which say what they lack for the new names alone. One whose record was lost
+    counts as such a worker, as does one that may not be listed since the list was lost.
     """
     connection: Any = client
     with connection.pipeline(transaction=False) as pipe:
+        pipe.exists(keys.lost_list(queue))
         for name in listed_workers(client, queue):
-            pipe.hget(_WORKER_PREFIX + name, SCORING_FIELD)
-        marks = pipe.execute(raise_on_error=False)  # of a damaged key nothing is known
-    for error in marks:
+            pipe.hmget(_WORKER_PREFIX + name, "birth", SCORING_FIELD)
+        lost, *found = pipe.execute(raise_on_error=False)
+    for error in (lost, *found):
         if isinstance(error, Exception) and cannot_serve(error):
             raise error
-    return b"1" not in marks
+    workers = [(None, None) if isinstance(each, Exception) else each for each in found]  # a damaged key
+    if any(mark == b"1" for _, mark in workers):
+        return False
+    if any(birth and mark is None for birth, mark in workers):
+        return True
+    return not lost and all(mark for _, mark in workers) if workers else None
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:

@@ -158,6 +158,7 @@ class Workspace:
                 self.journal = self.journals[0]
                 # One whose journal is empty is what a process that died has left while it removed the folder.
                 self._is_new = self._is_new or not any(journal.manifest for journal in self.journals)
+                self._runs_before = self._last_runs
                 self._check_output()
             except BaseException:
                 if self._is_new:
@@ -175,11 +176,13 @@ class Workspace:
             if self._is_lost():
                 return  # what is there now is not this run's
             # If the input changed, scored rows may be from before or after the change.
-            kept = self._rows if error and not isinstance(error, InputChanged) else 0
-            if not kept:
+            rows = self._rows if error else 0
+            if error and not rows and not self._is_new and self._last_runs == self._runs_before:
+                return  # the journal names what the process before has begun in Redis, and is still there
+            if not rows or isinstance(error, InputChanged):
                 self.remove()  # while the lock is held
             elif error:
-                error.add_note(f"{kept:,} scored rows are kept in {self.folder}: the same command continues")
+                error.add_note(f"{rows:,} scored rows are kept in {self.folder}: the same command continues")
 
     def check(self) -> None:
         """Check that the output is still this run's to make: after each write, and before it is in place.
@@ -233,6 +236,11 @@ class Workspace:
         if not os.fstat(lock).st_nlink:  # its holder has just removed the folder
             raise OutputBusy(f"another score-file has just made {self._target}")
         return place
+
+    @property
+    def _last_runs(self) -> list[str | None]:
+        """The last run of each model."""
+        return [journal.run for journal in self.journals]
 
     @property
     def _rows(self) -> int:

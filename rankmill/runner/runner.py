@@ -24,7 +24,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import Backoff, system
 from rankmill.runner.heartbeat import RunnerHeartbeat
 from rankmill.runner.webhooks import WebhookSender
-from rankmill.runner.work import clear, made, work_on
+from rankmill.runner.work import clear, drop, made, work_on
 
 _LOOK_SECONDS = 0.5
 
@@ -95,8 +95,10 @@ class Runner:
             if done := made(run):
                 self._finish(done)
             elif self._store.was_cancelled(run.id):
+                drop(run, self._settings)
                 self._answer(run.end("cancelled"))
             elif run.deaths > self._settings.max_retries:
+                drop(run, self._settings)
                 why = f"{run.deaths} runners in a row have died of it without scoring a row"
                 self._answer(run.end("failed", why))
             else:
@@ -148,6 +150,7 @@ class Runner:
 
     def _finish(self, run: FileRun) -> None:
         """End a run whose output is in its place, and that was interrupted before it could say so."""
+        drop(run, self._settings)
         clear(run)
         self._answer(run.end("done"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -22,6 +23,7 @@ from rankmill.jobs.contract.errors import (
     StoreError,
 )
 from rankmill.jobs.contract.prompts import check_text
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome, Seal
 from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
 from rankmill.jobs.runtime.connection import client_for
@@ -34,7 +36,9 @@ from rankmill.producer.files.workspace import clear_workspace
 from rankmill.score.input import find_input
 from rankmill.score.output import find_target
 from rankmill.score.progress import Show
-from rankmill.score.score_file import Confirm, score_file
+from rankmill.score.score_file import Confirm, drop_last_run, score_file
+
+logger = logging.getLogger(__name__)
 
 Note = Callable[..., None]
 """Changes fields of the run's record; with ``now``, it is written before this returns, or an error raised."""
@@ -112,6 +116,30 @@ def made(run: FileRun) -> FileRun | None:
         return run if output.exists() and _identity(output, output) == run.seal.identity else None
     except (RankmillError, OSError, ValueError):
         return None
+
+
+def drop(run: FileRun, settings: Settings) -> None:
+    """Delete from Redis what a runner that died has begun there for a run that has ended.
+
+    Its folder stays: if the run is submitted again, it continues. What is left if that cannot be read
+    expires.
+    """
+    request, output = run.order.request, as_path(run.order.request.output or "")
+    models = len(request.models) or max(len(request.messages_column), 1)
+    try:
+        place = find_target(request, ()).place()
+        if run.order.batch and run.order.batch.endpoint is not None:
+            from rankmill.gateway.batches.work import scored_place
+
+            place = scored_place(output)
+        if roots := confined():
+            roots.check(place.path, "write")
+        with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
+            drop_last_run(place, models, RunStore(client))
+    except RedisUnavailable:
+        raise
+    except (RankmillError, OSError) as error:
+        logger.warning("what another runner has begun is not deleted: %s", error)
 
 
 def clear(run: FileRun) -> None:

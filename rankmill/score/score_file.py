@@ -34,7 +34,8 @@ from rankmill.producer.files.manifest import differences, manifest
 from rankmill.producer.files.shards import shard_metadata
 from rankmill.producer.files.sink import ScoredFile, ScoredParts
 from rankmill.producer.files.source import PairSource
-from rankmill.producer.files.workspace import Workspace
+from rankmill.producer.files.stores.paths import workspace_of
+from rankmill.producer.files.workspace import OutputFile, Workspace
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.score.input import find_input
 from rankmill.score.output import find_target, named_columns, row_options
@@ -330,6 +331,17 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         return
     if left:
         store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
+
+
+def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
+    """Delete from Redis the run that a process that died has begun for an output which nobody continues.
+
+    The output's folder stays as it is. Raises what `Workspace` does.
+    """
+    if workspace_of(output.path).exists():
+        with Workspace(output, restart=False, force=True, models=models) as work:
+            for journal in work.journals:
+                _settle_last_run(store, journal, resumes=False)
 
 
 def _take_back(store: RunStore, journal: Journal) -> None:

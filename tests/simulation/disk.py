@@ -87,6 +87,7 @@ class Disk:
         self._cells: dict[int, Cell] = {}
         self._listed: dict[Path, dict[str, Cell | None]] = {}
         self._frozen: tuple[dict[Path, _Kept], dict[Path, int]] | None = None
+        self._opened: list[tuple[Process, _Database]] = []
         self._plain: dict[str, Callable[..., Any]] = {}
         self._prepare()
 
@@ -133,11 +134,10 @@ class Disk:
             if self._here() is None:
                 return plain(*args, **options)
             self.step(name, args[0])
-            if name == "mkdir":
+            if name == "mkdir" and not Path(args[0]).exists():  # a folder that is there needs no space
                 self.check_space(args[0])
             found = plain(*args, **options)
-            there = self._numbers()
-            self._cells = {number: cell for number, cell in self._cells.items() if number in there}
+            self.forget_gone()
             self.step(f"{name} is done", args[0])
             return found
 
@@ -180,7 +180,11 @@ class Disk:
         if self._here() is None:
             return self._plain["connect"](path, *args, **options)
         self.step("open", path)
-        return self._plain["connect"](path, *args, factory=_Database, **options)
+        process = self._here()
+        assert process
+        database: _Database = self._plain["connect"](path, *args, factory=_Database, **options)
+        self._opened.append((process, database))
+        return database
 
     # What goes wrong
 
@@ -217,6 +221,10 @@ class Disk:
         """Let the files be as they were when they were frozen, or what the loss of power leaves of them."""
         if self._frozen is None:
             return
+        for process, database in self._opened:  # else its locks stay, and others wait in real time
+            if not process.alive:
+                database.close()
+        self._opened = [each for each in self._opened if each[0].alive]
         (files, folders), self._frozen = self._frozen, None
         numbers = {path: kept.link.lstat().st_ino for path, kept in files.items()}
         for path in reversed([*self._paths()]):
@@ -232,6 +240,7 @@ class Disk:
                 os.link(kept.link, path)
             _rewrite(path, kept.data, kept.times)
             self._plain["unlink"](kept.link)
+        self.forget_gone()
         if self.loses_power:
             self.loses_power = False
             self._lose()
@@ -260,8 +269,9 @@ class Disk:
             if not path.exists():
                 self._plain["mkdir"](path, 0o700)
         for path, cell in wanted.items():
-            left = self._left(cell.synced, data.get(cell.number, cell.synced))
-            if cell.number in aside:
+            is_there = self._cells.get(cell.number) is cell  # else another file has its number by now
+            left = self._left(cell.synced, data.get(cell.number, cell.synced) if is_there else cell.synced)
+            if is_there and cell.number in aside:
                 os.link(aside[cell.number], path)
             _rewrite(path, left)
         for path in aside.values():
@@ -296,8 +306,12 @@ class Disk:
             if path.is_dir():
                 waiting += sorted(path.iterdir())
 
-    def _numbers(self) -> set[int]:
-        return {path.lstat().st_ino for path in self._paths()}
+    def forget_gone(self) -> None:
+        """Forget files that are gone: the next new ones may get their numbers."""
+        if self._frozen:  # a killed process closes its files, and they will be as before
+            return
+        there = {path.lstat().st_ino for path in self._paths()}
+        self._cells = {number: cell for number, cell in self._cells.items() if number in there}
 
     def _cell(self, path: Path) -> Cell:
         number = path.lstat().st_ino
@@ -330,6 +344,10 @@ class _Database(sqlite3.Connection):
         assert here
         assert here.process.disk
         self._path, self._disk = Path(path), here.process.disk
+
+    def close(self) -> None:
+        super().close()
+        self._disk.forget_gone()
 
     def __exit__(self, *about: Any) -> Any:
         changes = self.in_transaction and about[0] is None

@@ -89,7 +89,7 @@ class FileCommand(Command):
 
     def _ended(self) -> None:
         assert self.cluster.disk
-        self.cluster.begun.pop(self.process, None)  # the next process deletes what is left of the run
+        self.cluster.leave_runs_of(self.process)
         if self.process.status == KILLED or not self.over:
             self.kept = self.cluster.disk.kept.get(workspace_of(self.output) / "journal.db", 0)
         super()._ended()

@@ -187,4 +187,84 @@ FOUND = (
         faults=(Fault(2.0, "miscompute", 0.0, 0), Fault(8.0, "kill_producer", 0.0, 0)),
         chunk_size=16,
     ),
+    # A job ends while its lease is renewed, and the reply to that is lost: RQ wrote a part of the job again,
+    # without expiry, and took the repetition for a renewal (seeds 2100780 and 2100824 of an earlier time).
+    Scenario(
+        seed=133,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(200), 1.0, "live", "bulk"),),
+        faults=(Fault(3.0, "breaks", 0.0, 0),),
+        chunk_size=2,
+    ),
+    # A runner dies while its run is cancelled: the next one told the cancellation, and left what the dead one
+    # had begun in Redis for a day, where workers went on with it (seeds 109, 220, 5784).
+    Scenario(
+        seed=220,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(28), 5.03, "submitted cancelled"),),
+        faults=(Fault(7.35, "lose_power", 2.0, 2),),
+        chunk_size=16,
+        runners=(0.0,),
+    ),
+    # The server loses its data, and a producer looks at the workers before the one of the release before has
+    # told of itself again: it sent the new names, which that worker fails, and so good rows failed.
+    Scenario(
+        seed=2,
+        workers=(0.3, 0.01),
+        clocks=(0.0, 0.0),
+        runs=(
+            Submitted("run-0", _pairs(200), 1.0, "live", "bulk"),
+            Submitted("run-1", _pairs(40), 10.01, "live"),
+        ),
+        faults=(Fault(9.6, "flush", 0.1, 0),),
+        chunk_size=16,
+        old=("worker 1",),
+    ),
+    # score-file is killed before it has a result, and finds the disk full when it is started again: it
+    # removed its folder, which named the run of before, and that stayed in Redis for a day.
+    Scenario(
+        seed=558,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(2), 4.8, "file jsonl"),),
+        faults=(Fault(6.0, "kill_producer", 0.0, 0), Fault(6.5, "fill_disk", 5.0, 0)),
+        chunk_size=16,
+        stumbles=1,
+    ),
+    # The host loses power after a batch is done: its folder was not synced in the folder of all files, and
+    # the answers were gone.
+    Scenario(
+        seed=20433,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(
+            Submitted("run-0", _pairs(1), 9.8, "file parquet"),
+            Submitted("run-1", _pairs(1), 5.03, "batch"),
+        ),
+        faults=(Fault(7.96, "lose_power", 0.0, 44),),
+        chunk_size=16,
+        runners=(0.0,),
+    ),
+    # The server's clock jumps back, and connections break before a worker trusts the leases of others: those
+    # of the dead were bounded only then, and their chunks stood still for longer than is promised.
+    Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (*_pairs(6), ("query", POISON)), 6.39, "live", "bulk"),),
+        faults=(Fault(9.5, "server_clock", 2.0, 11), Fault(23.32, "half_open", 0.1, 47)),
+        chunk_size=16,
+    ),
+    # The reply is lost with which a dead worker's job was put back: it was put back twice, ran at two places,
+    # and had an attempt more than are allowed (seed 5357).
+    Scenario(
+        seed=102,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (*_pairs(6), ("query", POISON)), 1.0, "live", "bulk"),),
+        faults=(Fault(14.0, "breaks", 0.0, 0),),
+        chunk_size=4,
+    ),
 )

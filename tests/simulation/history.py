@@ -134,6 +134,8 @@ class History:
         self._noticed: set[Process] = set()
         self.told_of: set[str] = set()
         """Streams in which scores are withdrawn: such a word stays, as its run may be over, or go on."""
+        self.orphans: set[str] = set()
+        """Runs whose producer has died, and whose successor deletes them."""
         self.abandoned: set[str] = set()
         """Runs whose producer has died; the cluster adds to it."""
         self.results = 0
@@ -201,6 +203,9 @@ class History:
         self.computing.pop(process, None)
         if process in self._noticed and process.status == 1:
             self._withdrawn[process] = self.world.now
+        told = process in self.ending or process in self._noticed
+        if process.name.startswith("worker-") and process.status in {0, 1} and not told:
+            self._tell(f"{process.name} ended, and nobody has told it to")
         held = [name for name in self._held if self.jobs[name].holder is process]
         if process.status == 0 and held and self._is_up and self.world.now > self._disturbed_until:
             self._tell(f"{process.name} ended and kept {', '.join(held)}")
@@ -374,7 +379,7 @@ class History:
             if self.willing:
                 self._look_at_workers(able)
             for run in list(self._splits):  # nobody sends halves of a run that is gone, or whose producer is
-                if run in self.abandoned or not self._exists(f"rankmill:run:{run}:meta"):
+                if run in self.abandoned | self.orphans or not self._exists(f"rankmill:run:{run}:meta"):
                     del self._splits[run]
             for run, died in self._splits.items():
                 since = max(died, self._disturbed_until)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
+    InputError,
     RankmillError,
     RunCancelled,
     RunExpired,
@@ -97,7 +98,8 @@ class Command:
     def finds_other_machines(self, error: object) -> bool:
         """Whether something that went wrong has left no worker that scores as the first one of the run."""
         disturbed = not self.cluster.world.history.undisturbed
-        return disturbed and isinstance(error, RunFailed) and any(each in str(error) for each in REFUSALS)
+        is_its = isinstance(error, RunFailed | InputError)  # of a file without a score yet, it is the input's
+        return disturbed and is_its and any(each in str(error) for each in REFUSALS)
 
     def wrong(self, *, lost_data: bool) -> list[str]:
         """What is wrong with what it has found."""
@@ -122,7 +124,8 @@ class Command:
 
     def _begin(self, wait: float) -> Process:
         self.attempts += 1
-        self.process = process = self.cluster.world.process(self.run.name, partial(self._main, wait))
+        process = self.cluster.world.process(self.run.name, partial(self._main, wait))
+        self.process = self.cluster.at(self.run.name, process)
         process.on_exit.append(self._ended)
         return process
 

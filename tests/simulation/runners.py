@@ -71,7 +71,7 @@ def prepare(cluster: Cluster) -> None:
         mine.patch(module, "client_for", lambda _, seconds: mine.redis.client(seconds))
 
 
-def keep(cluster: Cluster, *, clock: float = 0.0) -> None:
+def keep(cluster: Cluster, *, clock: float = 0.0, place: str = "") -> None:
     """Start a runner, and another one in its place a second after each of its ends."""
     assert cluster.disk
     settings = cluster.file_settings()
@@ -81,10 +81,12 @@ def keep(cluster: Cluster, *, clock: float = 0.0) -> None:
         Runner(FileRunStore(client, settings.file_queue, settings.file_run_ttl), settings).work()
 
     process = cluster.world.process(f"runner-{len(cluster.runners) + 1}", main, clock=clock)
+    cluster.at(place, process)
     process.disk = cluster.disk
     cluster.disk.processes.append(process)
     cluster.runners.append(process)
-    process.on_exit.append(lambda: cluster.later(1.0, lambda: keep(cluster, clock=clock)))
+    process.on_exit.append(lambda: cluster.leave_runs_of(process))
+    process.on_exit.append(lambda: cluster.later(1.0, lambda: keep(cluster, clock=clock, place=place)))
 
 
 class SubmittedCommand(FileCommand):
@@ -231,6 +233,8 @@ class BatchCommand(Command):
             return found
         if answers or errors:
             return [f"{name} has {len(answers) + len(errors)} lines too many"]
+        if self.cluster.disk and self.cluster.disk.lost_at >= self.ended:
+            return []  # what was deleted just before may be there again
         records = {hidden_record(folder / each) for each in ("output.jsonl", "scored.parquet")}
         return left_over(self.run, folder, {"output.jsonl", "errors.jsonl", *records})
 

@@ -52,7 +52,8 @@ class Process:
     """A process of the simulated cluster.
 
     ``clock`` is how far its clock is ahead, in seconds; ``stopped`` is whether it has got SIGSTOP. ``disk``
-    has its files, if it has any; ``handlers`` are those of its signals.
+    has its files, if it has any; ``handlers`` are those of its signals. ``place`` is the same for all
+    processes that follow one another; ``old`` is whether this one is of the release before.
     """
 
     name: str
@@ -64,6 +65,8 @@ class Process:
     on_exit: list[Callable[[], None]] = field(default_factory=list)
     disk: Disk | None = None
     handlers: dict[int, Callable[[int, Any], object]] = field(default_factory=dict)
+    place: str = ""
+    old: bool = False
 
     @property
     def alive(self) -> bool:
@@ -382,7 +385,8 @@ class World:
 
     def patch(self, owner: object, name: str, value: object) -> None:
         """Replace an attribute until the world is over."""
-        self._patched.append((owner, name, getattr(owner, name)))
+        before = vars(owner).get(name, getattr(owner, name))  # a class method as such, bound to no class
+        self._patched.append((owner, name, before))
         setattr(owner, name, value)
 
     def patch_environ(self, name: str, value: str) -> None:

@@ -11,12 +11,12 @@ import redis
 from rq import worker_registration
 from rq.worker.base import BaseWorker
 
-from rankmill.jobs.protocol.leases import Renewals, server_time
+from rankmill.jobs.protocol.leases import Renewals, bound_leases, server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.orders import ask_for_orders, forget_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
 from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue, rescue_unbegun
-from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker, note_lost_list
 from rankmill.jobs.system import Periodic, system
 from rankmill.workers.queue.orders import Orders
 
@@ -67,6 +67,7 @@ class WorkerHeartbeat:
         self._orders = orders
         self._renewals = Renewals(seconds, lease_seconds)
         self._server_now = 0.0  # at the last renewal
+        self._is_registered = False
         self._periodic = Periodic("heartbeat", self._run, seconds, orders.news)
 
     def start(self) -> None:
@@ -106,14 +107,18 @@ class WorkerHeartbeat:
     def _register(self) -> None:
         """Write the worker's record, with each beat: the server may have lost it, or it may be damaged."""
         connection, key = self._worker.connection, self._worker.key
+        added: Any = 0
         try:
-            connection.hset(key, mapping=self._worker.serialize())
+            added = connection.hset(key, mapping=self._worker.serialize())
         except redis.ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
             logger.warning("%s is not a hash any more; it is written again", key)
             connection.delete(key)
             connection.hset(key, mapping=self._worker.serialize())
+        if added and self._is_registered:
+            note_lost_list(connection, self._worker.queue_names())
+        self._is_registered = True
         worker_registration.register(self._worker)
 
     def _report_state(self) -> None:
@@ -162,6 +167,8 @@ class WorkerHeartbeat:
                 if self._renewals.others_have_lapsed:
                     clean_queue(queue, self._handle_failure, self.lease_seconds, self._server_now)
                 else:
+                    # The leases of the dead shall end in time, though the server's clock has jumped back.
+                    bound_leases(queue.connection, queue.started_job_registry.key, self.lease_seconds)
                     # These were lost with a connection: no worker begins them.
                     rescue_unbegun(queue, self.lease_seconds, self._server_now)
                     worker.connection.delete(queue.registry_cleaning_key)  # others may trust the leases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -10,12 +11,19 @@ from redis.client import Pipeline
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 from rq.registry import StartedJobRegistry
+from rq.utils import utcformat
 
 from rankmill.jobs.contract.errors import ForeignJobError
 from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, OLD_JOB_FUNCTION, chunk_of
 from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.protocol.leases import hold
 from rankmill.jobs.protocol.pairs_job import DAY, OLD_PAIRS_FUNCTION, PAIRS_FUNCTION
+
+_BEAT = """
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'last_heartbeat', ARGV[1]) end
+return 0
+"""
+"""KEYS: job. ARGV: time, as RQ writes it."""
 
 
 class Executions(ExecutionRegistry):
@@ -83,6 +91,21 @@ class ScoringJob(Job):
     def begin_seconds(self) -> int:
         """Longest time to load the model and to tokenize; a job by name's timeout is not for that."""
         return BASE_TIMEOUT if self.has_pairs else int(self.timeout or 0)
+
+    def heartbeat(
+        self, timestamp: datetime, ttl: int, pipeline: Pipeline | None = None, xx: bool = False
+    ) -> None:
+        """As RQ does; but `xx` writes nothing for a job that has just ended.
+
+        RQ writes a part of it then, which never expires, and deletes that with its next command, unless the
+        worker dies before or a reply is lost.
+        """
+        if not xx:
+            super().heartbeat(timestamp, ttl, pipeline)
+            return
+        client: Any = self.connection if pipeline is None else pipeline
+        self.last_heartbeat = timestamp
+        client.eval(_BEAT, 1, self.key, utcformat(timestamp))
 
     def perform(self) -> None:
         """Never call the function of the job: the worker scores `chunk` itself."""

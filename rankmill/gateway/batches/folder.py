@@ -14,7 +14,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.files.stores.output_record import record_of
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.reading import ObjectReader, admitted
-from rankmill.producer.files.stores.writing import whole_file
+from rankmill.producer.files.stores.writing import sync, whole_file
 
 _BLOCK_BYTES = 1 << 20
 
@@ -46,11 +46,12 @@ class FilesFolder:
         return self.path.joinpath(*place.split("/"))
 
     def make(self, name: str) -> None:
-        """Make a folder in it; a store needs none. Raises `OutputError` if it cannot be made."""
+        """Make a folder in it that stays; a store needs none. Raises `OutputError` if it cannot be made."""
         if isinstance(self.path, ObjectPath):
             return
         try:
             (self.path / name).mkdir(exist_ok=True)
+            sync(self.path)  # else all in it is lost with the power
         except OSError as error:
             raise OutputError(f"the file cannot be kept: {error.strerror}") from None
 

@@ -254,6 +254,11 @@ def clear_batch(output: Path) -> None:
                 left.unlink(missing_ok=True)
 
 
+def scored_place(output: Path) -> OutputFile:
+    """What is scored on the way to the output of a batch of requests."""
+    return OutputFile(_steps(output)[1])
+
+
 def _steps(output: Path) -> tuple[Path, Path]:
     """The pairs of a batch of requests, and the same with their scores."""
     return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
