@@ -43,7 +43,7 @@ CANCELLED = BEAT + 2
 SPLIT = 5
 """A chunk that kills its workers is sent again in two halves so soon."""
 
-HEARD = 0.6
+HEARD = 0.65
 """A worker that has room for requests takes one so soon, whatever else it does, its first load as well."""
 
 ENDED = 15
@@ -398,7 +398,8 @@ class History:
             since = max(self._advanced, self._set_back_until)
             self._took("without progress", now - since, PROGRESS, "nothing goes on")
         for worker, since in list(self.ending.items()):
-            if not worker.alive or worker.stopped or worker in self.computing or not self._is_up:
+            waits = worker in self.computing or now < self._disturbed_until  # for a dead connection, perhaps
+            if not worker.alive or worker.stopped or waits or not self._is_up:
                 self.ending[worker] = now
             self._took("ending", now - since if worker.alive else 0, ENDED, f"{worker.name} does not end")
         self._look_at_keys()
