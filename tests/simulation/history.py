@@ -363,13 +363,14 @@ class History:
         now = self.world.now
         passed, self._looked = now - self._looked, now
         workers = [each for each in self.world.processes if each.name.startswith("worker-") and each.alive]
-        able = [each for each in workers if not each.stopped and each not in self.drained]
-        able = [each for each in able if self.world.redis.reaches(each)]
+        there = [each for each in workers if not each.stopped and self.world.redis.reaches(each)]
+        able = [each for each in there if each not in self.drained]
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         serves = self._is_up and bool(able)
         self._busy |= dict.fromkeys((each for each in workers if each not in able), now)
         if not serves:
-            self.disturb(0.0)
+            if not (self._is_up and there):
+                self.disturb(0.0)
             self._advanced = max(self._advanced, now)
             for name in self._held:  # after an outage, leases are renewed before others' have lapsed
                 self.jobs[name].late = min(self.jobs[name].late, -LEASE)

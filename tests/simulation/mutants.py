@@ -274,7 +274,7 @@ MUTANTS = (
         "a drained worker takes jobs", "workers/queue/orders.py",
         "            self.drained = True\n            with",
         "            with",
-        ("drain", "slow", "long",),
+        ("only drained", "very slow"),
     ),
     Mutant(
         "a worker's refusal is not recorded", "jobs/protocol/refusals.py",

@@ -169,6 +169,9 @@ def _is_request(run: Submitted) -> bool:
 
 FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "calm": lambda it: not it.faults,
+    "only drained": lambda it: (
+        {fault.kind for fault in it.faults} == {"drain"} and max(fault.amount for fault in it.faults) >= 20
+    ),
     "kills": lambda it: any(run.kills for run in it.runs),
     "kills in chunks": lambda it: any(run.kills and len(run.pairs) > 30 for run in it.runs),
     "null": lambda it: any(query is None for run in it.runs for query, _ in run.pairs),
