@@ -177,15 +177,10 @@ class RunStore:
             pipe.execute()
 
     def _job_function(self, queue: str) -> str:
-        """The job function's name that all live workers of a queue take, as seen in the last seconds.
-
-        If nobody is listed, it is that of before: perhaps the list was lost.
-        """
-        seen, function = self._functions.get(queue, (-math.inf, JOB_FUNCTION))
+        """The job function's name that all live workers of a queue take, as seen in the last seconds."""
+        seen, function = self._functions.get(queue, (-math.inf, ""))
         if system.monotonic() - seen > _NAMES_SECONDS:
-            known = all_take_new_names(self.redis, queue)
-            if known is not None:
-                function = JOB_FUNCTION if known else OLD_JOB_FUNCTION
+            function = JOB_FUNCTION if all_take_new_names(self.redis, queue) else OLD_JOB_FUNCTION
             self._functions[queue] = system.monotonic(), function
         return function
 

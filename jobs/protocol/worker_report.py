@@ -212,14 +212,12 @@ def note_lost_list(client: redis.Redis, queues: Iterable[str]) -> None:
         client.set(keys.lost_list(name), 1, ex=UNRENEWED_SECONDS)
 
 
-def all_take_new_names(client: redis.Redis, queue: str) -> bool | None:
+def all_take_new_names(client: redis.Redis, queue: str) -> bool:
     """Whether no worker of `queue` is of the release before, which fails jobs with the new names.
 
-    ``None``: nobody is listed.
-
     One that was killed counts for the minutes in which RQ lists it: all others take the old names as well,
-    but for plain RQ workers, which say what they lack for the new names alone. One whose record was lost
-    counts as such a worker, as does one that may not be listed since the list was lost.
+    but for plain RQ workers, which say what they lack for the new names alone. What is not known
+    counts as such a worker: nobody is listed, or the list or a record was lost.
     """
     connection: Any = client
     with connection.pipeline(transaction=False) as pipe:
@@ -235,7 +233,7 @@ def all_take_new_names(client: redis.Redis, queue: str) -> bool | None:
         return False
     if any(birth and mark is None for birth, mark in workers):
         return True
-    return not lost and all(mark for _, mark in workers) if workers else None
+    return bool(workers) and not lost and all(mark for _, mark in workers)
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 
-from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable
-from rankmill.jobs.contract.job import no_workers_message
+from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable, RunFailed
+from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.passwords import mask_url
@@ -51,6 +51,8 @@ class WorkerPresence:
         ------
         NoWorkers
             None has listened for too long.
+        RunFailed
+            Plain RQ workers listen, and no other: they cannot score.
         """
         if self._looking:
             return
@@ -73,8 +75,11 @@ class WorkerPresence:
     def _look(self) -> None:
         try:
             with waiting(most=0):
-                found = bool(queue_workers(self._store.redis, self._queue).scoring)
+                found = queue_workers(self._store.redis, self._queue)
         except RedisUnavailable:  # other commands wait for the server
-            found = True
-        if found:
+            self._seen = system.monotonic()
+            return
+        if found.other and not found.scoring:
+            raise RunFailed(wrong_worker_message(self._queue))
+        if found.scoring:
             self._seen = system.monotonic()

@@ -43,7 +43,7 @@ CANCELLED = BEAT + 2
 SPLIT = 5
 """A chunk that kills its workers is sent again in two halves so soon."""
 
-HEARD = 0.6
+HEARD = 0.65
 """A worker that has room for requests takes one so soon, whatever else it does, its first load as well."""
 
 ENDED = 15
@@ -363,13 +363,14 @@ class History:
         now = self.world.now
         passed, self._looked = now - self._looked, now
         workers = [each for each in self.world.processes if each.name.startswith("worker-") and each.alive]
-        able = [each for each in workers if not each.stopped and each not in self.drained]
-        able = [each for each in able if self.world.redis.reaches(each)]
+        there = [each for each in workers if not each.stopped and self.world.redis.reaches(each)]
+        able = [each for each in there if each not in self.drained]
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         serves = self._is_up and bool(able)
         self._busy |= dict.fromkeys((each for each in workers if each not in able), now)
         if not serves:
-            self.disturb(0.0)
+            if not (self._is_up and there):
+                self.disturb(0.0)
             self._advanced = max(self._advanced, now)
             for name in self._held:  # after an outage, leases are renewed before others' have lapsed
                 self.jobs[name].late = min(self.jobs[name].late, -LEASE)
@@ -398,7 +399,8 @@ class History:
             since = max(self._advanced, self._set_back_until)
             self._took("without progress", now - since, PROGRESS, "nothing goes on")
         for worker, since in list(self.ending.items()):
-            if not worker.alive or worker.stopped or worker in self.computing or not self._is_up:
+            waits = worker in self.computing or now < self._disturbed_until  # for a dead connection, perhaps
+            if not worker.alive or worker.stopped or waits or not self._is_up:
                 self.ending[worker] = now
             self._took("ending", now - since if worker.alive else 0, ENDED, f"{worker.name} does not end")
         self._look_at_keys()

@@ -274,7 +274,7 @@ MUTANTS = (
         "a drained worker takes jobs", "workers/queue/orders.py",
         "            self.drained = True\n            with",
         "            with",
-        ("drain", "slow", "long",),
+        ("only drained", "very slow"),
     ),
     Mutant(
         "a worker's refusal is not recorded", "jobs/protocol/refusals.py",
@@ -292,13 +292,13 @@ MUTANTS = (
         "bulk work comes before requests", _ORDER,
         "found.insert(0 if self._turns.bulk_is_next else len(found), \"bulk\")",
         "found.insert(0, \"bulk\")",
-        ("both", "long", "small chunks", "little ahead",),
+        ("both", "long", "small chunks", "little ahead", "one worker"),
     ),
     Mutant(
         "bulk work is starved", _ORDER,
         "found.insert(0 if self._turns.bulk_is_next else len(found), \"bulk\")",
         "found.append(\"bulk\")",
-        ("both", "two requests", "long", "small chunks", "little ahead",),
+        ("both", "long", "small chunks", "little ahead", "one worker"),
     ),
     Mutant(
         "the run that had most is next", _ORDER,

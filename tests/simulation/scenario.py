@@ -162,8 +162,16 @@ class Scenario:
         return all(each in kinds or (each in FEATURES and FEATURES[each](self)) for each in features)
 
 
+def _is_request(run: Submitted) -> bool:
+    """Whether a run comes before bulk work; those of files do not."""
+    return run.priority is None and not run.kind.startswith(FILES)
+
+
 FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "calm": lambda it: not it.faults,
+    "only drained": lambda it: (
+        {fault.kind for fault in it.faults} == {"drain"} and max(fault.amount for fault in it.faults) >= 20
+    ),
     "kills": lambda it: any(run.kills for run in it.runs),
     "kills in chunks": lambda it: any(run.kills and len(run.pairs) > 30 for run in it.runs),
     "null": lambda it: any(query is None for run in it.runs for query, _ in run.pairs),
@@ -177,12 +185,13 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "small chunks": lambda it: it.chunk_size == 4,
     "slow": lambda it: min(it.workers) >= 0.05,
     "very slow": lambda it: min(it.workers) >= 0.3,
+    "one worker": lambda it: len(it.workers) == 1,
     "several workers": lambda it: len(it.workers) > 1,
     "long": lambda it: min(len(run.pairs) for run in it.runs) >= 200,
     "long live": lambda it: any(len(run.pairs) >= 200 and run.kind == "live" for run in it.runs),
     "two bulk": lambda it: sum(run.priority == "bulk" for run in it.runs) >= 2,
-    "both": lambda it: {run.priority for run in it.runs} == {None, "bulk"},
-    "two requests": lambda it: sum(run.priority is None for run in it.runs) >= 2,
+    "both": lambda it: {_is_request(run) for run in it.runs} == {True, False},
+    "two requests": lambda it: sum(map(_is_request, it.runs)) >= 2,
     "long file": lambda it: any(run.kind.startswith("file") and len(run.pairs) >= 40 for run in it.runs),
     "loses writes": lambda it: bool({fault.kind for fault in it.faults} & (LOSSES - {"evict", "evict_any"})),
     "a replica behind": lambda it: any(
@@ -330,7 +339,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
 def _happens(cluster: Cluster, fault: Fault) -> Any:
     def happens() -> None:
         cluster.world.tell(f"FAULT {fault}")
-        if fault.kind != "term":  # whoever is asked to end keeps all promises
+        if fault.kind not in {"term", "drain"}:  # who is asked for something keeps all promises
             cluster.world.history.disturb(max(fault.amount, 10.0) + LEASE)
         KINDS[fault.kind](cluster, fault)
 
