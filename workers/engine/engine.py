@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -266,7 +266,7 @@ class Engine:
             try:
                 self._scatter(some, self._begin(some).result())
             except OutOfMemory as error:
-                if len(some) == 1 and longest_in(some) <= self._fitted:  # no fault of the row
+                if len(some) == 1 and longest_in(some) <= self._fitted and not self._has_room(some):
                     raise DeviceLost(
                         f"no memory is left for a row such as it had memory for: {error}"
                     ) from None
@@ -279,6 +279,16 @@ class Engine:
 
         for piece in pieces:
             bisect(piece, again, broken)
+
+    def _has_room(self, part: list[Part]) -> bool:
+        """Whether the device has memory for another row that is as long as this one."""
+        batch = self._padded(part)
+        other = replace(batch, ids=np.full_like(batch.ids, batch.ids[0, 0]))
+        try:
+            self.model.backend.submit(other).result()
+        except OutOfMemory:
+            return False
+        return True
 
     def _shrink_budget(self, parts: list[Part]) -> None:
         """Lower the token budget to half of the tokens of `parts`, and stop searching a better one."""
