@@ -209,7 +209,7 @@ def class_goals(results: Results) -> list[str]:
     for ours, kind, wanted in (
         (SCORE_FILE, EXACT, 2.2 if with_amx else 1.7),
         (ENGINE_INT8, EIGHT_BIT, 1.3),
-        (SCORE_FILE_INT8, EIGHT_BIT, 1.3),
+        (SCORE_FILE_INT8, EIGHT_BIT, 1.8),
     ):
         mine, best = results.speed(ours), results.fastest_peer(kind)
         if not mine or best is None:

@@ -27,6 +27,11 @@ class QueueWorkers:
     scoring: frozenset[str]
     other: frozenset[str]
 
+    @property
+    def only_plain(self) -> bool:
+        """Whether there are plain RQ workers, which cannot score, and no others."""
+        return bool(self.other) and not self.scoring
+
 
 _WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 
@@ -186,7 +191,12 @@ def _died(client: Any, name: str) -> bool:
         if cannot_serve(error):
             raise
         return False
-    return born is None or mark is not None
+    return not _is_plain(born, mark)
+
+
+def _is_plain(born: bytes | None, mark: bytes | None) -> bool:
+    """Whether RQ's record of a worker, by its birth and `SCORING_FIELD`, is that of a plain RQ worker."""
+    return born is not None and mark is None
 
 
 def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:
@@ -231,7 +241,7 @@ def all_take_new_names(client: redis.Redis, queue: str) -> bool:
     workers = [(None, None) if isinstance(each, Exception) else each for each in found]  # a damaged key
     if any(mark == b"1" for _, mark in workers):
         return False
-    if any(birth and mark is None for birth, mark in workers):
+    if any(_is_plain(born, mark) for born, mark in workers):
         return True
     return bool(workers) and not lost and all(mark for _, mark in workers)
 

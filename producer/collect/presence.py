@@ -79,7 +79,7 @@ class WorkerPresence:
         except RedisUnavailable:  # other commands wait for the server
             self._seen = system.monotonic()
             return
-        if found.other and not found.scoring:
+        if found.only_plain:
             raise RunFailed(wrong_worker_message(self._queue))
         if found.scoring:
             self._seen = system.monotonic()

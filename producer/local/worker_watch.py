@@ -62,7 +62,7 @@ class WorkerWatch:
         if self._cluster:
             return
         found = queue_workers(self._client, self._queue)
-        if found.other and not found.scoring:
+        if found.only_plain:
             raise InputError(wrong_worker_message(self._queue))
         self._note(found.scoring)
 

@@ -1,4 +1,4 @@
-"""Two releases at once: processes of the release before, and such as are upgraded or rolled back in a run.
+"""Two releases at once: processes of the release before, and such as change their release in a run.
 
 What a process of the release before (f4d4b9c) does not know is taken from it: the new names of job functions,
 the latest formats, and fields that only the present release reads and writes.

@@ -93,11 +93,8 @@ class Scenario:
         clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
         runs = tuple(_run(dice, number) for number in range(dice.randint(1, 3)))
         has_files = any(run.kind.startswith(FILES) for run in runs)
-        possible = (
-            {*SERVER_KINDS, *host_faults.KINDS}
-            if has_files
-            else {*SERVER_KINDS, "kill_producer", "stop_producer"}
-        )
+        of_hosts = host_faults.KINDS if has_files else ("kill_producer", "stop_producer")
+        possible = {*SERVER_KINDS, *of_hosts}
         kinds = dice.sample(sorted(possible), k=max(dice.randint(-1, 6), 0))
         faults = tuple(
             Fault(dice.uniform(0.0, 25.0), kind, dice.choice([0.1, 2.0, 20.0, 45.0]), dice.randrange(64))
@@ -283,7 +280,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             machines = (*scenario.machines, *(0 for _ in scenario.workers[len(scenario.machines) :]))
             there = places(scenario.runs, len(scenario.workers), len(scenario.runners))
             for speed, clock, seconds_lame, machine, place in zip(
-                scenario.workers, scenario.clocks, lame, machines, there, strict=False
+                scenario.workers, scenario.clocks, lame, machines, there[: len(scenario.workers)], strict=True
             ):
                 cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame, machine=machine, place=place)
             world.process("checker", lambda: _look(world))

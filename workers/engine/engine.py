@@ -267,9 +267,8 @@ class Engine:
                 self._scatter(some, self._begin(some).result())
             except OutOfMemory as error:
                 if len(some) == 1 and longest_in(some) <= self._fitted and not self._has_room(some):
-                    raise DeviceLost(
-                        f"no memory is left for a row such as it had memory for: {error}"
-                    ) from None
+                    why = f"no memory is left for a row such as it had memory for: {error}"
+                    raise DeviceLost(why) from None
                 self._shrink_budget(some)
                 raise
 

@@ -97,13 +97,6 @@ class FastTexts:
         news, self._news = self._news, None
         return news
 
-    def begin_proof(self) -> threading.Thread | None:
-        """Begin the proof of the library now, unless the outcome is known; returns its thread.
-
-        For devices that a slow tokenizer would starve, also in a short run.
-        """
-        return self._begin_proof() if self._make is not None and self._fast is None else None
-
     def settle(self) -> bool:
         """Prove the library now, unless the outcome is known; returns whether it is in use."""
         if proof := self.begin_proof():
@@ -120,7 +113,7 @@ class FastTexts:
         self._seconds += system.monotonic() - began
         if self._make is not None and self._seconds >= _AFTER_SECONDS:
             self._seconds = 0.0
-            self._begin_proof()
+            self.begin_proof()
         return found
 
     def _tokenize_fast(self, texts: list[str]) -> Tokens | None:
@@ -175,8 +168,10 @@ class FastTexts:
                 return f"other ids for {described(texts[place])}"
         return None
 
-    def _begin_proof(self) -> threading.Thread | None:
+    def begin_proof(self) -> threading.Thread | None:
         """Begin a proof in a thread, unless a process of this host is at it or knows the outcome."""
+        if self._make is None or self._fast:
+            return None
         try:
             held = lock(self._file.with_suffix(".lock"), wait=False)
         except OSError as error:

@@ -71,8 +71,7 @@ class Model:
     @property
     def texts(self) -> FastTexts | None:
         """What tokenizes single texts, if pairs are joined from these."""
-        found: FastTexts | None = getattr(self.tokenizer, "texts", None)
-        return found
+        return _texts_of(self.tokenizer)
 
     def no_scores(self, rows: int) -> Logits:
         """NaN for each score of `rows` rows."""
@@ -186,9 +185,9 @@ def load(
         source, revision = found.files, found.revision
         about = describe(source, revision, cache)
         _scores(spec, about)  # what the spec lacks is said before the weights are read
-        tokenizer_for(spec, about, find_max_length(spec, about))
-        if device != "cpu" and about.joiner:
-            about.joiner.texts.begin_proof()  # while the weights are read
+        texts = _texts_of(tokenizer_for(spec, about, find_max_length(spec, about)))
+        if device != "cpu" and texts:  # it would starve, also in a short run; meanwhile weights are read
+            texts.begin_proof()
         asked = answers(spec, about) if about.layout.task == "causal" else None
         files = ModelFiles(
             source,
@@ -213,6 +212,11 @@ def load(
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
     copies = (about.copy, *files.copies)
     return Loaded(about, runner, revision, choice.int8_gain, found.held, source, copies)
+
+
+def _texts_of(tokenizer: Tokenize) -> FastTexts | None:
+    found: FastTexts | None = getattr(tokenizer, "texts", None)
+    return found
 
 
 def _scores(spec: ScoreSpec, about: Description) -> Activation:

@@ -243,7 +243,7 @@ class BatchWork:
 def clear_batch(output: Path) -> None:
     """Delete what was made on the way to the output of a batch, also by a runner that has died."""
     pairs, scored = _steps(output)
-    clear_workspace(OutputFile(scored))
+    clear_workspace(scored_place(output))
     for path in (pairs, scored, _errors_of(scored), record_of(scored)):
         path.unlink(missing_ok=True)
     if not isinstance(output, ObjectPath):

@@ -271,7 +271,7 @@ def test_a_library_with_which_workers_die_is_not_tried_for_ever(
     begun = 0
     for _ in range(5):
         texts = FastTexts(slow, tmp_path)
-        if proof := texts._begin_proof():
+        if proof := texts.begin_proof():
             proof.join()
             begun += 1
     assert begun == 3
@@ -285,8 +285,8 @@ def test_one_process_of_a_host_proves_at_a_time(
     held: list[Any] = []
     monkeypatch.setattr(FastTexts, "_prove", lambda self, make, lock: held.append(lock))
     first, second = FastTexts(slow, tmp_path), FastTexts(slow, tmp_path)
-    assert first._begin_proof()
-    assert second._begin_proof() is None
+    assert first.begin_proof()
+    assert second.begin_proof() is None
 
 
 def test_a_model_tokenizes_with_what_is_known_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -134,9 +134,7 @@ def _device_errors(device: str) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
-        clear_frames(
-            error.__traceback__
-        )  # of the forward, whose states would stay while the error is handled
+        clear_frames(error.__traceback__)  # else the forward's states stay while the error is handled
         empty_cache(device)
         raise OutOfMemory(str(error)) from error
 
