@@ -68,7 +68,6 @@ _LIBRARIES_OF_WORKERS = (
     "onnx",
     "onnxruntime",
     "openvino.frontend.pytorch",
-    "tabulate",
     "torch",
     "transformers.conversion_mapping",
     "transformers.models.auto.modeling_auto",
