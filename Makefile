@@ -75,7 +75,8 @@ clean:
 	rm -rf $(VENV) .venv-clients
 
 # pip runs with the constraints file only: torch in another build pulls gigabytes.
+# From nothing: else tests may pass with a package that the project has dropped.
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from rankmill.workers.backends.base import (
-    ROW,
+    GROUP,
     Backend,
     BackendKind,
     LayerShape,
@@ -54,6 +54,6 @@ KIND = BackendKind(
     probe=_probe,
     probed=("fp32", "bf16", *INT8),
     lacks=_lacks,
-    rounding=Rounding(weights=ROW, inputs=ROW),
+    rounding=Rounding(weights=GROUP, inputs=GROUP),
     int8=lambda: ("int8-128", "int8-64"),  # those with bf16 are not on every CPU
 )
