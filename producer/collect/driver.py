@@ -276,7 +276,7 @@ class RunDriver:
         if self.collector.fatal:
             if not self.is_detached:
                 self.cancel()
-            raise RunFailed(self.collector.fatal.message)
+            raise RunFailed(self.collector.fatal.message, option=self.collector.fatal.option)
 
     def _catch_up(self) -> None:
         """Collect what is there, without a wait."""

@@ -327,6 +327,7 @@ def find_max_length(spec: ScoreSpec, about: Description) -> int:
         return int(min(about.layout.max_length or tokenizer.model_max_length, positions))
     if spec.max_length > positions:
         raise SpecError(
-            f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}"
+            f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}",
+            option="max_length",
         )
     return spec.max_length
