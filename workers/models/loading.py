@@ -221,6 +221,8 @@ def _texts_of(tokenizer: Tokenize) -> FastTexts | None:
 
 def _scores(spec: ScoreSpec, about: Description) -> Activation:
     """The function from logits to scores of shape ``[rows]``, or of all labels, ``[rows, labels]``."""
+    if spec.inputs == "tokens":
+        return lambda logits: logits  # there are none
     chosen = None if spec.all_labels else choose_output(spec.label, about.labels, spec.model)
     saved = about.layout.activation
     if saved is None and spec.inputs != "pairs":

@@ -229,6 +229,14 @@ def test_a_batch_of_conversations(gateway: Running, chat: Path) -> None:
         assert found[str(number)]["usage"]["prompt_tokens"] == tokens
 
 
+def test_tokens_of_a_reward_model_that_is_not_loaded(gateway: Running, chat: Path) -> None:
+    """Its files name no prompt for pairs, and it has no output of the name in the gateway's settings."""
+    gateway.post("/v1/cache/clear", {})
+    reply = gateway.post("/vllm/tokenize", {"model": "reward", "prompt": "the moon"})
+    tokenizer = AutoTokenizer.from_pretrained(chat)
+    assert (reply.status, reply.json.get("tokens")) == (200, tokenizer("the moon")["input_ids"]), reply.body
+
+
 def test_tokens_have_no_batch(gateway: Running) -> None:
     line = {"custom_id": "a", "method": "POST", "url": "/tokenize", "body": {"inputs": "a"}}
     file = upload(gateway, "in.jsonl", json.dumps(line).encode()).json

@@ -26,6 +26,7 @@ from rankmill.workers.models.loading import load
 from rankmill.workers.models.sources import directory_content
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.environ import QUICK_LEASE
+from tests.harness.models.rerankers import make_decoder
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import one_at_a_time
 
@@ -104,6 +105,24 @@ def test_who_asks_for_tokens_needs_no_weights_of_his_own(
     assert cache.has(asked)
     cache.get(asked if loaded else asked.model_copy(update={"inputs": "pairs"}))
     assert counted("loads", outcome="loaded") == 1
+
+
+def test_tokens_of_a_model_that_scores_no_pairs_as_it_is(counted: Counted, tmp_path: Path) -> None:
+    """Each is loaded for tokens alone, whatever the label is that other requests ask for."""
+    chat = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    models = [
+        make_decoder(tmp_path / "reward", "qwen2", task="classifier", template=chat),
+        make_decoder(tmp_path / "causal", "qwen3", task="causal", template=None),
+        make_bert(tmp_path / "labels", labels=3),
+    ]
+    for model in models:
+        cache = cache_of(CacheLimits(models=1))
+        asked = ScoreSpec(model=str(model), precision="fp32", inputs="tokens", label="7")
+        assert cache.get(asked).model.encoder, model
+        assert cache.has(asked)
+    assert counted("loads", outcome="loaded") == len(models)
+    with pytest.raises(WorkerError, match="no such directory"):
+        cache_of(CacheLimits(models=1)).get(ScoreSpec(model=str(tmp_path / "none"), inputs="tokens"))
 
 
 def test_a_limit_in_bytes(specs: list[ScoreSpec]) -> None:
