@@ -103,6 +103,7 @@ class ScoringWorker(SimpleWorker):
 
     _suspension_seen = -math.inf
     _doing: Doing = ""
+    _warms_up = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says, nothing is unpickled and nothing but scoring runs.
@@ -153,9 +154,10 @@ class ScoringWorker(SimpleWorker):
         self._pipeline.start()
         self._heartbeat.start()
         self._scored_rows.start()
-        logger.info("listening on %s", ", ".join(self.queue_names()))
         taken = 0
         try:
+            self._warm_up()
+            logger.info("listening on %s", ", ".join(self.queue_names()))
             if with_scheduler:
                 self._start_scheduler(burst, logging_level, date_format, log_format)
             while max_jobs is None or taken < max_jobs:
@@ -167,7 +169,7 @@ class ScoringWorker(SimpleWorker):
             pass  # in a burst, if workers are suspended
         except (RankmillError, redis.RedisError) as error:
             logger.critical("cannot go on: %s", error)
-            raise SystemExit(1) from None
+            raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         finally:
             self.teardown()
         return bool(taken)
@@ -260,7 +262,16 @@ class ScoringWorker(SimpleWorker):
             metrics.gpu.watch()
         metrics.worker.info({"worker": self.name, "device": device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
-        self._orders.warm(settings.warm)
+
+    def _warm_up(self) -> None:
+        """Load the models of ``warm``, while producers and people see that this worker is there.
+
+        Its first signal ends that: it has claimed nothing.
+        """
+        self._warms_up = True
+        if not self._stop_requested:
+            self._orders.warm(self._settings.warm)
+        self._warms_up = False
 
     def load(self, spec: ScoreSpec) -> Loaded:
         """Load a model and prove its scores; tests and simulations override it with models of their own."""
@@ -298,7 +309,7 @@ class ScoringWorker(SimpleWorker):
             started=self._started,
             metrics_url=self._metrics_url,
             claim_ahead=self._claim_ahead,
-            refusals=(*self._refusals.reasons(), *self._orders.cold.values()),
+            refusals=(*self._refusals.reasons(), *filter(None, self._orders.cold.values())),
             half_open=self._refusals.half_open(),
         )
 
@@ -309,7 +320,10 @@ class ScoringWorker(SimpleWorker):
         if self._patience.trouble:
             return f"Redis cannot serve: {self._patience.trouble}"
         loading = self._engines.loading
-        return f"loading {loading}" if loading else next(iter(self._orders.cold.values()), None)
+        if loading:
+            return f"loading {loading}"
+        cold = list(self._orders.cold.items())
+        return next((reason or f"{model} is not loaded yet" for model, reason in cold), None)
 
     def request_stop(self, signum: Any, frame: Any) -> None:
         """Also count the signal, for `LastResort`."""
@@ -322,8 +336,10 @@ class ScoringWorker(SimpleWorker):
         super().request_force_stop(signum, frame)
 
     def _shutdown(self) -> None:
-        """Stop at the next check, and not in the middle of what the signal interrupted."""
+        """Stop at the next check, and not in the middle of what the signal interrupted, but for a warm-up."""
         self._stop_requested = self._pipeline.stopping = True
+        if self._warms_up:
+            raise SystemExit(0)
 
     def take_name(self, device: str) -> None:
         """Replace a name that RQ has made up by one that tells host, accelerator and process."""

@@ -104,9 +104,21 @@ class FormatError(WireError):
 
 
 class SpecError(RankmillError):
-    """The model cannot be loaded or run here as the spec asks; this worker leaves the run to others."""
+    """The model cannot be loaded or run here as the spec asks; this worker leaves the run to others.
+
+    Parameters
+    ----------
+    message
+        What is wrong.
+    option
+        Name of the spec's field that does not fit the model, on whatever worker; ``None``: another reason.
+    """
 
     fault = Fault.WORKER
+
+    def __init__(self, message: str, *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class WorkerError(SpecError):
@@ -122,9 +134,21 @@ class ForeignJobError(RankmillError):
 
 
 class RunFailed(RankmillError):
-    """A run cannot be completed."""
+    """A run cannot be completed.
+
+    Parameters
+    ----------
+    message
+        Why.
+    option
+        As of `SpecError`.
+    """
 
     fault = Fault.RUN
+
+    def __init__(self, message: str, *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class ScoresWithdrawn(RunFailed):

@@ -110,7 +110,11 @@ class ChunkFailure(WireModel):
 
     ``attempts`` is the number of attempts; ``worker`` made the last one (empty if it is not known).
     ``died``: the worker died during the last attempt, so one of the chunk's rows may kill workers.
+    ``option`` names the spec's field that does not fit the model, if that is why. It is written only where
+    there is one, for a job whose producer reads it (`rankmill.jobs.contract.job.read_format`).
     """
+
+    added: ClassVar[frozenset[str]] = frozenset({"option"})
 
     chunk: Count
     message: str
@@ -118,6 +122,7 @@ class ChunkFailure(WireModel):
     attempts: Count = 1
     worker: str = ""
     died: bool = False
+    option: str | None = None
 
 
 ChunkResult = ChunkScores | ChunkFailure
@@ -155,6 +160,7 @@ def to_entry(result: ChunkResult | Withdrawal) -> dict[str, str | int | bytes]:
             "attempts": result.attempts,
             "worker": result.worker,
             "died": int(result.died),
+            **({"option": result.option} if result.option else {}),
         }
     return {
         "chunk": result.chunk,

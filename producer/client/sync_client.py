@@ -337,9 +337,11 @@ class Client:
         runs = start_each(self.start, models, cut, columns, priority=priority, **spec)
         try:
             return dict(zip(models, read_together(runs, timeout), strict=True))
-        except BaseException:
+        except BaseException as error:
             for run in runs:
                 run.cancel()
+            if isinstance(error, StillWaiting):
+                raise error.of_a_cancelled_run() from None
             raise
 
     def rank(

@@ -134,6 +134,7 @@ class RunDriver:
         self._is_request = run.priority == "request" and journal is None and not detached
         self._new = self._is_request  # until the run is stored, together with its first chunks
         self._looked = self._heard if self._is_request else -math.inf
+        self._sized = sizes.chunks.known  # when workers were last looked at
         self._after = "0"  # where a detached run's stream is read on
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
         self._cancelled = False
@@ -276,7 +277,7 @@ class RunDriver:
         if self.collector.fatal:
             if not self.is_detached:
                 self.cancel()
-            raise RunFailed(self.collector.fatal.message)
+            raise RunFailed(self.collector.fatal.message, option=self.collector.fatal.option)
 
     def _catch_up(self) -> None:
         """Collect what is there, without a wait."""
@@ -287,14 +288,15 @@ class RunDriver:
     def _look_at_workers(self) -> None:
         """Note from time to time how much workers have scored of their chunks, and how much they prefetch."""
         now, window = system.monotonic(), self._sizes.window
-        just_known = window.follows_workers and self._sizes.chunks.known and not window.sized
+        sized = self._sizes.chunks.known
+        just_known = window.follows_workers and sized and not self._sized
         if now - self._looked < self._store.patrol_seconds and not just_known:
             return
-        self._looked = now
+        self._looked, self._sized = now, sized
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
             if window.follows_workers:
                 capacity = self._store.capacity(self.run.queue)
-                window.follow(capacity, self.collector.chunk_rows, sized=self._sizes.chunks.known)
+                window.follow(capacity, self.collector.chunk_rows, sized=sized)
             if self.collector.see(self._store.scored_rows(self.run), system.now()):
                 self._store.note(self.run, self.progress)
 

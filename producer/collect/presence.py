@@ -65,7 +65,7 @@ class WorkerPresence:
             finally:
                 self._looking = False
         now = system.monotonic()
-        missing = now - max(self._seen, since)
+        missing = self._looked - max(self._seen, since)  # what has come since then is not known
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
         if missing > _WORD_SECONDS and now - self._warned > _REMIND_SECONDS:

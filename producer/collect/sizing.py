@@ -75,8 +75,6 @@ class WindowSize:
 
     def __init__(self, chunks: int | Literal["auto"], payload_bytes: int, sharers: int = 1) -> None:
         self.follows_workers = chunks == "auto"
-        self.sized = False
-        """Whether the size of chunks followed the workers' speed at the last `follow`."""
         self._chunks = max((MIN_CHUNKS if chunks == "auto" else chunks) // sharers, 1)
         self._pairs = 0
         self._payload_bytes = payload_bytes // sharers
@@ -87,7 +85,6 @@ class WindowSize:
 
         `sized`: the size of chunks follows the workers' speed by now.
         """
-        self.sized = sized
         if not sized:
             capacity = QueueCapacity(workers=capacity.workers)
             chunk_rows = max(chunk_rows, MIN_ROWS)

@@ -17,7 +17,7 @@ from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.contract.priority import Priority, group_in, priority_of
-from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, listed_workers, worker_reports
+from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, known_reports, listed_workers
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
@@ -191,8 +191,8 @@ class LoadShedder:
             ids = self._redis.lrange(Queue.redis_queue_namespace_prefix + self._settings.queue, 0, _MOST_JOBS)
             if system.monotonic() - self._read > _SPEED_SECONDS:
                 names = listed_workers(self._redis, self._settings.queue)
-                found = worker_reports(self._redis, names)
-                reports = list(found.values())
+                found = known_reports(self._redis, names)
+                reports = [report for report in found.values() if report]
                 self._speed, self.unready = speed(reports), self._why_unready(found)
                 if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
                     self._reported = sum(report.tokens for report in reports) / pairs
@@ -205,14 +205,18 @@ class LoadShedder:
         self.backlog_seconds = tokens / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)
 
-    def _why_unready(self, reports: Mapping[str, WorkerReport]) -> str | None:
-        """Why none of the workers that are there now is known to have the model."""
+    def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
+        """Why none of the workers that are there now is known to have the model.
+
+        A worker whose report cannot be read here says nothing of its models.
+        """
         settings = self._settings
-        live = {name: report for name, report in reports.items() if not report.drained}
+        live = {name: report for name, report in reports.items() if not (report and report.drained)}
         if not live:
             return f"queue {settings.queue!r} has no worker"
         wanted = _without_version(settings.model)
-        having = {name for name, each in live.items() if wanted in map(_without_version, each.models)}
+        models = {name: each.models if each else () for name, each in live.items()}
+        having = {name for name, each in models.items() if wanted in map(_without_version, each)}
         self._able = (self._able & live.keys()) | having
         is_known = self._able or system.monotonic() - self._scored < _REPORT_SECONDS
         return None if is_known else f"no worker has loaded {settings.model}"

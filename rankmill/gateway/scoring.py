@@ -29,7 +29,7 @@ _ANY_MODEL = "*"
 """In the setting ``gateway_models``: requests may name any."""
 
 _OF_THE_CALLER = frozenset({"max_length", "instruction", "max_passage_tokens"})
-"""Fields of a spec with values of the caller's own, which a model may refuse."""
+"""Fields of a spec with values of the caller's own, which may not fit a model."""
 
 
 class ServedModel(NamedTuple):
@@ -191,12 +191,12 @@ class Scoring:
                         raise
             self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
-            given = sorted(name for name in _OF_THE_CALLER if spec.get(name) is not None)
-            if not given and spec["inputs"] != "conversations":
+            asked = {name for name in _OF_THE_CALLER if spec.get(name) is not None}
+            talks = error.option == "inputs" and spec["inputs"] == "conversations"
+            if error.option not in asked and not talks:
                 raise refusal_of(error) from None
             why = f"the options of this request do not fit the model: {error}"
-            param = next((name for name in given if name in str(error)), None)
-            raise Refusal("invalid", why, param=param) from None
+            raise Refusal("invalid", why, param=None if talks else error.option) from None
 
     async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
         """Submit rows; a server that can be read and takes nothing is not waited for any longer."""

@@ -125,7 +125,6 @@ def drop(run: FileRun, settings: Settings) -> None:
     expires.
     """
     request, output = run.order.request, as_path(run.order.request.output or "")
-    models = len(request.models) or max(len(request.messages_column), 1)
     try:
         place = find_target(request, ()).place()
         if run.order.batch and run.order.batch.endpoint is not None:
@@ -135,7 +134,7 @@ def drop(run: FileRun, settings: Settings) -> None:
         if roots := confined():
             roots.check(place.path, "write")
         with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
-            drop_last_run(place, models, RunStore(client))
+            drop_last_run(place, len(run.order.models), RunStore(client))
     except RedisUnavailable:
         raise
     except (RankmillError, OSError) as error:

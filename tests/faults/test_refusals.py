@@ -22,7 +22,7 @@ from rankmill.jobs.contract.run import Settled
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.system import system
-from rankmill.workers.queue.refusals import PAUSE, ROUND, Refusals
+from rankmill.workers.queue.refusals import PAUSE, ROUND, Refusals, StillRefused
 from tests.conftest import Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.models.tiny import make_bert
@@ -331,6 +331,16 @@ def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.M
     refusals.open("model", "again")
     now += 1.1 * PAUSE.first
     assert refusals.why("model") is None
+
+
+def test_a_run_that_is_still_refused_is_so_for_the_same_option() -> None:
+    refusals = Refusals()
+    refusals.open("run", "max_length 600 is more", "max_length")
+    refusals.open("model", "no such directory")
+    for key, option in (("run", "max_length"), ("model", None)):
+        with pytest.raises(StillRefused) as refused:
+            refusals.check(key)
+        assert refused.value.option == option
 
 
 def test_a_refusal_counts_until_its_worker_tries_again(server: Server) -> None:

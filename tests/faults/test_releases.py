@@ -121,6 +121,11 @@ def test_upgraded_workers_serve_a_producer_of_the_release_before(
         command, cwd=before, env=of_before(before), capture_output=True, text=True, check=True
     )
     np.testing.assert_allclose(eval(done.stdout), expected, atol=1e-5)
+    refused = subprocess.run(  # its producer knows no field that names the option
+        [sys.executable, "-c", code.replace("timeout=60", "timeout=60, max_length=1000000")],
+        cwd=before, env=of_before(before), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert refused.stderr.splitlines()[-1].startswith("jobs.errors.RunFailed: max_length 1000000 is more")
 
 
 ENDLESS = """

@@ -150,6 +150,13 @@ def test_this_release_writes_the_same_fields(server: Server) -> None:
     assert {name.encode(): str(value).encode() for name, value in failure.items()} == FAILURE
 
 
+def test_what_does_not_fit_a_model_is_named_where_it_is_known() -> None:
+    failure = ChunkFailure(chunk=0, message="too long", fatal=True, option="max_length")
+    entry = {name.encode(): str(value).encode() for name, value in to_entry(failure).items()}
+    assert entry.keys() - FAILURE.keys() == {b"option"}
+    assert from_entry(entry) == failure
+
+
 def test_times_of_stages_are_written_only_for_who_asks(server: Server) -> None:
     store = RunStore(server.client)
     run, job_id = read_run(RUN_ID, RUN), keys.job_id(RUN_ID, 0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankmill.jobs.cache import Facts, model_facts, model_folder
-from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.errors import SpecError, WorkerError
+from rankmill.jobs.contract.prompts import TEXTS_ALONE
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import OutOfMemory
@@ -108,7 +109,13 @@ class EngineCache:
         SpecError
             As `rankmill.workers.models.loading.load` does.
         """
-        key = self._loaded(self._weights_of(spec))
+        first, *others = self._weights_of(spec)
+        try:
+            key = self._loaded(first)
+        except SpecError as error:
+            if isinstance(error, WorkerError) or not others:
+                raise
+            key = self._first_that_loads(others, error)
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
@@ -118,6 +125,17 @@ class EngineCache:
         if len(cached.engines) > _ENGINES:
             del cached.engines[next(iter(cached.engines))]
         return engine
+
+    def _first_that_loads(self, specs: Sequence[ScoreSpec], error: SpecError) -> WeightsKey:
+        """The key of the first of these whose model can be loaded; raises `error` if none can."""
+        for spec in specs:
+            try:
+                return self._loaded(spec)
+            except WorkerError:
+                raise
+            except SpecError:
+                continue
+        raise error
 
     def _loaded(self, spec: ScoreSpec) -> WeightsKey:
         """The key of a spec's model, which is loaded if it is not, or has new content."""
@@ -172,7 +190,7 @@ class EngineCache:
 
     def has(self, spec: ScoreSpec) -> bool:
         """Whether the model of `spec` is loaded: the content that it names, or that of its files now."""
-        cached = self._cached.get(self._key(self._weights_of(spec)))
+        cached = self._cached.get(self._key(self._weights_of(spec)[0]))
         try:
             return cached is not None and (spec.revision is not None or cached.stamp == _stamp(spec))
         except OSError:  # `get` says it
@@ -180,7 +198,7 @@ class EngineCache:
 
     def evicts(self, spec: ScoreSpec) -> bool:
         """Whether `get` would unload another model."""
-        key = self._key(self._weights_of(spec))
+        key = self._key(self._weights_of(spec)[0])
         return bool(self._cached) and key not in self._cached and self._too_much(key)
 
     def unload_idle(self) -> None:
@@ -193,13 +211,20 @@ class EngineCache:
             self._remove(key)
             metrics.model_unloads.inc()
 
-    def _weights_of(self, spec: ScoreSpec) -> ScoreSpec:
-        """The spec whose weights go with a spec: where only tokens are asked for, any that are loaded do."""
+    def _weights_of(self, spec: ScoreSpec) -> list[ScoreSpec]:
+        """The specs whose weights go with a spec, the best first.
+
+        Where only tokens are asked for, any that are loaded do, or else any that can be loaded: not every
+        model takes pairs, and some do with a prompt alone, which nobody has named.
+        """
         if spec.inputs != "tokens":
-            return spec
+            return [spec]
         loaded = [cached.spec for key, cached in self._cached.items() if key[0] == spec.model]
-        like = loaded[-1] if loaded else spec.model_copy(update={"inputs": "pairs"})
-        return like.model_copy(update={"revision": spec.revision})
+        if loaded:
+            return [loaded[-1].model_copy(update={"revision": spec.revision})]
+        no_score = {"label": None, "all_labels": True, "activation": "default"}
+        forms: list[dict[str, str]] = [{}, {"inputs": "conversations"}, {"prompt_template": TEXTS_ALONE}]
+        return [spec.model_copy(update={"inputs": "pairs", **no_score, **form}) for form in forms]
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
         """The key of a spec's weights, which may be loaded as those of a spec without its revision."""

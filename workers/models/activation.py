@@ -47,7 +47,8 @@ def activation(asked: str, saved: str | None, model: str, outputs: int = 1) -> A
     if asked != "softmax":
         return function
     if outputs == 1:
-        raise SpecError(f"activation softmax is for several outputs, and model {model} has one")
+        why = f"activation softmax is for several outputs, and model {model} has one"
+        raise SpecError(why, option="activation")
     return lambda logits: _softmax(function(logits))
 
 
@@ -82,7 +83,7 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
     if len(numbers) != 1 and label.isdecimal() and int(label) < len(labels):
         numbers = [int(label)]
     if len(numbers) != 1:
-        raise SpecError(f"model {model} has no output {label!r}; it has {names}")
+        raise SpecError(f"model {model} has no output {label!r}; it has {names}", option="label")
     return numbers[0] if len(labels) > 1 else None
 
 

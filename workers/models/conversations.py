@@ -56,23 +56,26 @@ class ConversationTokenizer:
         self._tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise SpecError(
-                f"model {model} has no chat template, which conversations (--messages-column) need"
+                f"model {model} has no chat template, which conversations (--messages-column) need",
+                option="inputs",
             )
         self._options = template_options(tokenizer)
         if self._options and "date_string" not in str(tokenizer.chat_template):
             raise SpecError(
-                f"the chat template of model {model} writes today's date, so scores would change overnight"
+                f"the chat template of model {model} writes today's date, so scores would change overnight",
+                option="inputs",
             )
         try:
             first, *others = self._ids([exchange(*probe) for probe in _PROBES])
         except Exception as error:  # Jinja's errors, or what a template itself raises
             reason = " ".join(str(error).split())
             raise SpecError(
-                f"the chat template of model {model} takes no question and answer: {reason}"
+                f"the chat template of model {model} takes no question and answer: {reason}", option="inputs"
             ) from error
         if first in others:
             raise SpecError(
-                f"the chat template of model {model} drops a message of the user or the assistant"
+                f"the chat template of model {model} drops a message of the user or the assistant",
+                option="inputs",
             )
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:

@@ -221,6 +221,8 @@ def _texts_of(tokenizer: Tokenize) -> FastTexts | None:
 
 def _scores(spec: ScoreSpec, about: Description) -> Activation:
     """The function from logits to scores of shape ``[rows]``, or of all labels, ``[rows, labels]``."""
+    if spec.inputs == "tokens":
+        return lambda logits: logits  # there are none
     chosen = None if spec.all_labels else choose_output(spec.label, about.labels, spec.model)
     saved = about.layout.activation
     if saved is None and spec.inputs != "pairs":
@@ -327,6 +329,7 @@ def find_max_length(spec: ScoreSpec, about: Description) -> int:
         return int(min(about.layout.max_length or tokenizer.model_max_length, positions))
     if spec.max_length > positions:
         raise SpecError(
-            f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}"
+            f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}",
+            option="max_length",
         )
     return spec.max_length

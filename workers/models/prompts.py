@@ -82,7 +82,8 @@ class PromptTokenizer:
         except Exception as error:  # Jinja's errors, or what a template itself raises
             reason = " ".join(str(error).split())
             raise SpecError(
-                f"the prompt template cannot be filled with a query and a passage: {reason}"
+                f"the prompt template cannot be filled with a query and a passage: {reason}",
+                option="instruction" if instruction and self._fills_without_instruction() else None,
             ) from error
         dropped = [role for role, text in zip(("query", "document"), others, strict=True) if text == first]
         if dropped:
@@ -130,6 +131,15 @@ class PromptTokenizer:
             chats, chat_template=self._template, tokenize=False, **self._options
         )
         return texts
+
+    def _fills_without_instruction(self) -> bool:
+        """Whether the template lacks nothing but a place for the instruction, which is forgotten."""
+        self._instruction = ""
+        try:
+            self.rendered(*map(list, zip(*_PROBES, strict=True)))
+        except Exception:  # as in `__init__`
+            return False
+        return True
 
     def _encoded(self, prompts: list[str]) -> Tokens:
         ids: list[list[int]] = self._tokenizer(
@@ -198,7 +208,8 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
     if spec.inputs == "tokens":
         return PairTokenizer(about.tokenizer, max_length, None)
     if spec.inputs != "pairs" and about.layout.task != "classifier":
-        raise SpecError(f"model {spec.model} is no sequence classifier of transformers: it scores only pairs")
+        why = f"model {spec.model} is no sequence classifier of transformers: it scores only pairs"
+        raise SpecError(why, option="inputs")
     if spec.inputs == "texts":
         return PairTokenizer(about.tokenizer, max_length, about.joiner_alone, spec.truncation_side)
     if spec.inputs == "conversations":
@@ -232,7 +243,8 @@ def prompt_template(spec: ScoreSpec, about: Description) -> str | None:
     if spec.prompt_template is not None and not about.is_language_model:
         raise SpecError(
             f"model {spec.model} is a {about.config.model_type} that reads two texts, not a prompt: "
-            "leave out --prompt-template"
+            "leave out --prompt-template",
+            option="prompt_template",
         )
     if spec.prompt_template is not None:
         return None if spec.prompt_template == TEXTS_ALONE else spec.prompt_template

@@ -80,7 +80,7 @@ class ShortPassages:
     """
 
     def __init__(self, tokenizer: Any, most: int) -> None:
-        self._texts = texts_with_places(tokenizer, "max_passage_tokens")
+        self._texts = texts_with_places(tokenizer, "max_passage_tokens", "max_passage_tokens")
         self._most = most
 
     def cut(self, passages: Sequence[str]) -> list[str]:
@@ -256,12 +256,13 @@ def single_texts(tokenizer: Any) -> Tokenizer:
     return single
 
 
-def texts_with_places(tokenizer: Any, wanted: str) -> Tokenizer:
-    """As `single_texts`; raises `SpecError` if it does not say where tokens are, which is `wanted`."""
+def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
+    """As `single_texts`; raises `SpecError` if it does not say where tokens are, as `option` needs."""
     try:
         return single_texts(tokenizer)
     except (AttributeError, ValueError) as error:
-        raise SpecError(f"its tokenizer cannot cut passages for {wanted} ({error})") from error
+        why = f"its tokenizer cannot cut passages for {wanted} ({error})"
+        raise SpecError(why, option=option) from error
 
 
 def _offsets(lengths: Ids) -> Ids:
@@ -291,7 +292,7 @@ class Windows:
     """
 
     def __init__(self, tokenizer: Any, tokenize: Tokenize, stride: int | None) -> None:
-        self._texts = texts_with_places(tokenizer, "long split")
+        self._texts = texts_with_places(tokenizer, "long", "long split")
         self._tokenize, self._stride = tokenize, stride
 
     def cut(

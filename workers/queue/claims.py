@@ -15,10 +15,11 @@ from rq.job import Job
 from rq.worker import SimpleWorker
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import Fault, RunFailed, WorkerError, fault_of
-from rankmill.jobs.contract.job import is_suspect
+from rankmill.jobs.contract.errors import Fault, RunFailed, SpecError, WorkerError, fault_of
+from rankmill.jobs.contract.job import is_suspect, read_format
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import Run
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.runs import RunStore
@@ -293,9 +294,13 @@ class Claims:
             if nobody_can is None:
                 self._leave(claim)
                 return
-            error, fault = RunFailed(nobody_can), Fault.RUN
+            alike = nobody_can == str(error)  # all workers refuse for the same reason
+            error, fault = RunFailed(nobody_can, option=_option(error) if alike else None), Fault.RUN
         if fault is Fault.RUN:
-            failure = ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True)
+            reads = read_format(claim.job) >= EXTENDED_FORMAT
+            failure = ChunkFailure(
+                chunk=claim.chunk, message=str(error), fatal=True, option=_option(error) if reads else None
+            )
             self._pipeline.answer(partial(self._answer, claim, failure))
         else:
             self._fail(claim, error)
@@ -305,7 +310,7 @@ class Claims:
         run, reason, key = claim.run, str(error), ("run", claim.run_id)
         if not isinstance(error, StillRefused):
             model = weights_key(self._scorer.spec(run)) if run and _is_of_the_host(error) else None
-            if self._refusals.open(model or key, reason):
+            if self._refusals.open(model or key, reason, _option(error)):
                 logger.warning("left to other workers: %s", reason)
         nobody_can = self._run_refusals.refuse(
             claim.run_id,
@@ -420,6 +425,11 @@ def _answered(claim: ChunkClaim) -> tuple[str, int, int]:
 def _counted(answered: Answered) -> str:
     earlier = " (and of earlier ones)" if len(answered) == _WITHDRAWN else ""
     return f"{len(answered)} chunks of {len({run for run, _, _ in answered})} runs{earlier}"
+
+
+def _option(error: Exception) -> str | None:
+    """The field of the spec that does not fit the model, if that is the error."""
+    return error.option if isinstance(error, SpecError | RunFailed) else None
 
 
 def _is_of_the_host(error: Exception) -> bool:

@@ -31,6 +31,7 @@ class StillRefused(WorkerError):
 @dataclass
 class _Refused:
     reason: str
+    option: str | None
     times: int
     until: float
 
@@ -57,17 +58,20 @@ class Refusals:
     def check(self, key: Hashable) -> None:
         """Raise `StillRefused` if `key` is refused now."""
         if reason := self.why(key):
-            raise StillRefused(reason)
+            raise StillRefused(reason, option=self._refused[key].option)
 
-    def open(self, key: Hashable, reason: str) -> bool:
-        """Refuse `key` for twice as long as the last time; return whether this is the first time."""
+    def open(self, key: Hashable, reason: str, option: str | None = None) -> bool:
+        """Refuse `key` for twice as long as the last time; return whether this is the first time.
+
+        ``option`` is that of the `SpecError`, if it was one.
+        """
         before = self._refused.get(key)
         now = system.monotonic()
         self._refused = {
             key: each for key, each in self._refused.items() if now < each.until + _FORGET_SECONDS
         }
         times = before.times + 1 if before else 1
-        self._refused[key] = _Refused(reason, times, now + PAUSE.pause(times))
+        self._refused[key] = _Refused(reason, option, times, now + PAUSE.pause(times))
         if len(self._refused) > _REMEMBERED:
             del self._refused[next(iter(self._refused))]
         return before is None

@@ -209,6 +209,10 @@ class FileRequest(WireModel):
         one = (self.run, self.qrels, self.reuse)
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, one))
 
+    def runs_of(self, model: str) -> tuple[str, ...]:
+        """The model of each run over its rows; `model` scores each column if the request names none."""
+        return self.models or (model,) * max(len(self.messages_column), 1)
+
     @property
     def relative_path(self) -> str | None:
         """A path that is not absolute, if there is one."""
@@ -311,8 +315,8 @@ class FileOrder(WireModel):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that score the files."""
-        return self.request.models or (self.spec.model,)
+        """The model of each run over the files' rows."""
+        return self.request.runs_of(self.spec.model)
 
     @property
     def format(self) -> int:

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankmill import Client
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.scored import ScoredTable
@@ -94,6 +96,43 @@ def test_the_window_is_filled_with_the_first_result(monkeypatch: pytest.MonkeyPa
 
     queue.scores(the_first)
     assert seen[:2] == [8, 32]
+
+
+def test_a_server_that_is_away_is_asked_for_workers_once_a_patrol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankmill.jobs.protocol.runs.RunStore.patrol_seconds", 1e7)
+    monkeypatch.setattr(
+        "tests.harness.queue_by_hand.STATS", STATS.model_copy(update={"device_seconds": 0.01})
+    )
+    chunks = ChunkSize("auto", "m", None, {})
+    queue = QueueByHand(
+        [pairs(16, 16 * chunk) for chunk in range(20)], WindowSize("auto", 1 << 20), chunks=chunks
+    )
+    asked = []
+
+    def away(name: str) -> QueueCapacity:
+        asked.append(name)
+        raise RedisUnavailable("it is away")
+
+    monkeypatch.setattr(queue.store, "capacity", away)
+    queue.driver._new = False  # as if it were on the server
+    queue.driver.begin()
+    queue.scores(lambda: queue.score(queue.waiting()[0]))
+    assert asked == ["q"] * 2  # when it began, and with its first result
+
+
+def test_a_request_asks_for_its_scores_alone(
+    server: Server, workers: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each further command is a round trip in which its caller waits."""
+    workers()
+    client = Client(server.url, model="demo")
+    client.score([("q", "p")], timeout=60)  # now the size of chunks is known
+    monkeypatch.setattr("rankmill.jobs.protocol.runs.RunStore.patrol_seconds", 30)
+    asked: list[object] = []
+    monkeypatch.setattr(client.store, "capacity", asked.append)
+    monkeypatch.setattr(client.store, "scored_rows", asked.append)
+    client.score([("q", "other")], timeout=60)
+    assert not asked
 
 
 def test_a_worker_says_what_its_queue_claims_ahead(server: Server, workers: StartWorker) -> None:

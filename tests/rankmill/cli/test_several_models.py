@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill import Client
-from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError
+from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RunTimeout
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.files.mean_scores import Mean, MeanColumn, MeanScores
@@ -158,6 +158,8 @@ def test_from_python(shared_queue: Server, models: list[str], alone: list[Any]) 
             assert found.errors == {60: "passage is null"}
         with pytest.raises(ConfigError, match="name each once"):
             client.score_models(PAIRS, [models[0]] * 2)
+        with pytest.raises(RunTimeout, match="the run is cancelled"):
+            client.score_models(PAIRS, models, timeout=0)
 
 
 ROWS = st.lists(

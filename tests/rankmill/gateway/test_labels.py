@@ -75,7 +75,7 @@ def gateway(
     with log.open("wb") as out:
         command = ["rankmill", "runner", "--redis", shared_queue.url, "--read", f".,{model},{chat}"]
         runner: Any = PreloadedProcess(command, cwd=place, stdout=out, stderr=out, env=own)
-    models = ["--model", str(model), "--model", f"reward={chat}"]
+    models = ["--model", str(model), "--model", f"reward={chat}", "--model", f"gone={place / 'none'}"]
     with running_gateway(shared_queue.url, place, *models, environ=environ) as running:
         yield running
     runner.terminate()
@@ -149,6 +149,33 @@ def test_what_is_no_conversation_is_one_line(
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/vllm/classify", {"messages": CHAT}),
+        ("/vllm/rerank", {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 8}),
+        ("/vllm/rerank", {"query": "a", "documents": ["b"], "instruction": "find", "stream": True}),
+    ],
+)
+def test_what_workers_lack_is_not_the_caller_s_fault(
+    gateway: Running, path: str, body: dict[str, Any]
+) -> None:
+    """A client asks again later, or elsewhere, at 502; at 400 it never would."""
+    reply = gateway.post(path, {"model": "gone", **body})
+    text = reply.body.decode()
+    assert "no such directory" in text, text
+    assert "do not fit the model" not in text
+    error = json.loads(text.partition("data: ")[2] if "stream" in body else text)["error"]
+    assert (error["code"], error["param"]) == (502, None), text
+
+
+def test_an_option_that_does_not_fit_the_model_is_named(gateway: Running, model: Path) -> None:
+    body = {"model": model.name, "query": "a", "documents": ["b"], "truncate_prompt_tokens": 100_000}
+    error = gateway.post("/vllm/rerank", body).json["error"]
+    assert (error["code"], error["param"]) == (400, "truncate_prompt_tokens")
+    assert "max_length 100000 is more than the" in error["message"]
+
+
+@pytest.mark.parametrize(
     ("path", "body", "status", "reason"),
     [
         ("/tei/predict", {"inputs": [1]}, 422, "inputs"),
@@ -200,6 +227,14 @@ def test_a_batch_of_conversations(gateway: Running, chat: Path) -> None:
         score, tokens = reward(chat, each["messages"])
         assert found[str(number)]["data"][0]["probs"] == [pytest.approx(score, abs=1e-5)]
         assert found[str(number)]["usage"]["prompt_tokens"] == tokens
+
+
+def test_tokens_of_a_reward_model_that_is_not_loaded(gateway: Running, chat: Path) -> None:
+    """Its files name no prompt for pairs, and it has no output of the name in the gateway's settings."""
+    gateway.post("/v1/cache/clear", {})
+    reply = gateway.post("/vllm/tokenize", {"model": "reward", "prompt": "the moon"})
+    tokenizer = AutoTokenizer.from_pretrained(chat)
+    assert (reply.status, reply.json.get("tokens")) == (200, tokenizer("the moon")["input_ids"]), reply.body
 
 
 def test_tokens_have_no_batch(gateway: Running) -> None:

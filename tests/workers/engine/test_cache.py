@@ -18,7 +18,7 @@ from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
+from rankmill.jobs.protocol.worker_report import queue_workers, worker_doings, worker_reports
 from rankmill.workers.engine.cache import CacheLimits, EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host import metrics
@@ -26,6 +26,7 @@ from rankmill.workers.models.loading import load
 from rankmill.workers.models.sources import directory_content
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.environ import QUICK_LEASE
+from tests.harness.models.rerankers import make_decoder
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import one_at_a_time
 
@@ -104,6 +105,24 @@ def test_who_asks_for_tokens_needs_no_weights_of_his_own(
     assert cache.has(asked)
     cache.get(asked if loaded else asked.model_copy(update={"inputs": "pairs"}))
     assert counted("loads", outcome="loaded") == 1
+
+
+def test_tokens_of_a_model_that_scores_no_pairs_as_it_is(counted: Counted, tmp_path: Path) -> None:
+    """Each is loaded for tokens alone, whatever the label is that other requests ask for."""
+    chat = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    models = [
+        make_decoder(tmp_path / "reward", "qwen2", task="classifier", template=chat),
+        make_decoder(tmp_path / "causal", "qwen3", task="causal", template=None),
+        make_bert(tmp_path / "labels", labels=3),
+    ]
+    for model in models:
+        cache = cache_of(CacheLimits(models=1))
+        asked = ScoreSpec(model=str(model), precision="fp32", inputs="tokens", label="7")
+        assert cache.get(asked).model.encoder, model
+        assert cache.has(asked)
+    assert counted("loads", outcome="loaded") == len(models)
+    with pytest.raises(WorkerError, match="no such directory"):
+        cache_of(CacheLimits(models=1)).get(ScoreSpec(model=str(tmp_path / "none"), inputs="tokens"))
 
 
 def test_a_limit_in_bytes(specs: list[ScoreSpec]) -> None:
@@ -210,8 +229,9 @@ def test_a_worker_warms_up_what_it_is_told_to(
     (tmp_path / "none").mkdir()
     warm = f"{specs[0].model}, {tmp_path / 'none'}"
     environ = {"RANKMILL_WARM": warm, "RANKMILL_PRECISION": "fp32", "RANKMILL_BACKEND": "onnx"}
-    workers(environ={**environ, "RANKMILL_CACHE_DIR": str(tmp_path / "cache")})
-    # It says that it is there only when all is warm: what a load leaves is there.
+    process = workers(environ={**environ, "RANKMILL_CACHE_DIR": str(tmp_path / "cache")})
+    # It takes work only when all is warm: what a load leaves is there.
+    wait_for(lambda: "listening on rankmill" in (tmp_path / "worker.log").read_text(), process)
     assert len(list(tmp_path.glob("cache/onnx/*/model.onnx"))) == 1
     assert f"cannot warm up: {tmp_path / 'none'} is not a model" in (tmp_path / "worker.log").read_text()
 
@@ -222,14 +242,35 @@ def test_a_worker_that_cannot_warm_up_is_not_ready_until_it_can(
     late = tmp_path / "late"
     workers(name="w", environ={"RANKMILL_WARM": str(late), "RANKMILL_BACKEND": "torch", **QUICK_LEASE})
     url = str(worker_reports(server.client, ["w"])["w"].metrics_url).replace("/metrics", "/readyz")
+    wait_for(lambda: "cannot warm up" in status_of(url)[1])
     code, said = status_of(url)
     assert (code, said.startswith(f"cannot warm up: model {late}: no such directory")) == (503, True)
-    assert worker_reports(server.client, ["w"])["w"].refusals == (said,)
+    wait_for(lambda: worker_reports(server.client, ["w"])["w"].refusals == (said,))
     client = Client(server.url, model=specs[0].model)
     assert np.isfinite(client.score([("how", "far")], timeout=60)).all()  # others are served
     make_bert(tmp_path / "made").rename(late)
     wait_for(lambda: status_of(url) == (200, "ready"))
     wait_for(lambda: not worker_reports(server.client, ["w"])["w"].refusals)
+
+
+def test_a_worker_that_warms_up_is_waited_for_and_ends_at_once(
+    server: Server, workers: StartWorker, specs: list[ScoreSpec], tmp_path: Path
+) -> None:
+    """Without that a gateway answered 503 while its only worker loaded a large model: start workers."""
+    seconds = {"FORWARDS": str(tmp_path / "forwards"), "RANKMILL_WARM": specs[0].model, **QUICK_LEASE}
+    slow = {"worker_class": "tests.harness.misbehaving.MisbehavingWorker", "ready": False}
+    workers(name="w", environ={**seconds, "LOAD_SECONDS": "4"}, **slow)
+    client = Client(server.url, model=specs[0].model, no_workers_seconds=None)
+    run = client.submit([("how", "far")])
+    wait_for(lambda: worker_doings(server.client, ["w"]) == {"loading"})
+    patient = Client(server.url, model=specs[0].model, no_workers_seconds=0.5)
+    assert np.isfinite(patient.score([("a", "cat")], timeout=60)).all()
+    assert np.isfinite(run.scores(timeout=60)).all()
+    gone = workers(name="gone", environ={**seconds, "LOAD_SECONDS": "600"}, **slow)
+    wait_for(lambda: worker_doings(server.client, ["gone"]) == {"loading"}, gone)
+    gone.terminate()
+    assert gone.wait(timeout=30) == 0
+    assert "gone" not in queue_workers(server.client, "rankmill").scoring
 
 
 def status_of(url: str) -> tuple[int, str]:

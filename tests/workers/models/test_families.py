@@ -333,6 +333,16 @@ def test_a_template_that_cannot_be_filled_is_one_line(tmp_path: Path) -> None:
     assert "reads two texts, not a prompt" in refusal(encoder, tmp_path, prompt_template=PAIR_TEMPLATE)
 
 
+def test_an_instruction_is_blamed_only_where_the_template_takes_none(tmp_path: Path) -> None:
+    model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    for template, option in ((strict + PAIR_TEMPLATE, "instruction"), ("{{ messages | nothing }}", None)):
+        spec = ScoreSpec(model=str(model), prompt_template=template, instruction="find")
+        with pytest.raises(SpecError, match="cannot be filled") as refused:
+            load_model(spec, "cpu", "torch", str(tmp_path / "cache"))
+        assert refused.value.option == option
+
+
 def test_answers_are_exact_in_fewer_bits(tmp_path: Path) -> None:
     """In bf16 logits of 8 bits would make ties of their differences."""
     model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)

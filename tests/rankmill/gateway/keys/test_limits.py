@@ -222,6 +222,14 @@ def test_a_gateway_is_ready_while_a_worker_is_there_that_has_had_its_model(
         load.note(100, 1, 25, 1, "shop@v2")
         assert load.unready is None
         assert await seen(new=()) is None
+        server.client.set(keys.worker("odd"), "{}")  # of another release, say: the others are seen
+        server.client.sadd("rq:workers:rankmill", "rq:worker:odd")
+        load = LoadShedder(load_settings({"model": "shop@live"}), client)
+        await bridge.run(load.look)
+        assert load.unready == "no worker has loaded shop@live"
+        announce_worker(server.client, "new", report(models=("shop@v1",), tokens=10_000, forward=2.0), 60)
+        await bridge.run(load.look)
+        assert load.unready is None
         await client.loop_client.aclose()
 
     asyncio.run(main())
