@@ -121,8 +121,8 @@ def made(run: FileRun) -> FileRun | None:
 def drop(run: FileRun, settings: Settings) -> None:
     """Delete from Redis what a runner that died has begun there for a run that has ended.
 
-    Its folder stays: if the run is submitted again, it continues. What is left if that cannot be read
-    expires.
+    Its folder stays with the rows it holds: if the run is submitted again, it continues. What is left if that
+    cannot be read expires.
     """
     request, output = run.order.request, as_path(run.order.request.output or "")
     models = len(request.models) or max(len(request.messages_column), 1)

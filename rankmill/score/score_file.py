@@ -331,12 +331,13 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         return
     if left:
         store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
+    journal.is_in_redis = False
 
 
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
     """Delete from Redis the run that a process that died has begun for an output which nobody continues.
 
-    The output's folder stays as it is. Raises what `Workspace` does.
+    The output's folder stays as it is, if it holds scored rows. Raises what `Workspace` does.
     """
     if workspace_of(output.path).exists():
         with Workspace(output, restart=False, force=True, models=models) as work:

@@ -318,6 +318,8 @@ class History:
             return
         job = self.jobs[name]
         if self.calm and worker in self._busy and not is_bulk_job(name):  # it has scored before
+            if self._requests(worker) >= self.claim_ahead_jobs:  # they are scored, and about to be written
+                self._full[worker] = self.world.now
             since = max(job.since, self._full.get(worker, 0.0))
             self._took("unheard", self.world.now - since, HEARD, f"{name} waits, and {worker.name} has room")
         job.state, job.holder, job.late = "taken", worker, 0.0
