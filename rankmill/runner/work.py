@@ -124,9 +124,11 @@ def drop(run: FileRun, settings: Settings) -> None:
     Its folder stays with the rows it holds: if the run is submitted again, it continues. What is left if that
     cannot be read expires.
     """
-    request, output = run.order.request, as_path(run.order.request.output or "")
+    request = run.order.request
     models = len(request.models) or max(len(request.messages_column), 1)
     try:
+        _check_order(run)
+        output = as_path(request.output or "")
         place = find_target(request, ()).place()
         if run.order.batch and run.order.batch.endpoint is not None:
             from rankmill.gateway.batches.work import scored_place
@@ -138,7 +140,7 @@ def drop(run: FileRun, settings: Settings) -> None:
             drop_last_run(place, models, RunStore(client))
     except RedisUnavailable:
         raise
-    except (RankmillError, OSError) as error:
+    except (RankmillError, OSError, ValueError) as error:
         logger.warning("what another runner has begun is not deleted: %s", error)
 
 

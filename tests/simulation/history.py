@@ -44,7 +44,8 @@ SPLIT = 5
 """A chunk that kills its workers is sent again in two halves so soon."""
 
 HEARD = 0.65
-"""A worker that has room for requests takes one so soon, whatever else it does, its first load as well."""
+"""A worker that has room for requests takes one so soon, whatever else it does, its first load as well. While
+it changes its model it has none: it ends what it has claimed for the one before, and loads the other."""
 
 ENDED = 15
 """A worker that got SIGTERM ends so soon after its forward."""
@@ -147,7 +148,8 @@ class History:
         """Weights of tenants, by what stands for them in the ids of runs."""
         self._busy: dict[Process, float] = {}
         self._full: dict[Process, float] = {}
-        """When a worker last had all requests that it may claim."""
+        """When a worker last had all requests that it may claim, or another model."""
+        self._loaded: set[Process] = set()
         self._splits: dict[str, float] = {}
         """Runs whose halves are not sent yet, since when."""
         self._advanced = self._set_back_until = 0.0
@@ -188,6 +190,14 @@ class History:
         assert self.world.current
         self.computing.pop(self.world.current.process, None)
         self._advanced = self._busy[self.world.current.process] = self.world.now
+
+    def loaded(self) -> None:
+        """A worker has loaded a model, in the place of the one before if it had one."""
+        assert self.world.current
+        process = self.world.current.process
+        if process in self._loaded:
+            self._full[process] = self.world.now
+        self._loaded.add(process)
 
     def noticed(self, process: Process) -> None:
         """A worker has seen that its device computes wrong scores; it ends when it has told so."""
