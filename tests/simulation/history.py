@@ -208,6 +208,11 @@ class History:
         told = [self._withdrawn.get(each, math.inf) for each in self.broken]
         return any(at >= since or any(0 <= loss - at <= LAG for loss in self._losses) for at in told)
 
+    @property
+    def times_counted(self) -> int:
+        """How often a row of a file may count: scores of a broken device are withdrawn, and others follow."""
+        return 8 if self.broken else 1
+
     def ended(self, process: Process) -> None:
         """A process has ended."""
         self.computing.pop(process, None)

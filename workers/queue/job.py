@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from redis.client import Pipeline
+from rq import Queue
 from rq.executions import Execution, ExecutionRegistry
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.registry import StartedJobRegistry
-from rq.utils import utcformat
+from rq.utils import now, utcformat
 
 from rankmill.jobs.contract.errors import ForeignJobError
 from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, OLD_JOB_FUNCTION, chunk_of
@@ -106,6 +107,19 @@ class ScoringJob(Job):
         client: Any = self.connection if pipeline is None else pipeline
         self.last_heartbeat = timestamp
         client.eval(_BEAT, 1, self.key, utcformat(timestamp))
+
+    def retry(self, queue: Queue, pipeline: Pipeline) -> None:
+        """As RQ does, but all in the pipeline.
+
+        RQ writes the new status before, also of a job that the server has lost: that piece never expires.
+        """
+        if not (interval := self.get_retry_interval()):
+            super().retry(queue, pipeline)
+            return
+        assert self.retries_left
+        self.retries_left -= 1
+        self.set_status(JobStatus.SCHEDULED, pipeline=pipeline)
+        queue.schedule_job(self, now() + timedelta(seconds=interval), pipeline=pipeline)
 
     def perform(self) -> None:
         """Never call the function of the job: the worker scores `chunk` itself."""
