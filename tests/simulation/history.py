@@ -232,7 +232,8 @@ class History:
             return
         name, status = args[0][7:].decode(), args[args.index(b"status", 1) + 1]
         if status == b"started":
-            self._begin(name)
+            if b"worker_name" in args[1::2]:
+                self._begin(name)
         elif status in {b"scheduled", b"failed"}:
             self.jobs[name].holders.discard(self._here)
             self._move(name, status.decode())

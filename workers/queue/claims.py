@@ -156,6 +156,8 @@ class Claims:
         """
         with self._set_aside_if_damaged(job, queue):
             execution = self._worker.prepare_execution(job)
+            if execution.id not in self._worker.executions:
+                return  # another worker has it
             span = tracing.begin_for(job, worker=self._worker.name)
             kind = PairsClaim if job.has_pairs else ChunkClaim
             claim = self.unanswered[job.id] = kind(job, queue, execution, span, self._store)
@@ -212,6 +214,7 @@ class Claims:
             if claim.run:
                 pipe.hdel(keys.scored_rows(claim.run.id), str(claim.chunk))
 
+        self._worker.executions.pop(claim.execution.id, None)  # also if another worker has the job by now
         leases, entry = claim.queue.started_job_registry.key, claim.execution.composite_key
         with self._set_aside_if_damaged(claim.job, claim.queue):
             move(self._worker.connection, leases, entry, claim.job.key, put_back)

@@ -27,6 +27,20 @@ return 0
 """KEYS: job. ARGV: time, as RQ writes it."""
 
 
+_BEGIN = """
+if redis.call('HGET', KEYS[3], 'status') == 'failed' then return 0 end
+for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  if execution ~= ARGV[1] and redis.call('ZSCORE', KEYS[2], ARGV[2] .. ':' .. execution) then
+    redis.call('HSET', KEYS[3], 'status', 'started')  -- who sent it twice has written that it is queued
+    return 0
+  end
+end
+redis.call('HSET', KEYS[3], unpack(ARGV, 3))
+return 1
+"""
+"""KEYS: executions, leases, job. ARGV: execution, job's id, fields of the job."""
+
+
 class Executions(ExecutionRegistry):
     """The executions of a job that are both listed and stored in Redis.
 
@@ -120,6 +134,21 @@ class ScoringJob(Job):
         self.retries_left -= 1
         self.set_status(JobStatus.SCHEDULED, pipeline=pipeline)
         queue.schedule_job(self, now() + timedelta(seconds=interval), pipeline=pipeline)
+
+    def begin(self, execution: Execution, pipeline: Pipeline) -> None:
+        """Let the job be started by a worker, as `prepare_for_execution` does; the reply says whether it is.
+
+        It is not if it was given up, or another execution has a lease: it was in the queue twice, as a reply
+        was lost.
+        """
+        client: Any = pipeline
+        self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
+        self.last_heartbeat = self.started_at = now()
+        since = utcformat(self.started_at)
+        places = [self.execution_registry.key, self.started_job_registry.key, self.key]
+        fields = ["status", "started", "worker_name", self.worker_name]
+        times = ["started_at", since, "last_heartbeat", since]
+        client.eval(_BEGIN, 3, *places, execution.id, self.id, *fields, *times)
 
     def perform(self) -> None:
         """Never call the function of the job: the worker scores `chunk` itself."""
