@@ -109,18 +109,19 @@ def move(
     job
         The job's key, which the commands change.
     do
-        Adds them to a transaction; called again if the job has changed meanwhile.
+        Adds them to a pipeline.
     """
     connection: Any = client
-    with connection.pipeline() as pipe:
+    with connection.pipeline() as wanted, connection.pipeline() as pipe:
+        do(wanted)  # before a connection is held: another one may be dead, and cost its timeout
+        wanted.zrem(key, holder)
         while True:
             try:
                 pipe.watch(job)
                 if pipe.zscore(key, holder) is None:
                     return False
                 pipe.multi()
-                do(pipe)
-                pipe.zrem(key, holder)
+                pipe.command_stack += wanted.command_stack
                 pipe.execute()
                 return True
             except redis.WatchError:

@@ -249,17 +249,20 @@ class Disk:
     def _lose(self) -> None:
         """What was not synced is lost, half there, or there."""
         moved_back = self._chance.random() < 0.5
-        there = {path.lstat().st_ino: path for path in self._paths() if path.is_file()}
-        data = {number: path.read_bytes() for number, path in there.items()}
+        files = {path: path.lstat().st_ino for path in self._paths() if path.is_file()}
+        data = {number: path.read_bytes() for path, number in files.items()}
         wanted: dict[Path, Cell] = {}
         folders: set[Path] = set()
         if moved_back:
             self._look_back(self.root, wanted, folders)
         else:
             folders = {path for path in self._paths() if path.is_dir()}
-            wanted = {path: self._cell(path) for path in there.values()}
-        aside = {}
-        for number, path in there.items():
+            wanted = {path: self._cell(path) for path in files}
+        aside: dict[int, Path] = {}
+        for path, number in files.items():
+            if number in aside:  # an earlier loss has left a file that was moved at both places
+                self._plain["unlink"](path)
+                continue
             aside[number] = self._links / str(number)
             self._plain["rename"](path, aside[number])
         for path in reversed([*self._paths()]):

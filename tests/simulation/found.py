@@ -321,8 +321,8 @@ FOUND = (
         chunk_size=4,
         stumbles=1,
     ),
-    # The reply is lost with which a chunk was sent, and so it was in the queue twice: two workers began it, and
-    # it had an attempt more than are allowed (seed 9007718).
+    # The reply is lost with which a chunk was sent, and so it was in the queue twice: two workers began it,
+    # and it had an attempt more than are allowed (seed 9007718).
     Scenario(
         seed=19,
         workers=(0.01, 0.01),
