@@ -249,20 +249,21 @@ class Disk:
     def _lose(self) -> None:
         """What was not synced is lost, half there, or there."""
         moved_back = self._chance.random() < 0.5
-        files = {path: path.lstat().st_ino for path in self._paths() if path.is_file()}
-        data = {number: path.read_bytes() for path, number in files.items()}
+        there = {path.lstat().st_ino: path for path in self._paths() if path.is_file()}
+        data = {number: path.read_bytes() for number, path in there.items()}
         wanted: dict[Path, Cell] = {}
         folders: set[Path] = set()
         if moved_back:
             self._look_back(self.root, wanted, folders)
+            for path, cell in [*wanted.items()]:  # a file that was moved between folders is at one place
+                is_here = there.get(cell.number) == path
+                if not is_here and any(wanted[each] is cell for each in wanted.keys() - {path}):
+                    del wanted[path]
         else:
             folders = {path for path in self._paths() if path.is_dir()}
-            wanted = {path: self._cell(path) for path in files}
-        aside: dict[int, Path] = {}
-        for path, number in files.items():
-            if number in aside:  # an earlier loss has left a file that was moved at both places
-                self._plain["unlink"](path)
-                continue
+            wanted = {path: self._cell(path) for path in there.values()}
+        aside = {}
+        for number, path in there.items():
             aside[number] = self._links / str(number)
             self._plain["rename"](path, aside[number])
         for path in reversed([*self._paths()]):
