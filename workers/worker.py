@@ -382,7 +382,10 @@ class ScoringWorker(SimpleWorker):
         super().unsubscribe()  # type: ignore[no-untyped-call]
 
     def prepare_execution(self, job: Job) -> Execution:
-        """What RQ does in two steps, in one; but keep the job's expiry, which RQ would remove."""
+        """What RQ does in two steps, in one; but keep the job's expiry, which RQ would remove.
+
+        The execution is none of this worker's `executions` if another one has the job.
+        """
         assert isinstance(job, ScoringJob)
         lease = self._heartbeat.lease_seconds
         with self.connection.pipeline() as pipe:
@@ -391,12 +394,15 @@ class ScoringWorker(SimpleWorker):
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
             self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
             job.heartbeat(now(), lease, pipeline=pipe)
-            job.prepare_for_execution(self.name, pipeline=pipe)
-            pipe.expire(job.key, job.run_ttl)
             queue = Queue(job.origin, connection=self.connection)
             pipe.lrem(queue.intermediate_queue_key, 1, job.id)
             pipe.delete(sighting(queue, job.id.encode()))
-            pipe.execute()
+            job.begin(execution, pipe)
+            pipe.expire(job.key, job.run_ttl)
+            *_, is_begun, _ = pipe.execute()
+            if not is_begun:
+                self.cleanup_execution(job, pipe, execution)
+                pipe.execute()
         return execution
 
     def check_for_suspension(self, burst: bool) -> None:

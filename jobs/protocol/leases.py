@@ -11,10 +11,11 @@ The server's clock may jump, when another host takes over. If it jumps ahead, al
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import redis
+from redis.client import Pipeline
 
 from rankmill.jobs.system import system
 
@@ -92,6 +93,39 @@ redis.call('ZADD', KEYS[1], unpack(added))
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
     """Begin or renew a lease that stays when it has lapsed, until a worker takes the work."""
     pipe.eval(_HOLD, 1, key, holder, seconds, int(only_renew))
+
+
+def move(
+    client: redis.Redis, key: str, holder: str | bytes, job: str, do: Callable[[Pipeline], object]
+) -> bool:
+    """End a lease or a pause in the transaction that moves its job, by the commands of `do`; return whether.
+
+    It is not moved again if the reply was lost, nor if another process has moved it: the entry is gone then.
+
+    Parameters
+    ----------
+    client, key, holder
+        The server, the sorted set there, and its entry.
+    job
+        The job's key, which the commands change.
+    do
+        Adds them to a pipeline.
+    """
+    connection: Any = client
+    with connection.pipeline() as wanted, connection.pipeline() as pipe:
+        do(wanted)  # before a connection is held: another one may be dead, and cost its timeout
+        wanted.zrem(key, holder)
+        while True:
+            try:
+                pipe.watch(job)
+                if pipe.zscore(key, holder) is None:
+                    return False
+                pipe.multi()
+                pipe.command_stack += wanted.command_stack
+                pipe.execute()
+                return True
+            except redis.WatchError:
+                continue
 
 
 def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:

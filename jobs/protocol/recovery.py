@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import redis
+from redis.client import Pipeline
 from rq import Queue
 from rq.exceptions import AbandonedJobError
 from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE
@@ -21,7 +22,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RedisUnavailable, WireError
 from rankmill.jobs.contract.job import LONGEST_PAUSE, attempt, suspect
 from rankmill.jobs.contract.results import ChunkFailure
-from rankmill.jobs.protocol.leases import bound_leases
+from rankmill.jobs.protocol.leases import bound_leases, move
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import survives
 from rankmill.jobs.protocol.runs import RunStore
@@ -137,19 +138,21 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
     connection: Any = queue.connection
     leases = queue.started_job_registry.key
     for entry in connection.zrangebyscore(leases, 0, until):
-        with _one_job(queue, entry.rpartition(b":")[0]) as read:
-            job = read()
-            if job and job.get_status(refresh=False) is JobStatus.STARTED:
-                survives(job)
-                handle(job, AbandonedJobError, AbandonedJobError(), None)
-                with connection.pipeline() as pipe:
-                    if job.should_retry:
-                        pipe.lrem(queue.key, 0, job.id)  # the reply to the same command was lost, perhaps
-                        job.retry(queue, pipe)
-                    else:
-                        record_job_failure(job, "its worker died", pipe)
-                    pipe.execute()
-        connection.zrem(leases, entry)
+        raw_id = entry.rpartition(b":")[0]
+        with _one_job(queue, raw_id) as read:
+            move(connection, leases, entry, _key(raw_id), partial(_hand_on, queue, handle, read))
+        connection.zrem(leases, entry)  # also that of a job which was set aside
+
+
+def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:
+    job = read()
+    if job and job.get_status(refresh=False) is JobStatus.STARTED:
+        survives(job)
+        handle(job, AbandonedJobError, AbandonedJobError(), None)
+        if job.should_retry:
+            job.retry(queue, pipe)
+        else:
+            record_job_failure(job, "its worker died", pipe)
 
 
 def enqueue_due(queue: Queue, now: float) -> None:
@@ -164,13 +167,16 @@ def enqueue_due(queue: Queue, now: float) -> None:
     due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     for raw_id in due:
         with _one_job(queue, raw_id) as read:
-            job = read()
-            with connection.pipeline() as pipe:
-                if job:
-                    pipe.lrem(queue.key, 0, job.id)
-                    queue._enqueue_job(job, pipeline=pipe)  # as RQ's scheduler does
-                pipe.zrem(paused, raw_id)
-                pipe.execute()
+            move(connection, paused, raw_id, _key(raw_id), partial(_enqueue, queue, read))
+
+
+def _enqueue(queue: Queue, read: Callable[[], Job | None], pipe: Pipeline) -> None:
+    if job := read():
+        queue._enqueue_job(job, pipeline=pipe)  # as RQ's scheduler does
+
+
+def _key(raw_id: bytes) -> str:
+    return Job.key_for(raw_id.decode(errors="replace"))
 
 
 def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:

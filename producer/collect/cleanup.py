@@ -46,10 +46,14 @@ class RunCleaner:
         answered: Iterable[int] = (),
         hurry: bool = False,
         usage: RunUsage | None = None,
-    ) -> None:
+    ) -> bool:
         """Delete a run and the waiting jobs of its `chunks`; do not try twice if the caller is in a `hurry`.
 
         `answered` chunks have no jobs any more, but pairs. What the run has used is counted first.
+
+        Returns
+        -------
+        Whether it is deleted; otherwise it will be, unless this process ends before.
 
         Raises
         ------
@@ -65,6 +69,8 @@ class RunCleaner:
             with about(run=run.id):
                 logger.warning("the run's keys in Redis will be removed later: %s", error)
             self._later(run, [*left, *done], usage)
+            return False
+        return True
 
     def _later(self, run: Run, chunks: list[int], usage: RunUsage | None) -> None:
         if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's

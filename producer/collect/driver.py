@@ -230,7 +230,9 @@ class RunDriver:
                 self._store.delete(self.run, chunks, tell=True)
         else:
             self._count()
-            self._cleaner.remove(self.run, chunks, hurry=self._late, usage=self._usage)
+            gone = self._cleaner.remove(self.run, chunks, hurry=self._late, usage=self._usage)
+            if gone and self._journal:
+                self._journal.is_in_redis = False
 
     def _wants_chunks(self) -> bool:
         has_room = not self.collector.ready or self._spool.has_room(self.collector.most_bytes)

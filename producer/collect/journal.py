@@ -101,6 +101,8 @@ class Journal:
                 self._db.executescript(_TABLES)
             self.finished = self._read_finished()
             """The parts of the output that are in place."""
+            self.is_in_redis = self.run is not None
+            """Whether the last run may still be in Redis; whoever deletes it there says so."""
         except BaseException:
             self.close()
             raise
@@ -166,6 +168,7 @@ class Journal:
             self._write_state("runs", " ".join([*self.runs, run]))
             self._write_state("run", run)
             self._write_state("used before", self._state("used") or "{}")
+        self.is_in_redis = True
 
     @property
     def used(self) -> Usage:

@@ -104,7 +104,7 @@ class Workspace:
 
     Use it as a context manager, and call `begin` in it. Leaving it deletes the folder,
     unless an error ends the run and the journal holds scored rows: then the folder is kept, and a note
-    on the error says so.
+    on the error says so. It is also kept while it names a run that could not be deleted from Redis.
 
     Parameters
     ----------
@@ -158,7 +158,6 @@ class Workspace:
                 self.journal = self.journals[0]
                 # One whose journal is empty is what a process that died has left while it removed the folder.
                 self._is_new = self._is_new or not any(journal.manifest for journal in self.journals)
-                self._runs_before = self._last_runs
                 self._check_output()
             except BaseException:
                 if self._is_new:
@@ -171,14 +170,15 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._held:
-            if not self._begun and not self._is_new:
-                return  # refused: the folder is as it was
             if self._is_lost():
                 return  # what is there now is not this run's
+            is_refused = not self._begun and not self._is_new
+            rows = self._rows if error or is_refused else 0
+            if is_refused and rows:
+                return  # the folder is as it was
+            if (error or is_refused) and not rows and any(journal.is_in_redis for journal in self.journals):
+                return  # a journal names what was begun in Redis, and is still there
             # If the input changed, scored rows may be from before or after the change.
-            rows = self._rows if error else 0
-            if error and not rows and not self._is_new and self._last_runs == self._runs_before:
-                return  # the journal names what the process before has begun in Redis, and is still there
             if not rows or isinstance(error, InputChanged):
                 self.remove()  # while the lock is held
             elif error:
@@ -238,11 +238,6 @@ class Workspace:
         return place
 
     @property
-    def _last_runs(self) -> list[str | None]:
-        """The last run of each model."""
-        return [journal.run for journal in self.journals]
-
-    @property
     def _rows(self) -> int:
         """Rows that at least one model has scored."""
         return max(journal.rows for journal in self.journals)
@@ -262,12 +257,6 @@ class Workspace:
                 file.unlink()
             journal = Journal(path, self.check)
         self._place.watch(path)
-        try:
-            sync(self.folder)
-            sync(self.folder.parent)
-        except OSError as error:
-            journal.close()
-            raise self._unwritable(error) from None
         return closing(journal)
 
     def _unwritable(self, error: OSError) -> RankmillError:
@@ -294,7 +283,14 @@ class Workspace:
         ------
         InputError
             The journal has results with another manifest.
+        OutputError
+            The disk does not confirm that the folder stays.
         """
+        try:
+            sync(self.folder)
+            sync(self.folder.parent)
+        except OSError as error:
+            raise self._unwritable(error) from None
         changed = differences(self.journal.manifest, manifest)
         rows = self._rows
         if self.record and (self._restart or self._force or not rows):

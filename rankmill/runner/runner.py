@@ -95,10 +95,8 @@ class Runner:
             if done := made(run):
                 self._finish(done)
             elif self._store.was_cancelled(run.id):
-                drop(run, self._settings)
                 self._answer(run.end("cancelled"))
             elif run.deaths > self._settings.max_retries:
-                drop(run, self._settings)
                 why = f"{run.deaths} runners in a row have died of it without scoring a row"
                 self._answer(run.end("failed", why))
             else:
@@ -160,7 +158,9 @@ class Runner:
             raise _Left
 
     def _answer(self, run: FileRun) -> None:
-        """Write the end of the run, unless another runner has it meanwhile."""
+        """Write the end of the run, unless another runner has it meanwhile; nothing of it stays in Redis."""
+        if run.state != "done":
+            drop(run, self._settings)
         claim = replace(self._heartbeat.release(), run=run)
         self._left.pop(run.id, None)
         if not self._store.end(claim):

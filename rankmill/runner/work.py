@@ -121,11 +121,13 @@ def made(run: FileRun) -> FileRun | None:
 def drop(run: FileRun, settings: Settings) -> None:
     """Delete from Redis what a runner that died has begun there for a run that has ended.
 
-    Its folder stays: if the run is submitted again, it continues. What is left if that cannot be read
-    expires.
+    Its folder stays with the rows it holds: if the run is submitted again, it continues. What is left if that
+    cannot be read expires.
     """
-    request, output = run.order.request, as_path(run.order.request.output or "")
+    request = run.order.request
     try:
+        _check_order(run)
+        output = as_path(request.output or "")
         place = find_target(request, ()).place()
         if run.order.batch and run.order.batch.endpoint is not None:
             from rankmill.gateway.batches.work import scored_place
@@ -137,7 +139,7 @@ def drop(run: FileRun, settings: Settings) -> None:
             drop_last_run(place, len(run.order.models), RunStore(client))
     except RedisUnavailable:
         raise
-    except (RankmillError, OSError) as error:
+    except (RankmillError, OSError, ValueError) as error:
         logger.warning("what another runner has begun is not deleted: %s", error)
 
 

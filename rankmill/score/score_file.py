@@ -321,7 +321,9 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
             how.settled = how.news(result.stats for result in scored) or how.settled
             ours = [result for result in scored if not how.objection(result.stats)]
             whole = [result for result in ours if len(result.scores) == _rows_of(store, left, result.chunk)]
-            known = [result for result in whole if journal.get(result.chunk) is None]
+            # Results of finished parts are not in the journal any more.
+            open_rows = [result for result in whole if result.chunk >= journal.finished.rows]
+            known = [result for result in open_rows if journal.get(result.chunk) is None]
             first = {result.chunk: result for result in reversed(known)}
             used = reduce(joined, map(used_by, first.values()), journal.used)
             journal.add({chunk: (len(result.scores), result) for chunk, result in first.items()}, used)
@@ -331,12 +333,13 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         return
     if left:
         store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
+    journal.is_in_redis = False
 
 
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
     """Delete from Redis the run that a process that died has begun for an output which nobody continues.
 
-    The output's folder stays as it is. Raises what `Workspace` does.
+    The output's folder stays as it is, if it holds scored rows. Raises what `Workspace` does.
     """
     if workspace_of(output.path).exists():
         with Workspace(output, restart=False, force=True, models=models) as work:

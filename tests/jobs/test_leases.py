@@ -6,9 +6,10 @@ import os
 import time
 
 import pytest
+from redis.client import Pipeline
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS, Leases, Renewals, server_time
+from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS, Leases, Renewals, move, server_time
 from rankmill.jobs.protocol.queues import write_capacity
 from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
 from rankmill.jobs.protocol.runs import RunStore
@@ -88,3 +89,22 @@ def test_after_a_jump_others_may_renew_their_leases_first(jump: float) -> None:
     assert renewals.others_have_lapsed
     renewals.renewed(1000.2 + jump)
     assert not renewals.others_have_lapsed
+
+
+def test_a_job_is_moved_once_though_another_process_moves_it_meanwhile(store: RunStore) -> None:
+    queue = store.queue("q")
+    leases, job = queue.started_job_registry.key, "rq:job:a-0"
+    store.redis.zadd(leases, {"a-0:x": 0, "b-0:y": 0})
+    store.redis.hset(job, "status", "started")
+
+    def put(pipe: Pipeline) -> None:
+        pipe.hset(job, "status", "queued")
+        pipe.rpush(queue.key, "a-0")
+
+    def late(pipe: Pipeline) -> None:
+        assert move(store.redis, leases, "a-0:x", job, put)
+        put(pipe)
+
+    assert not move(store.redis, leases, "a-0:x", job, late)
+    assert store.redis.lrange(queue.key, 0, -1) == [b"a-0"]
+    assert store.redis.zrange(leases, 0, -1) == [b"b-0:y"]

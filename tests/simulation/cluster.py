@@ -253,6 +253,7 @@ class Worker(ScoringWorker):
             raise SpecError(f"{spec.precision} cannot be had on this host")
         if spec.revision not in {None, machine.content}:
             raise WorkerError(f"the model has content {machine.content}, and the run has {spec.revision}")
+        world().history.loaded()
         device = Device(self.row_seconds, machine, here.process)
         return SimulatedLoaded(None, device, machine.content)  # type: ignore[arg-type]
 

@@ -255,6 +255,10 @@ class Disk:
         folders: set[Path] = set()
         if moved_back:
             self._look_back(self.root, wanted, folders)
+            for path, cell in [*wanted.items()]:  # a file that was moved between folders is at one place
+                is_here = there.get(cell.number) == path
+                if not is_here and any(wanted[each] is cell for each in wanted.keys() - {path}):
+                    del wanted[path]
         else:
             folders = {path for path in self._paths() if path.is_dir()}
             wanted = {path: self._cell(path) for path in there.values()}

@@ -105,8 +105,7 @@ class FileCommand(Command):
 
     def used(self) -> tuple[int, int]:
         rows = len(self.run.pairs)  # once, however often the command is given: its results are in the journal
-        again = 8 if self.cluster.world.history.broken else 1
-        return rows if self.is_complete else 0, rows * again
+        return rows if self.is_complete else 0, rows * self.cluster.world.history.times_counted
 
     def expected(self) -> set[str]:
         """Names of all that may be in the folder at the end."""

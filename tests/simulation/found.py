@@ -267,4 +267,71 @@ FOUND = (
         faults=(Fault(14.0, "breaks", 0.0, 0),),
         chunk_size=4,
     ),
+    # The same where the attempt before it had failed, or its worker died after that: what is repeated found
+    # the job on its way to a worker, and put it back (seeds 7000119, 7001323).
+    Scenario(
+        seed=27,
+        workers=(0.01, 0.01),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", (("query", POISON),), 1.0, "live", "bulk"),),
+        faults=(Fault(0.5, "breaks", 0.0, 0), Fault(15.0, "breaks", 0.0, 0)),
+        chunk_size=4,
+    ),
+    # A runner gets SIGTERM while the server is away, and the run has no row yet: it removed the folder that
+    # names what it had begun, and that stayed in Redis for a day (seeds 20084, 5002563, 7000501, 7001292).
+    Scenario(
+        seed=1,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 1.0, "submitted cancelled"),),
+        faults=(Fault(4.2, "restart", 20.0, 0), Fault(4.5, "end_runner", 0.0, 0)),
+        chunk_size=16,
+        runners=(0.0,),
+    ),
+    # A runner dies, and its successor's disk fails, so that no runner can score the batch: what the dead one
+    # had begun stayed in Redis (seed 7000496).
+    Scenario(
+        seed=1,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 1.0, "batch"),),
+        faults=(Fault(2.5, "kill_producer", 0.0, 1), Fault(2.6, "fail_sync", 0.0, 0)),
+        chunk_size=16,
+        runners=(0.0,),
+    ),
+    # A runner dies while it removes the folder of a run that is done, and a sync fails when its successor
+    # removes the rest: that needs no sync (seed 7000660).
+    Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, "submitted parquet"),),
+        faults=(Fault(0.5, "kill_at_write", 0.0, 52), Fault(2.6, "fail_sync", 0.0, 2)),
+        chunk_size=2,
+        runners=(0.0,),
+    ),
+    # An attempt fails at a job that the server has just lost, and the server is full then: RQ writes the new
+    # status before all the rest, and that piece of the job had no expiry (seed 9008528).
+    Scenario(
+        seed=1,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(1), 1.0, "live", "bulk"),),
+        faults=(Fault(1.2, "flush", 0.1, 0), Fault(1.3, "full", 20.0, 1)),
+        chunk_size=4,
+        stumbles=1,
+    ),
+    # The reply is lost with which a chunk was sent, and so it was in the queue twice: two workers began it,
+    # and it had an attempt more than are allowed (seed 9007718).
+    Scenario(
+        seed=19,
+        workers=(0.01, 0.01),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", (("query", POISON),), 1.0, "live", "bulk"),),
+        faults=(Fault(0.5, "breaks", 0.0, 0), Fault(15.0, "breaks", 0.0, 0)),
+        chunk_size=4,
+    ),
+    # A runner is killed when a part is in its place, and Redis still has results of it: its successor took
+    # them for new, and counted their rows again. As it was found: it was not made smaller.
+    Scenario.drawn(8002245),
 )

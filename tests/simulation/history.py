@@ -44,7 +44,8 @@ SPLIT = 5
 """A chunk that kills its workers is sent again in two halves so soon."""
 
 HEARD = 0.65
-"""A worker that has room for requests takes one so soon, whatever else it does, its first load as well."""
+"""A worker that has room for requests takes one so soon, whatever else it does, its first load as well. While
+it changes its model it has none: it ends what it has claimed for the one before, and loads the other."""
 
 ENDED = 15
 """A worker that got SIGTERM ends so soon after its forward."""
@@ -147,7 +148,8 @@ class History:
         """Weights of tenants, by what stands for them in the ids of runs."""
         self._busy: dict[Process, float] = {}
         self._full: dict[Process, float] = {}
-        """When a worker last had all requests that it may claim."""
+        """When a worker last had all requests that it may claim, or another model."""
+        self._loaded: set[Process] = set()
         self._splits: dict[str, float] = {}
         """Runs whose halves are not sent yet, since when."""
         self._advanced = self._set_back_until = 0.0
@@ -189,6 +191,14 @@ class History:
         self.computing.pop(self.world.current.process, None)
         self._advanced = self._busy[self.world.current.process] = self.world.now
 
+    def loaded(self) -> None:
+        """A worker has loaded a model, in the place of the one before if it had one."""
+        assert self.world.current
+        process = self.world.current.process
+        if process in self._loaded:
+            self._full[process] = self.world.now
+        self._loaded.add(process)
+
     def noticed(self, process: Process) -> None:
         """A worker has seen that its device computes wrong scores; it ends when it has told so."""
         self._noticed.add(process)
@@ -197,6 +207,11 @@ class History:
         """Whether nobody had told by `since`, when a run ended, that a device is broken, or it was lost."""
         told = [self._withdrawn.get(each, math.inf) for each in self.broken]
         return any(at >= since or any(0 <= loss - at <= LAG for loss in self._losses) for at in told)
+
+    @property
+    def times_counted(self) -> int:
+        """How often a row of a file may count: scores of a broken device are withdrawn, and others follow."""
+        return 8 if self.broken else 1
 
     def ended(self, process: Process) -> None:
         """A process has ended."""
@@ -217,7 +232,8 @@ class History:
             return
         name, status = args[0][7:].decode(), args[args.index(b"status", 1) + 1]
         if status == b"started":
-            self._begin(name)
+            if b"worker_name" in args[1::2]:
+                self._begin(name)
         elif status in {b"scheduled", b"failed"}:
             self.jobs[name].holders.discard(self._here)
             self._move(name, status.decode())
@@ -318,6 +334,8 @@ class History:
             return
         job = self.jobs[name]
         if self.calm and worker in self._busy and not is_bulk_job(name):  # it has scored before
+            if self._requests(worker) >= self.claim_ahead_jobs:  # they are scored, and about to be written
+                self._full[worker] = self.world.now
             since = max(job.since, self._full.get(worker, 0.0))
             self._took("unheard", self.world.now - since, HEARD, f"{name} waits, and {worker.name} has room")
         job.state, job.holder, job.late = "taken", worker, 0.0

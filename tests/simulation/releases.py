@@ -65,17 +65,18 @@ def plain(run: Submitted) -> Submitted:
 
 
 def change_release(cluster: Cluster, fault: Fault) -> None:
-    """A worker, runner or producer is ended, and begins again with the other release.
+    """A worker, runner or producer of the release before is ended, and begins again with the present one.
 
-    No worker is rolled back: it would fail the jobs that were sent to the present release.
+    Nobody is rolled back: a worker would fail jobs that were sent to the present release, and others would
+    have rows scored again whose results only that reads.
     """
     living = [each for each in world().processes if each.alive and each.place and not each.stopped]
     if not living:
         return
     process = living[fault.which % len(living)]
-    if process in cluster.workers and not process.old:
+    if not process.old:
         return
-    cluster.old ^= {process.place}
+    cluster.old -= {process.place}
     if process in cluster.workers:
         cluster.terminate(process)
     elif process in cluster.runners:

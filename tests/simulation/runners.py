@@ -204,6 +204,10 @@ class BatchCommand(Command):
         body = {"model": MODEL, "text_1": query, "text_2": passages}
         return {"custom_id": str(number), "method": "POST", "url": _ENDPOINT, "body": body}
 
+    def used(self) -> tuple[int, int]:
+        least, most = super().used()
+        return least, most * self.cluster.world.history.times_counted
+
     def wrong(self, *, lost_data: bool) -> list[str]:
         """Whether each line has its answer or its error once, in order."""
         name, found = self.run.name, self.found

@@ -21,6 +21,7 @@ from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScore
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
+from rankmill.jobs.protocol.leases import move
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, set_aside
@@ -156,6 +157,8 @@ class Claims:
         """
         with self._set_aside_if_damaged(job, queue):
             execution = self._worker.prepare_execution(job)
+            if execution.id not in self._worker.executions:
+                return  # another worker has it
             span = tracing.begin_for(job, worker=self._worker.name)
             kind = PairsClaim if job.has_pairs else ChunkClaim
             claim = self.unanswered[job.id] = kind(job, queue, execution, span, self._store)
@@ -204,16 +207,18 @@ class Claims:
         claim = self.unanswered.pop(job_id, None)
         if claim is None:
             return
-        with (
-            self._set_aside_if_damaged(claim.job, claim.queue),
-            self._worker.connection.pipeline() as pipe,
-        ):
+
+        def put_back(pipe: redis.client.Pipeline) -> None:
             self._worker.cleanup_execution(claim.job, pipe, claim.execution)
             queue = claim.queue if at_front else Queue(claim.queue.name, connection=claim.queue.connection)
             queue._enqueue_job(claim.job, pipeline=pipe, at_front=at_front)  # as Job.retry does
             if claim.run:
                 pipe.hdel(keys.scored_rows(claim.run.id), str(claim.chunk))
-            pipe.execute()
+
+        self._worker.executions.pop(claim.execution.id, None)  # also if another worker has the job by now
+        leases, entry = claim.queue.started_job_registry.key, claim.execution.composite_key
+        with self._set_aside_if_damaged(claim.job, claim.queue):
+            move(self._worker.connection, leases, entry, claim.job.key, put_back)
         claim.span.add_event("handed back")
         claim.span.end()
         metrics.count_chunk("handed_back")

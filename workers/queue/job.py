@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from redis.client import Pipeline
+from rq import Queue
 from rq.executions import Execution, ExecutionRegistry
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.registry import StartedJobRegistry
-from rq.utils import utcformat
+from rq.utils import now, utcformat
 
 from rankmill.jobs.contract.errors import ForeignJobError
 from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, OLD_JOB_FUNCTION, chunk_of
@@ -24,6 +25,20 @@ if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'last_hea
 return 0
 """
 """KEYS: job. ARGV: time, as RQ writes it."""
+
+
+_BEGIN = """
+if redis.call('HGET', KEYS[3], 'status') == 'failed' then return 0 end
+for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  if execution ~= ARGV[1] and redis.call('ZSCORE', KEYS[2], ARGV[2] .. ':' .. execution) then
+    redis.call('HSET', KEYS[3], 'status', 'started')  -- who sent it twice has written that it is queued
+    return 0
+  end
+end
+redis.call('HSET', KEYS[3], unpack(ARGV, 3))
+return 1
+"""
+"""KEYS: executions, leases, job. ARGV: execution, job's id, fields of the job."""
 
 
 class Executions(ExecutionRegistry):
@@ -106,6 +121,34 @@ class ScoringJob(Job):
         client: Any = self.connection if pipeline is None else pipeline
         self.last_heartbeat = timestamp
         client.eval(_BEAT, 1, self.key, utcformat(timestamp))
+
+    def retry(self, queue: Queue, pipeline: Pipeline) -> None:
+        """As RQ does, but all in the pipeline.
+
+        RQ writes the new status before, also of a job that the server has lost: that piece never expires.
+        """
+        if not (interval := self.get_retry_interval()):
+            super().retry(queue, pipeline)
+            return
+        assert self.retries_left
+        self.retries_left -= 1
+        self.set_status(JobStatus.SCHEDULED, pipeline=pipeline)
+        queue.schedule_job(self, now() + timedelta(seconds=interval), pipeline=pipeline)
+
+    def begin(self, execution: Execution, pipeline: Pipeline) -> None:
+        """Let the job be started by a worker, as `prepare_for_execution` does; the reply says whether it is.
+
+        It is not if it was given up, or another execution has a lease: it was in the queue twice, as a reply
+        was lost.
+        """
+        client: Any = pipeline
+        self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
+        self.last_heartbeat = self.started_at = now()
+        since = utcformat(self.started_at)
+        places = [self.execution_registry.key, self.started_job_registry.key, self.key]
+        fields = ["status", "started", "worker_name", self.worker_name]
+        times = ["started_at", since, "last_heartbeat", since]
+        client.eval(_BEGIN, 3, *places, execution.id, self.id, *fields, *times)
 
     def perform(self) -> None:
         """Never call the function of the job: the worker scores `chunk` itself."""
