@@ -39,7 +39,7 @@ def prepare(mine: World) -> None:
     for module in (
         redis.client,
         redis.asyncio.client,
-    ):  # of what is told of an error, the beginning is enough
+    ):  # the beginning of a text is enough
         mine.patch(module, "truncate_text", lambda text: text[:100])
     mine.patch(redis.utils, "get_lib_version", lambda: "8")  # else it is read from a file for each client
     mine.patch(redis._himport_exec, "pipeline_prepares", lambda *_: [])  # nobody has such field sets
