@@ -52,6 +52,9 @@ ENDED = 15
 SLACK = 6
 """Jobs that a kind or a run may be ahead of its part at one worker, beside what it may claim ahead."""
 
+REQUESTS_FOR_BULK = 3
+"""Beside endless requests, bulk work keeps a quarter of the pairs."""
+
 LAG = 12
 """A server that loses acknowledged writes loses none that are older."""
 
@@ -92,7 +95,7 @@ class History:
         Runs whose producer waits, and its process.
     queue
         Name of the queue.
-    max_retries, claim_ahead_jobs, window
+    max_retries, claim_ahead_jobs, chunk_pairs, window
         What the cluster's settings promise; no `window` in chunks if it follows the workers.
     willing, fair, calm
         Whether no worker refuses anything for ever; nothing at all, so that all should be served alike;
@@ -107,6 +110,7 @@ class History:
         self.queue = "q"
         self.max_retries = 3
         self.claim_ahead_jobs = 64
+        self.chunk_pairs = 16
         self.window: int | None = None
         self._detached: set[bytes] = set()
         self.willing = self.fair = True
@@ -145,6 +149,8 @@ class History:
         self._tenants: defaultdict[tuple[Process, str], Share] = defaultdict(Share)
         self.weights: dict[str, float] = {}
         """Weights of tenants, by what stands for them in the ids of runs."""
+        self._passed_over: Counter[Process] = Counter()
+        """Pairs of requests that a worker without bulk work has taken while some waited."""
         self._busy: dict[Process, float] = {}
         self._full: dict[Process, float] = {}
         """When a worker last had all requests that it may claim."""
@@ -332,6 +338,7 @@ class History:
         kind = "bulk" if is_bulk_job(name) else "request"
         ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
         self._took("ahead of its part", ahead, SLACK + 2 * self.claim_ahead_jobs, f"{kind} jobs come first")
+        self._look_at_turn(name, worker, bulk_waits="bulk" in kinds)
         alike = {each.partition("-")[0] for each in others if is_bulk_job(each) == is_bulk_job(name)}
         run = name.partition("-")[0]
         tenants, mine = {each[-GROUP:] for each in alike}, run[-GROUP:]
@@ -342,6 +349,23 @@ class History:
             own = {each for each in alike if each.endswith(mine)}
             ahead = self._ahead(self._runs[worker, mine], own | {run}, run, {})
             self._took("ahead of other runs", ahead, SLACK, f"a run has {ahead:.0f} jobs more than another")
+
+    def _look_at_turn(self, name: str, worker: Process, *, bulk_waits: bool) -> None:
+        """A worker that has no bulk work takes some at its turn: after a turn of requests, and one job more.
+
+        One job more again: the worker may have looked when no bulk work waited.
+        """
+        has_bulk = any(self.jobs[each].holder is worker and is_bulk_job(each) for each in self._held)
+        counts = self._is_up and not self.owners and self.jobs[name].attempts == 0  # else it may drop the job
+        if has_bulk or not bulk_waits or not counts:
+            del self._passed_over[worker]
+            return
+        run, _, first = name.rpartition("-")
+        self._passed_over[worker] += max(min(self.chunk_pairs, self._rows(run) - int(first)), 0)
+        self._took(
+            "pairs before bulk", self._passed_over[worker], (REQUESTS_FOR_BULK + 2) * self.chunk_pairs,
+            f"{worker.name} has no bulk work, and takes requests",
+        )  # fmt: skip
 
     def _requests(self, worker: Process) -> int:
         return sum(self.jobs[each].holder is worker and not is_bulk_job(each) for each in self._held)

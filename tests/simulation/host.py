@@ -280,7 +280,7 @@ class Socket(FakeSocket):
             self.responses.append(self._decode_result(found))  # type: ignore[attr-defined]
 
     def _decode_error(self, error: SimpleError) -> Any:
-        return redis.connection.DefaultParser.parse_error(error.value)
+        return redis.connection.DefaultParser.parse_error(error.value)  # type: ignore[no-untyped-call]
 
     def _name_to_func(self, cmd_name: str) -> tuple[Any, Signature]:
         refusals = world().redis.refusals

@@ -298,7 +298,7 @@ MUTANTS = (
         "bulk work is starved", _ORDER,
         "found.insert(0 if self._turns.bulk_is_next else len(found), \"bulk\")",
         "found.append(\"bulk\")",
-        ("both", "long", "small chunks", "little ahead", "one worker"),
+        ("both", "long request", "small chunks", "drain", "one worker"),
     ),
     Mutant(
         "the run that had most is next", _ORDER,

@@ -193,6 +193,7 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "long live": lambda it: any(len(run.pairs) >= 200 and run.kind == "live" for run in it.runs),
     "two bulk": lambda it: sum(run.priority == "bulk" for run in it.runs) >= 2,
     "both": lambda it: {_is_request(run) for run in it.runs} == {True, False},
+    "long request": lambda it: any(_is_request(run) and len(run.pairs) >= 40 for run in it.runs),
     "two requests": lambda it: sum(map(_is_request, it.runs)) >= 2,
     "long file": lambda it: any(run.kind.startswith("file") and len(run.pairs) >= 40 for run in it.runs),
     "loses writes": lambda it: bool({fault.kind for fault in it.faults} & (LOSSES - {"evict", "evict_any"})),
@@ -353,6 +354,7 @@ def _promise(history: History, scenario: Scenario) -> None:
     """What of the scenario the history must know to judge."""
     settings = dict(scenario.settings)
     ahead = settings.get("claim_ahead", "auto")
+    history.chunk_pairs = scenario.chunk_size
     history.claim_ahead_jobs = (1024 if ahead == "auto" else ahead) // scenario.chunk_size
     window = settings.get("window", "auto")
     history.window = None if window == "auto" else window

@@ -130,7 +130,7 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.events = 0
-        self.most_events = 2_000_000
+        self.most_events = 500_000
         self.hub = greenlet.getcurrent()
         self.current: Task | None = None
         self.ready: list[Task] = []
