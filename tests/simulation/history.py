@@ -43,8 +43,12 @@ CANCELLED = BEAT + 2
 SPLIT = 5
 """A chunk that kills its workers is sent again in two halves so soon."""
 
-HEARD = 0.65
-"""A worker that has room for requests takes one so soon, whatever else it does, its first load as well."""
+LOAD, PROOF = 0.5, 0.1
+"""Seconds that a simulated model takes to load, and to score the probes."""
+
+HEARD = LOAD + PROOF + 0.01
+"""A worker that has room for requests takes one so soon, whatever else it does: its thread that claims also
+loads a model and lets it be proven, and waits for nothing else. Commands take no time in a world."""
 
 ENDED = 15
 """A worker that got SIGTERM ends so soon after its forward."""
@@ -324,6 +328,8 @@ class History:
             return
         job = self.jobs[name]
         if self.calm and worker in self._busy and not is_bulk_job(name):  # it has scored before
+            if self._requests(worker) >= self.claim_ahead_jobs:  # scored a moment ago, and not yet answered
+                self._full[worker] = self.world.now
             since = max(job.since, self._full.get(worker, 0.0))
             self._took("unheard", self.world.now - since, HEARD, f"{name} waits, and {worker.name} has room")
         job.state, job.holder, job.late = "taken", worker, 0.0
