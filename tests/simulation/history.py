@@ -429,8 +429,8 @@ class History:
             since = max(self._advanced, self._set_back_until)
             self._took("without progress", now - since, PROGRESS, "nothing goes on")
         for worker, since in list(self.ending.items()):
-            waits = worker in self.computing or now < self._disturbed_until  # for a dead connection, perhaps
-            if not worker.alive or worker.stopped or waits or not self._is_up:
+            waits = worker in self.computing or not self._is_up or not self.world.redis.reaches(worker)
+            if not worker.alive or worker.stopped or waits:
                 self.ending[worker] = now
             self._took("ending", now - since if worker.alive else 0, ENDED, f"{worker.name} does not end")
         self._look_at_keys()
