@@ -382,7 +382,7 @@ MUTANTS = (
         "a dead worker's job is put back twice", _RECOVERY,
         "pipe.lrem(queue.key, 0, job.id)  # the reply",
         "pass  # the reply",
-        ("breaks", "kill"),
+        ("breaks", "kills"),
     ),
     Mutant(
         "leases of a clock that was ahead stay", _RECOVERY,

@@ -55,8 +55,8 @@ RUN_KINDS = (
 )  # fmt: skip
 
 _KILLING = 3
-"""One in so many seeds may have rows that kill their worker: until these are alone, four minutes go by, in
-which little else happens. In a sixth of all seeds they took almost half of the simulation's time."""
+"""One in so many seeds may have rows that kill their worker: until these are alone, three to four minutes
+go by in which little else happens. In a sixth of all seeds they took almost half of the simulation's time."""
 
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, at most, until nothing of it may be left."""
