@@ -26,6 +26,7 @@ from rankmill.producer.client.sync_client import Client
 from rankmill.workers.batches.tokens import Batch, Tokens
 from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.worker import ScoringWorker
+from tests.simulation.history import LOAD, PROOF
 from tests.simulation.world import Process, World, world
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class Device:
 
     def prove(self) -> Proven:
         """Score the probes."""
-        world().sleep(0.1)
+        world().sleep(PROOF)
         if is_broken := self.process in world().history.broken:
             world().history.noticed(self.process)
         return Proven(not is_broken)
@@ -241,7 +242,7 @@ class Worker(ScoringWorker):
     """Until when it can load no model."""
 
     def load(self, spec: ScoreSpec) -> Loaded:
-        world().sleep(0.5)
+        world().sleep(LOAD)
         if spec.model == NO_MODEL or world().now < self.lame_until:
             raise SpecError("there is no such directory on this host") from OSError()
         if world().stumbles:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from queue import Full
+from typing import Any, NoReturn
 
 import redis
+import redis._himport_exec
+import redis.asyncio.client
 import redis.client
 import redis.connection
+import redis.utils
+import rq.serializers
 from fakeredis._clients._sync import FakeBaseConnection
 from fakeredis._socket import FakeSocket
 from redis.driver_info import DriverInfo
@@ -31,6 +36,14 @@ def prepare(mine: World) -> None:
         for name in _FIGURES:
             if hasattr(module, name):
                 mine.patch(module, name, _nothing)
+    for module in (
+        redis.client,
+        redis.asyncio.client,
+    ):  # the beginning of a text is enough
+        mine.patch(module, "truncate_text", lambda text: text[:100])
+    mine.patch(redis.utils, "get_lib_version", lambda: "8")  # else it is read from a file for each client
+    mine.patch(redis._himport_exec, "pipeline_prepares", lambda *_: [])  # nobody has such field sets
+    mine.patch(rq.serializers, "Serializer", object)  # a protocol, whose methods are looked for each time
 
 
 NAMELESS = DriverInfo(name=None, lib_version=None)
@@ -41,11 +54,23 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
+class _NoQueue:
+    """In place of the queue of free connections, which redis-py fills for each client."""
+
+    queue = ()
+
+    def __init__(self, size: int) -> None:
+        pass
+
+    def put_nowait(self, _: object) -> NoReturn:
+        raise Full
+
+
 class Pool(WaitingPool):
     """The connections of a client that nobody uses, without locks."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]
+        super().__init__(**options, queue_class=_NoQueue)  # type: ignore[no-untyped-call]
         self._free: list[Connection] = []
 
     def _take(self) -> Connection:
@@ -90,12 +115,14 @@ class Connection(FakeBaseConnection, redis.Connection):
         return [self._packed(each) for each in commands]
 
     def _packed(self, command: Sequence[Any]) -> Command:
-        name, *rest = command
-        first = name.encode().split() if isinstance(name, str) else [name]
-        return [*first, *(word if type(word) is bytes else self._encoded(word) for word in rest)]
+        encoded = self._encoded
+        words = [word if type(word) is bytes else encoded(word) for word in command]
+        return words if b" " not in words[0] else [*words[0].split(), *words[1:]]
 
     def _encoded(self, word: Any) -> bytes:
-        return word.encode() if type(word) is str else self.encoder.encode(word)  # type: ignore[no-untyped-call]
+        if type(word) is str:
+            return word.encode()
+        return b"%d" % word if type(word) is int else self.encoder.encode(word)  # type: ignore[no-untyped-call]
 
     def send_command(self, *args: Any, **options: Any) -> None:
         self.send_packed_command([self._packed(args)], options.get("check_health", True))

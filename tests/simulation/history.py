@@ -43,15 +43,22 @@ CANCELLED = BEAT + 2
 SPLIT = 5
 """A chunk that kills its workers is sent again in two halves so soon."""
 
-HEARD = 0.65
-"""A worker that has room for requests takes one so soon, whatever else it does, its first load as well. While
-it changes its model it has none: it ends what it has claimed for the one before, and loads the other."""
+LOAD, PROOF = 0.5, 0.1
+"""Seconds that a simulated model takes to load, and to score the probes."""
+
+HEARD = LOAD + PROOF + 0.01
+"""A worker that has room for requests takes one so soon, whatever else it does: its thread that claims also
+loads a model and lets it be proven, and waits for nothing else. Commands take no time in a world. While it
+changes its model it has no room: it ends what it has claimed for the one before, and loads the other."""
 
 ENDED = 15
 """A worker that got SIGTERM ends so soon after its forward."""
 
 SLACK = 6
 """Jobs that a kind or a run may be ahead of its part at one worker, beside what it may claim ahead."""
+
+REQUESTS_FOR_BULK = 3
+"""Beside endless requests, bulk work keeps a quarter of the pairs."""
 
 LAG = 12
 """A server that loses acknowledged writes loses none that are older."""
@@ -93,7 +100,7 @@ class History:
         Runs whose producer waits, and its process.
     queue
         Name of the queue.
-    max_retries, claim_ahead_jobs, window
+    max_retries, claim_ahead_jobs, chunk_pairs, window
         What the cluster's settings promise; no `window` in chunks if it follows the workers.
     willing, fair, calm
         Whether no worker refuses anything for ever; nothing at all, so that all should be served alike;
@@ -108,6 +115,7 @@ class History:
         self.queue = "q"
         self.max_retries = 3
         self.claim_ahead_jobs = 64
+        self.chunk_pairs = 16
         self.window: int | None = None
         self._detached: set[bytes] = set()
         self.willing = self.fair = True
@@ -146,6 +154,8 @@ class History:
         self._tenants: defaultdict[tuple[Process, str], Share] = defaultdict(Share)
         self.weights: dict[str, float] = {}
         """Weights of tenants, by what stands for them in the ids of runs."""
+        self._passed_over: Counter[Process] = Counter()
+        """Pairs of requests that a worker without bulk work has taken while some waited."""
         self._busy: dict[Process, float] = {}
         self._full: dict[Process, float] = {}
         """When a worker last had all requests that it may claim, or another model."""
@@ -334,7 +344,7 @@ class History:
             return
         job = self.jobs[name]
         if self.calm and worker in self._busy and not is_bulk_job(name):  # it has scored before
-            if self._requests(worker) >= self.claim_ahead_jobs:  # they are scored, and about to be written
+            if self._requests(worker) >= self.claim_ahead_jobs:  # scored a moment ago, and not yet answered
                 self._full[worker] = self.world.now
             since = max(job.since, self._full.get(worker, 0.0))
             self._took("unheard", self.world.now - since, HEARD, f"{name} waits, and {worker.name} has room")
@@ -350,6 +360,7 @@ class History:
         kind = "bulk" if is_bulk_job(name) else "request"
         ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
         self._took("ahead of its part", ahead, SLACK + 2 * self.claim_ahead_jobs, f"{kind} jobs come first")
+        self._look_at_turn(name, worker, bulk_waits="bulk" in kinds)
         alike = {each.partition("-")[0] for each in others if is_bulk_job(each) == is_bulk_job(name)}
         run = name.partition("-")[0]
         tenants, mine = {each[-GROUP:] for each in alike}, run[-GROUP:]
@@ -360,6 +371,23 @@ class History:
             own = {each for each in alike if each.endswith(mine)}
             ahead = self._ahead(self._runs[worker, mine], own | {run}, run, {})
             self._took("ahead of other runs", ahead, SLACK, f"a run has {ahead:.0f} jobs more than another")
+
+    def _look_at_turn(self, name: str, worker: Process, *, bulk_waits: bool) -> None:
+        """A worker that has no bulk work takes some at its turn: after a turn of requests, and one job more.
+
+        One job more again: the worker may have looked when no bulk work waited.
+        """
+        has_bulk = any(self.jobs[each].holder is worker and is_bulk_job(each) for each in self._held)
+        counts = self._is_up and not self.owners and self.jobs[name].attempts == 0  # else it may drop the job
+        if has_bulk or not bulk_waits or not counts:
+            del self._passed_over[worker]
+            return
+        run, _, first = name.rpartition("-")
+        self._passed_over[worker] += max(min(self.chunk_pairs, self._rows(run) - int(first)), 0)
+        self._took(
+            "pairs before bulk", self._passed_over[worker], (REQUESTS_FOR_BULK + 2) * self.chunk_pairs,
+            f"{worker.name} has no bulk work, and takes requests",
+        )  # fmt: skip
 
     def _requests(self, worker: Process) -> int:
         return sum(self.jobs[each].holder is worker and not is_bulk_job(each) for each in self._held)
@@ -417,8 +445,8 @@ class History:
             since = max(self._advanced, self._set_back_until)
             self._took("without progress", now - since, PROGRESS, "nothing goes on")
         for worker, since in list(self.ending.items()):
-            waits = worker in self.computing or now < self._disturbed_until  # for a dead connection, perhaps
-            if not worker.alive or worker.stopped or waits or not self._is_up:
+            waits = worker in self.computing or not self._is_up or not self.world.redis.reaches(worker)
+            if not worker.alive or worker.stopped or waits:
                 self.ending[worker] = now
             self._took("ending", now - since if worker.alive else 0, ENDED, f"{worker.name} does not end")
         self._look_at_keys()

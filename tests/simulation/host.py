@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import redis
+import redis.connection
 from fakeredis import FakeServer
 from fakeredis._command_args_parsing import Timeout
 from fakeredis._commands import COMMANDS_WITH_SUB, SUPPORTED_COMMANDS, Key, Signature
-from fakeredis._core import CommandItem, Database
+from fakeredis._core import CommandItem, Database, Item
 from fakeredis._helpers import QUEUED, SimpleError, decode_command_bytes
 from fakeredis._msgs import (
     COMMAND_IN_SCRIPT_MSG,
@@ -214,6 +215,19 @@ class Watched(Database):
             return default
         return item
 
+    def write_back(self, item: CommandItem, *, keeps_empty: bool) -> None:
+        """Keep what a command has made of a key."""
+        key, value = item.key, item._value
+        self.notify_watch(key)
+        if value is None or not (value or keeps_empty or isinstance(value, bytes)):
+            self._dict.pop(key, None)
+            return
+        kept = self.get(key)
+        if kept is None:
+            kept = self._dict[key] = Item(None)
+        kept.value, kept.expireat = value, item._expireat
+        self.schedule_expiry(key, item._expireat)
+
     def __contains__(self, key: object) -> bool:
         return self.get(key) is not None  # type: ignore[arg-type]
 
@@ -265,6 +279,9 @@ class Socket(FakeSocket):
         if self.responses is not None:
             self.responses.append(self._decode_result(found))  # type: ignore[attr-defined]
 
+    def _decode_error(self, error: SimpleError) -> Any:
+        return redis.connection.DefaultParser.parse_error(error.value)  # type: ignore[no-untyped-call]
+
     def _name_to_func(self, cmd_name: str) -> tuple[Any, Signature]:
         refusals = world().redis.refusals
         if refusals and (why := self._refusal(cmd_name, refusals)):
@@ -299,14 +316,15 @@ class Socket(FakeSocket):
 
     def _run_command(self, func: Any, sig: Signature, args: list[Any], from_script: bool) -> Any:
         items: list[CommandItem] = []
+        data: Any = self._db
         try:
             plan = plan_of(sig, args, self._server.version)
             found = self._called(func, plan, args, items, from_script)
         except SimpleError as error:
             found = error
         for item in items:
-            if item.is_modified:
-                item.writeback(remove_empty_val=not plan.keeps_empty)
+            if item._modified:
+                data.write_back(item, keeps_empty=plan.keeps_empty)
         if (see := world().history.SEEN.get(sig.name)) and not isinstance(found, Exception):
             see(world().history, args, found)
         if from_script and world().redis.refusals and "write" in flags_of(sig.name):

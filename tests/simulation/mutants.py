@@ -298,7 +298,7 @@ MUTANTS = (
         "bulk work is starved", _ORDER,
         "found.insert(0 if self._turns.bulk_is_next else len(found), \"bulk\")",
         "found.append(\"bulk\")",
-        ("both", "long", "small chunks", "little ahead", "one worker"),
+        ("both", "long request", "small chunks", "drain", "one worker"),
     ),
     Mutant(
         "the run that had most is next", _ORDER,
@@ -365,6 +365,48 @@ MUTANTS = (
         "        cached = max(self.cut - scored - failed, 0)",
         "        cached = max(self.cut - scored, 0)",
         ("null", "calm"),
+    ),
+    Mutant(
+        "new names are sent to workers of the release before", _RUNS,
+        "function = JOB_FUNCTION if all_take_new_names(self.redis, queue) else OLD_JOB_FUNCTION",
+        "function = JOB_FUNCTION",
+        ("two releases",),
+    ),
+    Mutant(
+        "new names are sent to runners of the release before", "jobs/protocol/submitted/store.py",
+        "JOB_FUNCTION if self._all_take_new_names() else OLD_JOB_FUNCTION,",
+        "JOB_FUNCTION,",
+        ("two releases", "submitted parquet"),
+    ),
+    Mutant(
+        "a dead worker's job is put back twice", _RECOVERY,
+        "pipe.lrem(queue.key, 0, job.id)  # the reply",
+        "pass  # the reply",
+        ("breaks", "kills"),
+    ),
+    Mutant(
+        "leases of a clock that was ahead stay", _RECOVERY,
+        "_guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))",
+        "pass",
+        ("server_clock", "kills"),
+    ),
+    Mutant(
+        "a batch's folder is not synced", "rankmill/gateway/batches/folder.py",
+        "            sync(self.path)  # else all in it is lost with the power\n",
+        "            pass\n",
+        ("batch", "lose_power"),
+    ),
+    Mutant(
+        "a job that has just ended is renewed", "workers/queue/job.py",
+        "if redis.call('EXISTS', KEYS[1]) == 1 then redis",
+        "if true then redis",
+        ("slow", "calm"),
+    ),
+    Mutant(
+        "requests never have had enough", "workers/engine/pipeline.py",
+        "        return self._ahead > 0\n",
+        "        return False\n",
+        ("both", "long request", "small chunks", "drain", "one worker"),
     ),
 )  # fmt: skip
 

@@ -7,7 +7,8 @@ drawn: nothing, the first commands of a pipeline that is no transaction, or the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -115,6 +116,8 @@ class Server:
             raise redis.ConnectionError(self.why)
 
     def _wait_for_network(self, deadline: float) -> None:
+        if not self.cut_off:
+            return
         task = self.world.current
         until = self.cut_off.get(task.process, -1.0) if task else -1.0
         while self.world.now < until:
@@ -128,9 +131,14 @@ class Server:
 
     # What it does
 
-    def away_from_server(self) -> _AsHost:
-        """For the time in which another than the server computes."""
-        return _AsHost(self.world, None)
+    @contextmanager
+    def away_from_server(self) -> Iterator[None]:
+        """The time in which another than the server computes."""
+        before, self.world.server_clock = self.world.server_clock, None
+        try:
+            yield
+        finally:
+            self.world.server_clock = before
 
     def serve(self, connection: Connection, commands: list[Command]) -> None:
         """Carry out what a connection has sent, unless it breaks first; it may break before the replies."""
@@ -185,9 +193,12 @@ class Server:
             raise redis.ConnectionError(CLOSED)
         self.commands += 1
         host: Any = sock._server
-        with _AsHost(self.world, host.clock):  # its clock is not that of the caller's host
+        before, self.world.server_clock = self.world.server_clock, host.clock  # not that of the caller's host
+        try:
             sock.carry_out(commands)
             host.serve_blocked()
+        finally:
+            self.world.server_clock = before
         if self.evicting and self.world.random.random() < self.evicting[0]:
             self._evict(host, volatile=self.evicting[1])
 
@@ -250,16 +261,3 @@ class Server:
         if other:
             self.world.history.lose()
             other.drop()
-
-
-class _AsHost:
-    """Within the ``with`` block the clock is that of a server's host; ``None``: that of the process."""
-
-    def __init__(self, mine: World, clock: float | None) -> None:
-        self._world, self._clock = mine, clock
-
-    def __enter__(self) -> None:
-        self._world.server_clock, self._clock = self._clock, self._world.server_clock
-
-    def __exit__(self, *_: object) -> None:
-        self._world.server_clock = self._clock

@@ -130,13 +130,14 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.events = 0
-        self.most_events = 2_000_000
+        self.most_events = 500_000
         self.hub = greenlet.getcurrent()
         self.current: Task | None = None
         self.ready: list[Task] = []
         self.timers: list[tuple[float, int, int, Task]] = []
         self.crashes: list[tuple[str, str, BaseException]] = []
-        self._told: deque[tuple[float, str, object, str]] = deque(maxlen=None if traced else 400)
+        self._traced = traced
+        self._told: list[tuple[float, str, object, str]] = []
         self.history = History(self)
         self.graveyard: list[Task] = []
         self.processes: list[Process] = []
@@ -313,12 +314,13 @@ class World:
 
     def tell(self, event: object, how: str = "") -> None:
         """Keep an event for the trace: a text, or commands to the server and `how` they came."""
-        who = self.current.name if self.current else "world"
-        self._told.append((self.now, who, event, how))
+        if self._traced:
+            who = self.current.name if self.current else "world"
+            self._told.append((self.now, who, event, how))
 
     @property
     def trace(self) -> list[str]:
-        """The events, as text."""
+        """The events, as text, if they are kept."""
         return [
             f"{at:10.4f} {who:24} {f'{how} {words_of(event)}'.lstrip() if isinstance(event, list) else event}"
             for at, who, event, how in self._told
