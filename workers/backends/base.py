@@ -178,12 +178,12 @@ def _rounded(width: int) -> int:
     return min(steps, key=lambda step: abs(step - width))
 
 
-ROW, MATRIX, GROUP = 0, -1, -2
-"""All values of a row of a matrix, of the whole matrix, or of a group of the kind's size, in `Rounding`."""
+ROW, MATRIX = 0, -1
+"""All values of a row of a matrix, or of the whole, in `Rounding`."""
 
 
 class Rounding(NamedTuple):
-    """How many values have one scale in 8 and 4 bits (or `ROW`, `MATRIX`, `GROUP`); ``None``: not rounded."""
+    """How many values have one scale in 8 and 4 bits; `ROW`, `MATRIX`; ``None``: they are not rounded."""
 
     weights: int | None
     inputs: int | None

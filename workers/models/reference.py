@@ -21,8 +21,7 @@ from torch.nn import functional
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.backends.base import GROUP, MATRIX, ROW, Logits, Rounding
-from rankmill.workers.backends.speed import INT8
+from rankmill.workers.backends.base import MATRIX, ROW, Logits, Rounding
 from rankmill.workers.batches.layout import SavedModule
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.conversations import template_options
@@ -158,16 +157,16 @@ class ReferenceModel:
         if precision in _DTYPES:
             self._model.to(device, _DTYPES[precision])
             return
+        self._model.to(device)
         assert rounding is not None
-        group, rest = INT8.get(precision, (ROW, None))
-        self._model.to(device, _DTYPES[rest] if rest == "bf16" else None)
-        weights, inputs = (group if each == GROUP else each for each in rounding)
-        kind = precision if precision == "fp8" else "int8"
+        inputs = precision if precision == "fp8" else "int8"
         for module in self._model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.data = _rounded(module.weight.data, precision, weights)
-                if inputs is not None:
-                    module.register_forward_pre_hook(lambda _, given: (_rounded(given[0], kind, inputs),))
+                module.weight.data = _rounded(module.weight.data, precision, rounding.weights)
+                if rounding.inputs is not None:
+                    module.register_forward_pre_hook(
+                        lambda _, given: (_rounded(given[0], inputs, rounding.inputs),)
+                    )
 
     def scores(self, logits: Logits) -> dict[str, Logits]:
         """Scores of logits ``[rows, outputs]`` by a spec's activation; without what torch lacks."""
@@ -201,23 +200,23 @@ def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
 
 
 def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torch.Tensor:
-    """Values in 8 or 4 bits; `together` of a row have one scale, as in `Rounding`; the row if it is no multiple."""
+    """Values in 8 or 4 bits; `together` of them have one scale, as in `Rounding`."""
     if together is None:
         return values
     width = values.shape[-1]
     size = {ROW: width, MATRIX: values.numel()}.get(together, together)
-    if together > 0 and width % together:
-        size = width
-    parts = values.reshape(-1, size).float()
+    filled = functional.pad(values, (0, -width % size)) if together > 0 else values
+    parts = filled.reshape(-1, size)
     largest = parts.abs().amax(1, keepdim=True).clamp(min=1e-12)
     if precision == "fp8":
         scale = largest / torch.finfo(torch.float8_e4m3fn).max
-        steps = (parts / scale).to(torch.float8_e4m3fn).float()
+        steps = (parts / scale).to(torch.float8_e4m3fn).to(parts)
     else:
         bits = int(precision.removeprefix("int").partition("-")[0])
         scale = largest / (2 ** (bits - 1) - 1)
         steps = (parts / scale).round()
-    return (steps * scale).reshape(values.shape).to(values)
+    rounded: torch.Tensor = (steps * scale).reshape(filled.shape)[..., :width]
+    return rounded
 
 
 def _pooled(hidden: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from rankmill.workers.backends.base import (
-    GROUP,
+    ROW,
     Backend,
     BackendKind,
     LayerShape,
@@ -54,6 +54,7 @@ KIND = BackendKind(
     probe=_probe,
     probed=("fp32", "bf16", *INT8),
     lacks=_lacks,
-    rounding=Rounding(weights=GROUP, inputs=GROUP),
+    # Coarser than its groups: two ways to round by these differ by over twice as much as each is off.
+    rounding=Rounding(weights=ROW, inputs=ROW),
     int8=lambda: ("int8-128", "int8-64"),  # those with bf16 are not on every CPU
 )
