@@ -282,6 +282,9 @@ class Socket(FakeSocket):
     def _decode_error(self, error: SimpleError) -> Any:
         return redis.connection.DefaultParser.parse_error(error.value)  # type: ignore[no-untyped-call]
 
+    def _empty_stream_read_reply(self, res: Any) -> Any:
+        return res or None  # as a real server: fakeredis sends an empty map where nobody waits
+
     def _name_to_func(self, cmd_name: str) -> tuple[Any, Signature]:
         refusals = world().redis.refusals
         if refusals and (why := self._refusal(cmd_name, refusals)):
