@@ -379,9 +379,15 @@ MUTANTS = (
         ("two releases", "submitted parquet"),
     ),
     Mutant(
-        "a dead worker's job is put back twice", _RECOVERY,
-        "pipe.lrem(queue.key, 0, job.id)  # the reply",
-        "pass  # the reply",
+        "a job is moved twice", "jobs/protocol/leases.py",
+        "                if pipe.zscore(key, holder) is None:\n",
+        "                if False:\n",
+        ("breaks", "kills"),
+    ),
+    Mutant(
+        "a job that is in the queue twice is begun twice", "workers/queue/job.py",
+        "  if execution ~= ARGV[1] and redis",
+        "  if false and redis",
         ("breaks", "kills"),
     ),
     Mutant(
