@@ -406,7 +406,7 @@ MUTANTS = (
         "a job that has just ended is renewed", "workers/queue/job.py",
         "if redis.call('EXISTS', KEYS[1]) == 1 then redis",
         "if true then redis",
-        ("slow", "calm"),
+        ("breaks", "slow", "keeps data"),
     ),
     Mutant(
         "requests never have had enough", "workers/engine/pipeline.py",
