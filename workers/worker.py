@@ -269,9 +269,11 @@ class ScoringWorker(SimpleWorker):
         Its first signal ends that: it has claimed nothing.
         """
         self._warms_up = True
-        if not self._stop_requested:
-            self._orders.warm(self._settings.warm)
-        self._warms_up = False
+        try:
+            if not self._stop_requested:
+                self._orders.warm(self._settings.warm)
+        finally:
+            self._warms_up = False
 
     def load(self, spec: ScoreSpec) -> Loaded:
         """Load a model and prove its scores; tests and simulations override it with models of their own."""

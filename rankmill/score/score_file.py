@@ -113,7 +113,7 @@ def _score_file(
     target.check(found.files, settings)
     settings, earlier = earlier_scores(request, settings)
     with ExitStack() as stack:
-        asked = request.runs_of(settings.model)
+        asked = request.run_models(settings.model)
         work = stack.enter_context(
             Workspace(target.place(), restart=request.restart, force=request.force, models=len(asked))
         )

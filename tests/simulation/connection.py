@@ -36,10 +36,8 @@ def prepare(mine: World) -> None:
         for name in _FIGURES:
             if hasattr(module, name):
                 mine.patch(module, name, _nothing)
-    for module in (
-        redis.client,
-        redis.asyncio.client,
-    ):  # the beginning of a text is enough
+    for module in (redis.client, redis.asyncio.client):
+        # The beginning of an error's text is enough.
         mine.patch(module, "truncate_text", lambda text: text[:100])
     mine.patch(redis.utils, "get_lib_version", lambda: "8")  # else it is read from a file for each client
     mine.patch(redis._himport_exec, "pipeline_prepares", lambda *_: [])  # nobody has such field sets

@@ -11,6 +11,18 @@ def _pairs(rows: int) -> tuple[Pair, ...]:
     return tuple(("query", f"passage {row}") for row in range(rows))
 
 
+def _lost_replies(seed: int) -> Scenario:
+    """A row that kills its workers, and two replies are lost; `seed` decides which."""
+    return Scenario(
+        seed=seed,
+        workers=(0.01, 0.01),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", (("query", POISON),), 1.0, "live", "bulk"),),
+        faults=(Fault(0.5, "breaks", 0.0, 0), Fault(15.0, "breaks", 0.0, 0)),
+        chunk_size=4,
+    )
+
+
 FOUND = (
     # A server that was away for more than a minute: the run then ended with NoWorkers, as the time in which
     # nobody could look at the workers counted as time without workers.
@@ -269,14 +281,7 @@ FOUND = (
     ),
     # The same where the attempt before it had failed, or its worker died after that: what is repeated found
     # the job on its way to a worker, and put it back (seeds 7000119, 7001323).
-    Scenario(
-        seed=27,
-        workers=(0.01, 0.01),
-        clocks=(0.0, 0.0),
-        runs=(Submitted("run-0", (("query", POISON),), 1.0, "live", "bulk"),),
-        faults=(Fault(0.5, "breaks", 0.0, 0), Fault(15.0, "breaks", 0.0, 0)),
-        chunk_size=4,
-    ),
+    _lost_replies(27),
     # A runner gets SIGTERM while the server is away, and the run has no row yet: it removed the folder that
     # names what it had begun, and that stayed in Redis for a day (seeds 20084, 5002563, 7000501, 7001292).
     Scenario(
@@ -323,14 +328,7 @@ FOUND = (
     ),
     # The reply is lost with which a chunk was sent, and so it was in the queue twice: two workers began it,
     # and it had an attempt more than are allowed (seed 9007718).
-    Scenario(
-        seed=19,
-        workers=(0.01, 0.01),
-        clocks=(0.0, 0.0),
-        runs=(Submitted("run-0", (("query", POISON),), 1.0, "live", "bulk"),),
-        faults=(Fault(0.5, "breaks", 0.0, 0), Fault(15.0, "breaks", 0.0, 0)),
-        chunk_size=4,
-    ),
+    _lost_replies(19),
     # A runner is killed when a part is in its place, and Redis still has results of it: its successor took
     # them for new, and counted their rows again. As it was found: it was not made smaller.
     Scenario.drawn(8002245),

@@ -109,13 +109,7 @@ class EngineCache:
         SpecError
             As `rankmill.workers.models.loading.load` does.
         """
-        first, *others = self._weights_of(spec)
-        try:
-            key = self._loaded(first)
-        except SpecError as error:
-            if isinstance(error, WorkerError) or not others:
-                raise
-            key = self._first_that_loads(others, error)
+        key = self._first_that_loads(self._weights_of(spec))
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
@@ -126,16 +120,17 @@ class EngineCache:
             del cached.engines[next(iter(cached.engines))]
         return engine
 
-    def _first_that_loads(self, specs: Sequence[ScoreSpec], error: SpecError) -> WeightsKey:
-        """The key of the first of these whose model can be loaded; raises `error` if none can."""
+    def _first_that_loads(self, specs: Sequence[ScoreSpec]) -> WeightsKey:
+        """The key of the first of these whose model can be loaded; raises the first's error if none can."""
+        errors: list[SpecError] = []
         for spec in specs:
             try:
                 return self._loaded(spec)
             except WorkerError:
                 raise
-            except SpecError:
-                continue
-        raise error
+            except SpecError as error:
+                errors.append(error)
+        raise errors[0]
 
     def _loaded(self, spec: ScoreSpec) -> WeightsKey:
         """The key of a spec's model, which is loaded if it is not, or has new content."""

@@ -209,7 +209,7 @@ class FileRequest(WireModel):
         one = (self.run, self.qrels, self.reuse)
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, one))
 
-    def runs_of(self, model: str) -> tuple[str, ...]:
+    def run_models(self, model: str) -> tuple[str, ...]:
         """The model of each run over its rows; `model` scores each column if the request names none."""
         return self.models or (model,) * max(len(self.messages_column), 1)
 
@@ -316,7 +316,7 @@ class FileOrder(WireModel):
     @property
     def models(self) -> tuple[str, ...]:
         """The model of each run over the files' rows."""
-        return self.request.runs_of(self.spec.model)
+        return self.request.run_models(self.spec.model)
 
     @property
     def format(self) -> int:
