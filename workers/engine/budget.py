@@ -45,11 +45,9 @@ batches are padded too much."""
 _LATEST = 20
 """Batches whose time counts."""
 
-AFTER_SECONDS = 60.0
-"""Seconds of forwards before the search. It takes some seconds, for which no short run should wait."""
-
-_WORTH = 20
-"""A search that is expected to take a 20th of the forwards so far begins earlier: milliseconds, on a GPU."""
+_WORTH = 50
+"""The search begins when it is expected to take a 50th of the forwards so far: after a moment on a GPU, after
+minutes on a CPU, where it takes seconds, for which no short run should wait."""
 
 _FACTORS = (0.5, 1, 2, 4)
 """Budgets to try, as multiples of the device's default. On a GPU the largest doubles while that is faster."""
@@ -123,14 +121,12 @@ class BudgetSearch:
     folder
         Cache folder for found budgets, with one file for each model, precision, backend, device and number
         of threads.
-    after
-        Seconds of forwards before the search.
+    worth
+        How many times its own time the forwards before the search take.
     """
 
-    def __init__(
-        self, backend: Backend, model: str, first: int, folder: Path, after: float = AFTER_SECONDS
-    ) -> None:
-        self._backend, self._model, self._first, self._after = backend, model, first, after
+    def __init__(self, backend: Backend, model: str, first: int, folder: Path, worth: float = _WORTH) -> None:
+        self._backend, self._model, self._first, self._worth = backend, model, first, worth
         self._about: dict[str, Any] = {
             "recipe": _RECIPE,
             "model": model,
@@ -159,7 +155,7 @@ class BudgetSearch:
         self._seconds += seconds
         self._rows += rows
         self._tokens += tokens
-        return self._seconds >= min(self._after, _WORTH * self._expected_seconds())
+        return self._seconds >= self._worth * self._expected_seconds()
 
     def _expected_seconds(self) -> float:
         """Seconds that the search takes at least, by the batches so far."""

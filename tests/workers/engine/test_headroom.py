@@ -124,7 +124,7 @@ def test_a_row_that_seems_too_large_may_try(model: Model) -> None:
 
 def test_the_search_tries_no_budget_that_would_not_fit(model: Model, tmp_path: Path) -> None:
     backend = Hungry(size=3000 * TOKEN)
-    search = BudgetSearch(backend, "hungry", 1024, tmp_path, after=0.0)
+    search = BudgetSearch(backend, "hungry", 1024, tmp_path, worth=0.0)
     score(engine_with(model, backend, budget=1024, search=search), 300)
     assert len(backend.batches) > 4
     assert backend.failures == 0
