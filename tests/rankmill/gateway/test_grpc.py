@@ -85,7 +85,10 @@ def refusal(channel: grpc.Channel, method: str, request: Any, **metadata: str) -
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_ranking_has_the_scores_of_http(gateway: Running, channel: grpc.Channel, raw: bool) -> None:
     body = {"query": QUERY, "texts": TEXTS, "raw_scores": raw}
-    wanted = [(each["index"], pytest.approx(each["score"])) for each in gateway.post("/rerank", body).json]
+    wanted = [
+        (each["index"], pytest.approx(each["score"], abs=1e-4))  # they may have had other neighbours
+        for each in gateway.post("/rerank", body).json
+    ]
     whole = tei.RerankRequest(query=QUERY, texts=TEXTS, raw_scores=raw, return_text=True)
     found = call(channel, "Rerank.Rerank", whole)
     assert [(each.index, each.score) for each in found.ranks] == wanted
@@ -365,4 +368,6 @@ def test_tei_client_gets_the_scores_of_http(gateway: Running) -> None:
     assert done.code == 0, done.err
     body = {"query": QUERY, "texts": TEXTS, "raw_scores": True, "return_text": True}
     wanted = gateway.post("/rerank", body).json
-    assert json.loads(done.out) == [{**each, "score": pytest.approx(each["score"])} for each in wanted]
+    assert json.loads(done.out) == [
+        {**each, "score": pytest.approx(each["score"], abs=1e-4)} for each in wanted
+    ]

@@ -167,9 +167,9 @@ def test_without_openvino_auto_is_another_and_asking_says_what_to_install(
 
 def test_fewer_bits_without_a_package_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     config = AutoConfig.for_model("bert")
-    chosen = choose_backend("auto", "int8", config, "cpu", CACHE)
-    assert chosen.backend == "openvino"
-    assert chosen.precision in {*INT8, "bf16", "fp32"}  # as this machine likes
+    chosen, exact = (choose_backend("auto", each, config, "cpu", CACHE) for each in ("int8", "auto"))
+    worth_it = chosen.backend == "openvino" and chosen.precision in INT8
+    assert worth_it or (chosen.backend, chosen.precision) == (exact.backend, exact.precision)  # as measured
     monkeypatch.setitem(sys.modules, "openvino", None)
     onnx = BackendChoice("onnx", BACKENDS["onnx"].int8()[0])
     assert choose_backend("auto", "int8", config, "cpu", CACHE) == onnx
