@@ -332,4 +332,15 @@ FOUND = (
     # A runner is killed when a part is in its place, and Redis still has results of it: its successor took
     # them for new, and counted their rows again. As it was found: it was not made smaller.
     Scenario.drawn(8002245),
+    # The reply is lost with which chunks were sent, and so they were in the queue twice. The first of them killed
+    # its worker before anybody came to its copy: that attempt was not counted, and it had one more than allowed.
+    Scenario(
+        seed=30,
+        workers=(0.3, 0.3),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", (("query", POISON), *_pairs(95)), 1.0, "live", "bulk"),),
+        faults=(Fault(0.9, "breaks", 0.0, 0),),
+        chunk_size=4,
+        settings=(("claim_ahead", 8),),
+    ),
 )
