@@ -336,8 +336,8 @@ MUTANTS = (
     ),
     Mutant(
         "a worker scores in its own precision", _CHUNKS,
-        "        if found.precision and found.precision != mine.precision:",
-        "        if False:",
+        "        if found != mine:\n            engine",
+        "        if False:\n            engine",
         ("other machines",),
     ),
     Mutant(
@@ -386,13 +386,13 @@ MUTANTS = (
         "a job is moved twice", "jobs/protocol/leases.py",
         "                if pipe.zscore(key, holder) is None:\n",
         "                if False:\n",
-        ("breaks", "kills"),
+        kept=True,
     ),
     Mutant(
         "a job that is in the queue twice is begun twice", "workers/queue/job.py",
         "  if execution ~= ARGV[1] and redis",
         "  if false and redis",
-        ("breaks", "kills"),
+        kept=True,
     ),
     Mutant(
         "leases of a clock that was ahead stay", _RECOVERY,
