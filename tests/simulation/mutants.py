@@ -458,7 +458,16 @@ def look_for(mutant: Mutant, seconds: int) -> Found:
             process.returncode = 0
         spent = used.ru_utime + used.ru_stime
     first = re.match(r"seed (\d+): (.*)", said)
+    if first and not mutant.kept and fails_unbroken(first[1]):
+        return Found(spent, "", f"SURVIVES: seed {first[1]} fails without the break, too")
     return Found(spent, first[1], first[2]) if first else Found(spent, "", "SURVIVES")
+
+
+def fails_unbroken(seed: str) -> bool:
+    """Whether a seed fails without any break: what was found is no proof then, but a failure to mend."""
+    command = [sys.executable, "-m", "tests.simulation", "--whole", "--tail=0", "--first", seed, "--seeds=1"]
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    return bool(subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=False).returncode)
 
 
 @click.command()
