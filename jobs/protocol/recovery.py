@@ -146,7 +146,8 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
 
 def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:
     job = read()
-    if job and job.get_status(refresh=False) is JobStatus.STARTED:
+    # Queued: a producer sent it again, as the reply was lost, when a worker had it; that attempt counts, too.
+    if job and job.get_status(refresh=False) in {JobStatus.STARTED, JobStatus.QUEUED}:
         survives(job)
         handle(job, AbandonedJobError, AbandonedJobError(), None)
         if job.should_retry:

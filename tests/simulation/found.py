@@ -282,6 +282,15 @@ FOUND = (
     # The same where the attempt before it had failed, or its worker died after that: what is repeated found
     # the job on its way to a worker, and put it back (seeds 7000119, 7001323).
     _lost_replies(27),
+    # The same, and the attempt was counted twice: the row was given up after three, as the fourth.
+    Scenario(
+        seed=50,
+        workers=(0.01, 0.01),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", (("query", POISON),), 1.0, "live", "bulk"),),
+        faults=(Fault(15.0, "breaks", 0.0, 0),),
+        chunk_size=4,
+    ),
     # A runner gets SIGTERM while the server is away, and the run has no row yet: it removed the folder that
     # names what it had begun, and that stayed in Redis for a day (seeds 20084, 5002563, 7000501, 7001292).
     Scenario(
@@ -332,4 +341,15 @@ FOUND = (
     # A runner is killed when a part is in its place, and Redis still has results of it: its successor took
     # them for new, and counted their rows again. As it was found: it was not made smaller.
     Scenario.drawn(8002245),
+    # The reply is lost with which chunks were sent: they were in the queue twice. The first one killed its
+    # worker before anybody came to its copy: that attempt was not counted, and it had one more than allowed.
+    Scenario(
+        seed=30,
+        workers=(0.3, 0.3),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", (("query", POISON), *_pairs(95)), 1.0, "live", "bulk"),),
+        faults=(Fault(0.9, "breaks", 0.0, 0),),
+        chunk_size=4,
+        settings=(("claim_ahead", 8),),
+    ),
 )

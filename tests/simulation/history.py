@@ -149,6 +149,8 @@ class History:
         """Runs whose producer has died; the cluster adds to it."""
         self.results = 0
         self._held: set[str] = set()
+        self._sent_again: set[str] = set()
+        """Jobs that their producers have sent more than once: they may be in the queue twice."""
         self._kinds: defaultdict[Process, Share] = defaultdict(Share)
         self._runs: defaultdict[tuple[Process, str], Share] = defaultdict(Share)
         self._tenants: defaultdict[tuple[Process, str], Share] = defaultdict(Share)
@@ -304,6 +306,8 @@ class History:
         job, process = self.jobs[name], self._here
         if process is None or (job.state == "begun" and process in job.holders):
             return  # the same command again, as its reply was lost
+        if len(self._leases(name)) > 1 and not self.lost and self.world.now > self._set_back_until:
+            self._tell(f"{process.name} begins {name}, and another worker has it")
         job.holders.add(process)
         job.state, job.holder, job.late = "begun", process, 0.0
         job.attempts += 1
@@ -316,12 +320,23 @@ class History:
 
     def _wait(self, name: str) -> None:
         job = self.jobs[name]
+        if not (self._here and self._here.name.startswith("worker-")):
+            self._sent_again |= {name} if job.state != "new" else set()
+        elif name not in self._sent_again and not self.lost:
+            self._look_at_places(name, self._here)
         if int(name.rpartition("-")[2]) >= FIRST_PIECE:
             self._splits.pop(name.rpartition("-")[0], None)
         if self._here in job.holders:  # it hands it back; another may have it, too, after a lost reply
             job.holders.discard(self._here)
             job.attempts -= 1
         self._move(name, "waiting")
+
+    def _look_at_places(self, name: str, worker: Process) -> None:
+        """A worker puts a job into the queue that nobody has, once."""
+        if self._list(f"rq:queue:{self.queue}").count(name.encode()) > 1:
+            self._tell(f"{worker.name} puts {name} into the queue, and it is there already")
+        if self._leases(name) and self.world.now > self._set_back_until:
+            self._tell(f"{worker.name} puts {name} into the queue, and a worker has it")
 
     def _move(self, name: str, state: str) -> None:
         job = self.jobs[name]
@@ -513,6 +528,12 @@ class History:
 
     def _exists(self, key: str) -> bool:
         return key.encode() in self._data
+
+    def _leases(self, name: str) -> list[bytes]:
+        """Who has a job, by leases that have not lapsed."""
+        item = self._data.get(f"rq:wip:{self.queue}".encode())
+        entries, now = item.value._bylex.items() if item else (), self.world.redis.time()
+        return [entry for entry, until in entries if until > now and entry.startswith(f"{name}:".encode())]
 
     def _list(self, key: str) -> list[bytes]:
         item = self._data.get(key.encode())

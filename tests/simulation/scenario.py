@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
 import tempfile
 import time
@@ -63,6 +64,9 @@ SETTLING_SECONDS = 60.0
 
 _PROVE_SECONDS = 12.0
 """After so long a worker looks again whether its device computes what it should; really that is an hour."""
+
+_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Folder for the files of scenarios, in memory: it is the simulated disk that syncs and loses them."""
 
 _QUIET_SECONDS = 5.0
 """How long they go on at least, and after the last fault: what is gone stays gone."""
@@ -164,6 +168,11 @@ class Scenario:
         return all(each in kinds or (each in FEATURES and FEATURES[each](self)) for each in features)
 
 
+_QUERIES = [f"query {number}" for number in range(5)]
+_PASSAGES = ["passage " + " ".join("w" * words) for words in range(1, 10)]
+"""Texts to draw from, all of them made before: who looks for rare scenarios draws many."""
+
+
 def _is_request(run: Submitted) -> bool:
     """Whether a run comes before bulk work; those of files do not."""
     return run.priority is None and not run.kind.startswith(FILES)
@@ -208,7 +217,7 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
 
 def _run(dice: random.Random, number: int, *, kills: bool) -> Submitted:
     pairs: list[Pair] = [
-        (f"query {dice.randrange(5)}", "passage " + " ".join("w" * dice.randint(1, 9)) + f" {number} {row}")
+        (dice.choice(_QUERIES), f"{dice.choice(_PASSAGES)} {number} {row}")
         for row in range(dice.choice([1, 3, 40, 200]))
     ]
     for _ in range(dice.choice([0, 0, 1]) if len(pairs) > 1 else 0):
@@ -264,7 +273,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
     logging.disable(logging.CRITICAL)
     try:
         with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="simulation-"))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=_MEMORY))
             stack.enter_context(living_in(world))
             world.redis = Server(world)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
