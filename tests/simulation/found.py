@@ -23,6 +23,26 @@ def _lost_replies(seed: int) -> Scenario:
     )
 
 
+def _stands_still(kind: str, *, at_write: int, successor_at: int = 0) -> Scenario:
+    """A runner stands still at a write, and loses its run; its successor stands still at one of its writes.
+
+    When the first goes on the server is away, so that nobody tells it.
+    """
+    return Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, kind),),
+        faults=(
+            Fault(0.5, "stop_at_write", 20.0, at_write),
+            Fault(15.0, "stop_at_write", 20.0, successor_at),
+            Fault(21.0, "restart", 20.0, 0),
+        ),
+        chunk_size=16,
+        runners=(0.0, 0.0),
+    )
+
+
 FOUND = (
     # A server that was away for more than a minute: the run then ended with NoWorkers, as the time in which
     # nobody could look at the workers counted as time without workers.
@@ -332,4 +352,12 @@ FOUND = (
     # A runner is killed when a part is in its place, and Redis still has results of it: its successor took
     # them for new, and counted their rows again. As it was found: it was not made smaller.
     Scenario.drawn(8002245),
+    # A runner stands still just before it moves a run's output into place, and goes on when its successor has
+    # looked for that output, and does not have its lock yet: the run failed, as its output "exists already".
+    _stands_still("submitted parquet", at_write=44),
+    # The same with what a batch is scored to: it was scored and counted again (seed 8002972).
+    _stands_still("batch", at_write=68),
+    # The same with a batch's answers: the runner that had stood still removed what its successor was writing
+    # beside them, and then all began anew.
+    _stands_still("batch", at_write=84, successor_at=2),
 )
