@@ -23,6 +23,19 @@ def _lost_replies(seed: int) -> Scenario:
     )
 
 
+def _cut_off(fault: Fault, *, seed: int, workers: int, loads: int) -> Scenario:
+    """A worker is cut off between a command and its reply, while attempts fail, as so many loads do."""
+    return Scenario(
+        seed=seed,
+        workers=(0.05,) * workers,
+        clocks=(0.0,) * workers,
+        runs=(Submitted("run-0", _pairs(1), 1.0, "live", "bulk"),),
+        faults=(fault,),
+        chunk_size=4,
+        stumbles=loads,
+    )
+
+
 def _stands_still(kind: str, *, at_write: int, successor_at: int = 0) -> Scenario:
     """A runner stands still at a write, and loses its run; its successor stands still at one of its writes.
 
@@ -360,4 +373,12 @@ FOUND = (
     # The same with a batch's answers: the runner that had stood still removed what its successor was writing
     # beside them, and then all began anew.
     _stands_still("batch", at_write=84, successor_at=2),
+    # A worker that has just recorded a failed attempt is cut off before the reply: it recorded it again when
+    # others had tried the job meanwhile, and that had an attempt more than are allowed.
+    _cut_off(Fault(1.4, "cut_off", 20.0, 37), seed=100, workers=3, loads=3),
+    # The same with a worker that has just begun a job, which was over when it began it again.
+    _cut_off(Fault(8.6, "cut_off", 20.0, 44), seed=27, workers=3, loads=2),
+    # A worker is cut off in the middle of the transaction that moves a job: it ended, as redis-py connects
+    # again to take back what it watches.
+    _cut_off(Fault(1.3, "cut_off", 45.0, 37), seed=1, workers=2, loads=2),
 )
