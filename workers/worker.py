@@ -395,7 +395,6 @@ class ScoringWorker(SimpleWorker):
             self.executions[execution.id] = execution
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
             self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
-            job.heartbeat(now(), lease, pipeline=pipe)
             queue = Queue(job.origin, connection=self.connection)
             pipe.lrem(queue.intermediate_queue_key, 1, job.id)
             pipe.delete(sighting(queue, job.id.encode()))

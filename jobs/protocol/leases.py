@@ -112,10 +112,11 @@ def move(
         Adds them to a pipeline.
     """
     connection: Any = client
-    with connection.pipeline() as wanted, connection.pipeline() as pipe:
-        do(wanted)  # before a connection is held: another one may be dead, and cost its timeout
-        wanted.zrem(key, holder)
-        while True:
+    wanted = connection.pipeline()
+    do(wanted)  # before a connection is held: another one may be dead, and cost its timeout
+    wanted.zrem(key, holder)
+    while True:
+        with connection.pipeline() as pipe:
             try:
                 pipe.watch(job)
                 if pipe.zscore(key, holder) is None:
@@ -125,7 +126,12 @@ def move(
                 pipe.execute()
                 return True
             except redis.WatchError:
-                continue
+                pass
+            except (redis.ConnectionError, redis.TimeoutError):
+                if not pipe.watching:  # the client has waited for the server as long as it may
+                    raise
+                # A connection was lost, and redis-py has tried once to get another one to take back WATCH.
+                pipe.watching = False
 
 
 def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:

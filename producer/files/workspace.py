@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -116,6 +116,8 @@ class Workspace:
         Whether an existing output may be replaced.
     models
         How many models score the output: each has a journal.
+    made
+        Whether the output has been made since its caller looked; asked when it is locked.
 
     Raises
     ------
@@ -127,13 +129,22 @@ class Workspace:
     OutputError
         On entering: the folder or the journal cannot be written.
     OutputBusy
-        On entering: another process, or another host, is making the output.
+        On entering: another process, or another host, is making the output, or has just made it.
     StoreError
         On entering: the store of the output does not take anything.
     """
 
-    def __init__(self, output: OutputFile, *, restart: bool, force: bool, models: int = 1) -> None:
+    def __init__(
+        self,
+        output: OutputFile,
+        *,
+        restart: bool,
+        force: bool,
+        models: int = 1,
+        made: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._models = models
+        self._made = made
         self._output = output
         self._target = target = output.path
         self._restart = restart
@@ -154,6 +165,8 @@ class Workspace:
                 lock = self._output.lock
                 if isinstance(lock, ObjectPath) and not is_in_repository(lock):
                     self._remote = stack.enter_context(ObjectLock(lock, self._target, self.folder))
+                if self._made():
+                    raise self._just_made()
                 self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
                 self.journal = self.journals[0]
                 # One whose journal is empty is what a process that died has left while it removed the folder.
@@ -234,8 +247,11 @@ class Workspace:
         except OSError as error:
             raise self._unwritable(error) from None
         if not os.fstat(lock).st_nlink:  # its holder has just removed the folder
-            raise OutputBusy(f"another score-file has just made {self._target}")
+            raise self._just_made()
         return place
+
+    def _just_made(self) -> OutputBusy:
+        return OutputBusy(f"another score-file has just made {self._target}")
 
     @property
     def _rows(self) -> int:

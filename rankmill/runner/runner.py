@@ -172,13 +172,13 @@ class Runner:
     def _leave(self) -> None:
         """Leave a run that was interrupted: it is cancelled, another runner has it, or this one must stop."""
         run = self._heartbeat.claim.run
-        if done := made(run):
+        if self._heartbeat.held == "lost":
+            self._heartbeat.release()
+            logger.warning("another runner has the run, as this one was not heard of; it leaves it")
+        elif done := made(run):
             self._finish(done)
         elif self._heartbeat.held == "cancelled":
             self._answer(run.end("cancelled"))
-        elif self._heartbeat.held == "lost":
-            self._heartbeat.release()
-            logger.warning("another runner has the run, as this one was not heard of; it leaves it")
         else:
             self._hand_back("its runner was stopped", first=True)
 

@@ -70,8 +70,16 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         note(rows=total, restarted=True, now=True)
         yield lambda progress, workers, doing: note(progress=progress)
 
-    def score(request: FileRequest, confirm: Confirm, tokens_column: str | None = None) -> None:
-        score_file(request, options, view=view, confirm=confirm, tokens_column=tokens_column)
+    def score(
+        request: FileRequest,
+        confirm: Confirm,
+        tokens_column: str | None = None,
+        step_made: Callable[[], bool] = lambda: False,
+    ) -> None:
+        def is_made() -> bool:  # by the last runner, which only stood still
+            return step_made() or made(run) is not None
+
+        score_file(request, options, view=view, confirm=confirm, tokens_column=tokens_column, made=is_made)
 
     def keep(outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None:
         seal = Seal(path=str(path.resolve()), identity=_identity(file, path)) if file and path else None
@@ -90,6 +98,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 
         with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
             BatchWork(run, BatchStore(client, settings.file_run_ttl), score, keep).do()
+        note(now=True)  # if this runner only stood still, its successor may be at work beside the output
+        clear(run)
     except (OutputBusy, RedisUnavailable, ConnectionFailed):
         raise
     except (OutputError, StoreError, OSError, MemoryError, pa.ArrowException) as error:
@@ -144,7 +154,7 @@ def drop(run: FileRun, settings: Settings) -> None:
 
 
 def clear(run: FileRun) -> None:
-    """Delete what a runner that died has left beside an output that is in its place."""
+    """Delete what was made on the way to an output that is in its place, also by a runner that died."""
     request, output = run.order.request, as_path(run.order.request.output or "")
     with suppress(RankmillError, OSError):
         clear_workspace(find_target(request, ()).place())

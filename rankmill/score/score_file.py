@@ -57,6 +57,7 @@ def score_file(
     view: MakeView = progress_view,
     confirm: Confirm = lambda *_: None,
     tokens_column: str | None = None,
+    made: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Score the files of `request` into one output file; resume an interrupted run of the same request.
 
@@ -74,6 +75,8 @@ def score_file(
     tokens_column
         Name of one more column: the tokens of each row, of which the workers are asked. It is null in a row
         without a score, and where its worker is of a release that does not count them.
+    made
+        Whether another process has made the output since the caller looked; asked when it is locked.
 
     Raises
     ------
@@ -82,6 +85,8 @@ def score_file(
     RunFailed, EmbeddedError, OutputError
         The run cannot be finished; no output was written. The scores computed so far are stored,
         and the same request resumes from them.
+    OutputBusy
+        Another process is making the output, or has just made it.
     InputChanged
         The input changed during the run, or the model did and workers of an earlier release scored; no
         output was written, and the scores are dropped.
@@ -91,7 +96,7 @@ def score_file(
     _use_system_memory()
     while True:
         try:
-            return _score_file(request, settings, started, cluster, view, confirm, tokens_column)
+            return _score_file(request, settings, started, cluster, view, confirm, tokens_column, made)
         except ScoresWithdrawn as error:
             logger.warning("%s: it goes on without them", error)
             request = request.model_copy(update={"restart": error.in_parts})
@@ -105,6 +110,7 @@ def _score_file(
     view: MakeView,
     confirm: Confirm,
     tokens_column: str | None,
+    made: Callable[[], bool],
 ) -> Summary:
     """Score the files once, or go on where the journal ends."""
     # The request: files that exist, and an output that can be made of them.
@@ -115,7 +121,9 @@ def _score_file(
     with ExitStack() as stack:
         asked = request.run_models(settings.model)
         work = stack.enter_context(
-            Workspace(target.place(), restart=request.restart, force=request.force, models=len(asked))
+            Workspace(
+                target.place(), restart=request.restart, force=request.force, models=len(asked), made=made
+            )
         )
         # What the scores depend on: if that is as before, an interrupted run is continued.
         inputs, cache = found.identify(work.folder, stack), cache_folder(settings.cache_dir)

@@ -38,6 +38,9 @@ NO_MODEL = "nobody/has-it"
 REQUEST_ROWS = 8
 """Pairs of each of the requests that one producer sends after the other."""
 
+_ANSWER_SECONDS = 10.0
+"""How long somebody waits for a worker's answer to an order."""
+
 REFUSALS = ("has content", "cannot be had", "the run is deterministic")
 """What a worker says that is another machine than the run's first one, by a part of it."""
 POISON = "kills its worker"
@@ -367,7 +370,7 @@ class Cluster:
             self.world.history.ending[process] = self.world.now
 
     def drain(self, process: Process, seconds: float) -> None:
-        """Order a worker to take no jobs for so many seconds."""
+        """Order a worker to take no jobs for so many seconds; a lost order to resume is given again."""
         worker, client, history = self._running.get(process), self.world.redis.client(), self.world.history
         if worker is None or not hasattr(worker, "_orders"):
             return
@@ -375,7 +378,11 @@ class Cluster:
         history.drained[process] = self.world.now
         self.world.sleep(seconds)
         history.drained.pop(process, None)
-        give_order(client, worker.name, "resume", started=worker._started)
+        while True:
+            give_order(client, worker.name, "resume", started=worker._started)
+            self.world.sleep(_ANSWER_SECONDS)
+            if not process.alive or not worker._orders.drained:
+                return
 
     def later(self, seconds: float, do: Callable[[], object]) -> None:
         """Do something after some seconds, outside of all processes."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.simulation.history import LEASE
 from tests.simulation.host import Refusal
 from tests.simulation.world import Process
 
@@ -139,11 +140,23 @@ def freeze(cluster: Cluster, fault: Fault) -> None:
 
 
 def cut_off(cluster: Cluster, fault: Fault) -> None:
-    """Nothing goes from and to a process for `amount` seconds."""
-    if here := _processes(cluster):
-        server, process = cluster.world.redis, here[fault.which % len(here)]
+    """Nothing goes from and to a process for `amount` seconds.
+
+    For `which` of 32 and more it begins between one of its next commands and the reply.
+    """
+    if not (here := _processes(cluster)):
+        return
+    server, process = cluster.world.redis, here[fault.which % len(here)]
+
+    def begin() -> None:
+        cluster.world.history.disturb(fault.amount + LEASE)
         server.cut_off[process] = cluster.world.now + fault.amount
         cluster.later(fault.amount, server.deliver_late)
+
+    if fault.which < 32:
+        begin()
+    else:
+        server.after[process] = fault.which % 8, begin
 
 
 def half_open(cluster: Cluster, fault: Fault) -> None:

@@ -23,6 +23,39 @@ def _lost_replies(seed: int) -> Scenario:
     )
 
 
+def _cut_off(fault: Fault, *, seed: int, workers: int, loads: int) -> Scenario:
+    """A worker is cut off between a command and its reply, while attempts fail, as so many loads do."""
+    return Scenario(
+        seed=seed,
+        workers=(0.05,) * workers,
+        clocks=(0.0,) * workers,
+        runs=(Submitted("run-0", _pairs(1), 1.0, "live", "bulk"),),
+        faults=(fault,),
+        chunk_size=4,
+        stumbles=loads,
+    )
+
+
+def _stands_still(kind: str, *, at_write: int, successor_at: int = 0) -> Scenario:
+    """A runner stands still at a write, and loses its run; its successor stands still at one of its writes.
+
+    When the first goes on the server is away, so that nobody tells it.
+    """
+    return Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, kind),),
+        faults=(
+            Fault(0.5, "stop_at_write", 20.0, at_write),
+            Fault(15.0, "stop_at_write", 20.0, successor_at),
+            Fault(21.0, "restart", 20.0, 0),
+        ),
+        chunk_size=16,
+        runners=(0.0, 0.0),
+    )
+
+
 FOUND = (
     # A server that was away for more than a minute: the run then ended with NoWorkers, as the time in which
     # nobody could look at the workers counted as time without workers.
@@ -352,4 +385,20 @@ FOUND = (
         chunk_size=4,
         settings=(("claim_ahead", 8),),
     ),
+    # A runner stands still just before it moves a run's output into place, and goes on when its successor has
+    # looked for that output, and does not have its lock yet: the run failed, as its output "exists already".
+    _stands_still("submitted parquet", at_write=44),
+    # The same with what a batch is scored to: it was scored and counted again (seed 8002972).
+    _stands_still("batch", at_write=68),
+    # The same with a batch's answers: the runner that had stood still removed what its successor was writing
+    # beside them, and then all began anew.
+    _stands_still("batch", at_write=84, successor_at=2),
+    # A worker that has just recorded a failed attempt is cut off before the reply: it recorded it again when
+    # others had tried the job meanwhile, and that had an attempt more than are allowed.
+    _cut_off(Fault(1.4, "cut_off", 20.0, 37), seed=100, workers=3, loads=3),
+    # The same with a worker that has just begun a job, which was over when it began it again.
+    _cut_off(Fault(8.6, "cut_off", 20.0, 44), seed=27, workers=3, loads=2),
+    # A worker is cut off in the middle of the transaction that moves a job: it ended, as redis-py connects
+    # again to take back what it watches.
+    _cut_off(Fault(1.3, "cut_off", 45.0, 37), seed=1, workers=2, loads=2),
 )

@@ -317,6 +317,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 while not found and world.now < most:
                     if any(each.stopped for each in world.processes if each.alive):
                         quiet = max(quiet, world.now + _QUIET_SECONDS)  # it has something to finish, perhaps
+                        most = max(most, quiet)
                     if world.now >= quiet and not checker.left(world, cluster.abandoned, lost_data=lost):
                         break
                     until = world.now + 1.0

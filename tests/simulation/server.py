@@ -7,7 +7,7 @@ drawn: nothing, the first commands of a pipeline that is no transaction, or the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,6 +46,8 @@ class Server:
         The share of commands at which the connection breaks.
     cut_off
         Until when nothing goes to and from these processes.
+    after
+        What happens when so many more commands of a process are carried out, and before the last one's reply.
     left_behind, other
         Processes that talk to another host, which was the master before and does not know that.
     refusals
@@ -65,6 +67,7 @@ class Server:
     frozen: float = -1.0
     broken: float = 0.0
     cut_off: dict[Process, float] = field(default_factory=dict)
+    after: dict[Process, tuple[int, Callable[[], object]]] = field(default_factory=dict)
     left_behind: set[Process] = field(default_factory=set)
     other: Host | None = None
     refusals: list[Refusal] = field(default_factory=list)
@@ -167,6 +170,8 @@ class Server:
             raise redis.ConnectionError(CLOSED)
         self.world.tell(commands)
         self._carry_out(sock, commands)
+        if self.after:
+            self._count(sock.process)
         try:
             self._under_way(sock, deadline, answered=True)
         except TimeoutError:
@@ -176,6 +181,15 @@ class Server:
         if chance < self.broken:
             self.world.tell("its reply is lost")
             raise redis.ConnectionError(CLOSED)
+
+    def _count(self, process: Process | None) -> None:
+        """A command of a process is carried out, and its reply is not sent yet."""
+        if process in self.after:
+            left, do = self.after.pop(process)
+            if left:
+                self.after[process] = left - 1, do
+            else:
+                do()
 
     def _under_way(self, sock: Socket, deadline: float, *, answered: bool = False) -> None:
         """Wait while network or server stand still; raises `TimeoutError` at the `deadline`."""

@@ -6,14 +6,17 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import redis
 from opentelemetry.trace import INVALID_SPAN, Span
 from rq import Queue
 from rq.executions import Execution
 from rq.job import JobStatus
+from rq.job_lifecycle import format_exc_info, record_job_failure
 from rq.timeouts import JobTimeoutException
 from rq.utils import now
 from rq.worker import SimpleWorker
@@ -35,6 +38,7 @@ from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec, settled, weights_key
 from rankmill.jobs.contract.usage import used_by
 from rankmill.jobs.contract.wire import decode_rows
+from rankmill.jobs.protocol.leases import move
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob
@@ -155,9 +159,23 @@ class ChunkClaim:
             pipe.execute()
 
     def fail(self, worker: SimpleWorker, error: Exception) -> None:
-        """Let RQ record a failed attempt, in one line if rankmill has the reason."""
-        trace = None if isinstance(error, RankmillError) else error.__traceback__
-        worker._finalize_failure(self.job, self.queue, self.execution, (type(error), error, trace))
+        """Record a failed attempt as RQ does, but once: a lost reply may come after others have the job."""
+        job, failure = self.job, _told(error)
+        job.ended_at = now()
+        worker.handle_exception(job, *failure)
+
+        def end(pipe: redis.client.Pipeline) -> None:
+            worker.cleanup_execution(job, pipe, self.execution)
+            worker.increment_failed_job_count(pipe)
+            if job.started_at and job.ended_at:
+                worker.increment_total_working_time(job.ended_at - job.started_at, pipe)
+            if job.should_retry:
+                job.retry(self.queue, pipe)
+            else:
+                record_job_failure(job, format_exc_info(failure), pipe)
+
+        leases, entry = self.queue.started_job_registry.key, self.execution.composite_key
+        move(worker.connection, leases, entry, job.key, end)
 
 
 class PairsClaim(ChunkClaim):
@@ -201,10 +219,15 @@ class PairsClaim(ChunkClaim):
             raise DamagedJob(f"RQ cannot end it ({type(error).__name__}: {error})") from None
 
     def fail(self, worker: SimpleWorker, error: Exception) -> None:
-        """As a chunk does; what rankmill has the reason of, no other attempt would change."""
+        """Let RQ record it; what rankmill has the reason of, no other attempt would change."""
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
-        super().fail(worker, error)
+        worker._finalize_failure(self.job, self.queue, self.execution, _told(error))
+
+
+def _told(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
+    """An error as it is told: in one line if rankmill has the reason."""
+    return type(error), error, None if isinstance(error, RankmillError) else error.__traceback__
 
 
 class WrongTokens(Exception):

@@ -28,17 +28,18 @@ return 0
 
 
 _BEGIN = """
-if redis.call('HGET', KEYS[3], 'status') == 'failed' then return 0 end
+local job = redis.call('HMGET', KEYS[3], 'status', 'retries_left')
+if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end
 for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   if execution ~= ARGV[1] and redis.call('ZSCORE', KEYS[2], ARGV[2] .. ':' .. execution) then
     redis.call('HSET', KEYS[3], 'status', 'started')  -- who sent it twice has written that it is queued
     return 0
   end
 end
-redis.call('HSET', KEYS[3], unpack(ARGV, 3))
+redis.call('HSET', KEYS[3], unpack(ARGV, 4))
 return 1
 """
-"""KEYS: executions, leases, job. ARGV: execution, job's id, fields of the job."""
+"""KEYS: executions, leases, job. ARGV: execution, job's id, retries that are left, fields of the job."""
 
 
 class Executions(ExecutionRegistry):
@@ -138,8 +139,8 @@ class ScoringJob(Job):
     def begin(self, execution: Execution, pipeline: Pipeline) -> None:
         """Let the job be started by a worker, as `prepare_for_execution` does; the reply says whether it is.
 
-        It is not if it was given up, or another execution has a lease: it was in the queue twice, as a reply
-        was lost.
+        It is not if it has ended, others have tried it since it was read, or another execution has a lease:
+        it was in the queue twice, or is begun again, as a reply was lost.
         """
         client: Any = pipeline
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
@@ -148,7 +149,8 @@ class ScoringJob(Job):
         places = [self.execution_registry.key, self.started_job_registry.key, self.key]
         fields = ["status", "started", "worker_name", self.worker_name]
         times = ["started_at", since, "last_heartbeat", since]
-        client.eval(_BEGIN, 3, *places, execution.id, self.id, *fields, *times)
+        left = "" if self.retries_left is None else self.retries_left
+        client.eval(_BEGIN, 3, *places, execution.id, self.id, left, *fields, *times)
 
     def perform(self) -> None:
         """Never call the function of the job: the worker scores `chunk` itself."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -41,9 +41,15 @@ which may write the answers, takes any column for that of a label, but those tha
 
 
 class Score(Protocol):
-    """Scores files as score-file does."""
+    """Scores files as score-file does; `step_made` says whether that was done meanwhile."""
 
-    def __call__(self, request: FileRequest, confirm: Confirm, tokens_column: str | None = None) -> None: ...
+    def __call__(
+        self,
+        request: FileRequest,
+        confirm: Confirm,
+        tokens_column: str | None = None,
+        step_made: Callable[[], bool] = lambda: False,
+    ) -> None: ...
 
 
 class Keep(Protocol):
@@ -94,15 +100,18 @@ class BatchWork:
             self._score(self._request, self._keep_scored)
             return
         pairs, scored = _steps(self._output)
-        if not (self._run.outcome and scored.exists()):
+
+        def is_scored() -> bool:
+            return self._run.outcome is not None and scored.exists()
+
+        if not is_scored():
             self._write_pairs(pairs, self._batch.endpoint)
             column = self._schema.names[1]
             alone = {"text": {"text_column": column}, "messages": {"messages_column": (column,)}}
             given = {"inputs": (str(pairs),), "output": str(scored), "force": True}
             asked = self._request.model_copy(update=given | alone.get(column, {}))
-            self._score(asked, self._note_scored, _TOKENS[column])
+            self._score(asked, self._note_scored, _TOKENS[column], is_scored)
         self._write_answers(scored, self._batch.endpoint)
-        clear_batch(self._output)
 
     def _keep_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
         """Note the files of a batch of pairs."""

@@ -8,7 +8,7 @@ import json
 import os
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -240,7 +240,12 @@ def test_an_answer_says_nothing_of_tokens_that_are_not_known(server: Server, tmp
     outcome = Summary.model_construct(output=str(output), rows=6, row_errors=0)
 
     def found(tokens: list[int | None] | None) -> list[dict[str, int] | None]:
-        def score(request: FileRequest, confirm: Confirm, tokens_column: str | None = None) -> None:
+        def score(
+            request: FileRequest,
+            confirm: Confirm,
+            tokens_column: str | None = None,
+            step_made: Callable[[], bool] = lambda: False,
+        ) -> None:
             rows = pq.read_table(request.inputs[0])
             table = rows.append_column("score", pa.array([0.5] * len(rows), pa.float32()))
             if tokens is not None:
