@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -112,6 +112,14 @@ class Task:
             self.process.tasks.remove(self)
         for task in self.joining:
             self.world.wake(task)
+
+
+def _unwind(tasks: Iterable[Task]) -> None:
+    for task in tasks:
+        for _ in range(100):  # code that goes on after an exception meets the next one
+            if task.resume.dead:
+                break
+            task.resume.throw(greenlet.GreenletExit)
 
 
 class World:
@@ -229,13 +237,14 @@ class World:
         """Let killed processes close their files; the disk is as if they had not."""
         killed, self.killed = self.killed, []
         self.current = None
-        for task in killed:
-            for _ in range(100):  # code that goes on after an exception meets the next one
-                if task.resume.dead:
-                    break
-                task.resume.throw(greenlet.GreenletExit)
+        _unwind(killed)
         for disk in {task.process.disk for task in killed if task.process.disk}:
             disk.thaw()
+
+    def bury(self) -> None:
+        """Unwind what still waits when all is over: nothing collects a stack that holds on to itself."""
+        self.over = True
+        _unwind([*self.graveyard, *(task for process in self.processes for task in process.tasks)])
 
     # What tasks do
 
@@ -746,7 +755,7 @@ def living_in(mine: World) -> Iterator[World]:
             if process.disk:
                 mine.end(process, 0)
         mine._let_go()
-        mine.over = True
+        mine.bury()
         mine.unpatch()
         vars(system).update(before)
         _current.remove(mine)
