@@ -72,7 +72,8 @@ class FurtherLook:
             return 0, 0
         start = self._at if LOOK_AT <= self._at < waiting else LOOK_AT
         jobs = max(int(due), LOOK_AT)
-        self._at = start + jobs
+        moved_up = min(workers, LOOK_AT // 2)  # by what all workers claim until the next look
+        self._at = start + jobs - moved_up
         return start, jobs
 
 

@@ -122,7 +122,6 @@ def test_a_run_behind_many_jobs_of_another_gets_its_half(url: str) -> None:
         taken.append(found.job_id.decode())
         order.began(taken[-1].partition("-")[0], 8)
     assert len(taken) < 1500  # 250 are a fair half; and it takes some until the run is found
-    assert [job for job in taken if job in behind] == behind  # in their order
     early = [job for job in taken if job not in behind]
     assert early == jobs[: len(early)]
     left = ids(queue)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.priority import new_run_id
+from rankmill.jobs.protocol.ordered_queue import LOOK_AT
 from rankmill.workers.engine.pipeline import PriorityTurns
-from rankmill.workers.queue.claim_order import ClaimOrder, Shares, chunks_to_give
+from rankmill.workers.queue.claim_order import ClaimOrder, FurtherLook, Shares, chunks_to_give
 
 Pairs = st.integers(1, 2000)
 
@@ -122,3 +123,18 @@ def test_a_lone_worker_mixes_its_work_to_the_end() -> None:
     assert order.last
     order.saw({"q": 2}, workers=2)
     assert not order.last
+
+
+@given(st.lists(st.floats(0.0, 0.05), min_size=1, max_size=20), st.integers(1, 30))
+def test_a_look_at_the_whole_queue_passes_over_no_job(pauses: list[float], workers: int) -> None:
+    """Though those in front are claimed meanwhile, by all workers."""
+    look, now, queue = FurtherLook(), 0.0, list(range(5000))
+    unseen = set(queue)
+    for pause in cycle(pauses):
+        start, jobs = look.next(len(queue), workers, now)
+        unseen -= {*queue[:LOOK_AT], *queue[start : start + jobs]}
+        if start + jobs >= len(queue):
+            break
+        del queue[:workers]
+        now += pause
+    assert not unseen
