@@ -58,8 +58,11 @@ local function run_of(id)  -- nil if it is no bulk run's; jobs of a run are most
   its_jobs = last_run and last_run .. '-'
   return last_run or nil
 end
-local function group_of(id)  -- the tenant, as contract/priority.py has it in ids
-  local run = string.match(id, '^(.*)%-%d+$') or id
+local function named(id)  -- the run, or what stands for one, as contract/priority.py has it
+  return string.match(id, '^(r?%x+)%-%d+$') or 'r' .. id
+end
+local function group_of(id)  -- the tenant, likewise
+  local run = named(id)
   return (string.sub(run, 1, 1) == 'r' and 'r' or '') .. string.sub(run, -12)
 end
 local function first_bulk()
@@ -159,7 +162,7 @@ function take.request()
   local best
   for _, id in ipairs(redis.call('LRANGE', queue, 0, tonumber(ARGV[5]) - 1)) do
     if is_bulk(id) then break end
-    best = before(id, '', best)
+    best = before(id, named(id), best)
     if is_first(best) then break end
   end
   if not best then redis.call('DEL', bell) return nil end

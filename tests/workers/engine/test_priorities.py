@@ -26,7 +26,7 @@ from rankmill import Client
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, RunCancelled
-from rankmill.jobs.contract.priority import GROUP, Priority, group_of, new_run_id
+from rankmill.jobs.contract.priority import GROUP, Priority, group_of, new_run_id, run_id_of_request
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import LOOK_AT, OrderedQueue
@@ -246,6 +246,22 @@ def test_a_run_that_a_worker_refuses_is_last_whoever_its_tenant_is(url: str) -> 
     order.began(other, 1000)
     order.refused(refused)
     assert queue.take(["bulk"], order.names).job_id.decode().startswith(other)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_request_that_a_worker_refuses_keeps_no_other_from_it(url: str, by_name: bool) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue(f"refused-request-{by_name}")
+    theirs, mine = new_run_id("request", "a"), new_run_id("request", "b")
+    refused = "one-by-name" if by_name else keys.job_id(theirs, 0)
+    queue.push_job_id(refused)
+    queue.push_job_id(keys.job_id(mine, 0))
+    order = ClaimOrder(4096)
+    order.began(mine, 1000)  # so the other has had less
+    assert queue.take(["request"], order.names).job_id == refused.encode()
+    order.refused(run_id_of_request(refused) if by_name else theirs)
+    queue.push_job_id(refused)
+    assert queue.take(["request"], order.names).job_id == keys.job_id(mine, 0).encode()
+    assert queue.take(["request"], order.names).job_id == refused.encode()
 
 
 def test_small_runs_of_known_size_are_requests_unless_the_caller_says_otherwise(url: str) -> None:
