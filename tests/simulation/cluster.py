@@ -370,19 +370,24 @@ class Cluster:
             self.world.history.ending[process] = self.world.now
 
     def drain(self, process: Process, seconds: float) -> None:
-        """Order a worker to take no jobs for so many seconds; a lost order to resume is given again."""
+        """Order a worker to take no jobs for so many seconds.
+
+        The order to resume is given until the worker has read it, as the server may lose it.
+        """
         worker, client, history = self._running.get(process), self.world.redis.client(), self.world.history
         if worker is None or not hasattr(worker, "_orders"):
             return
         give_order(client, worker.name, "drain", started=worker._started)
-        history.drained[process] = self.world.now
+        history.drained[process] = since = self.world.now
+        history.resuming.discard(process)
         self.world.sleep(seconds)
-        history.drained.pop(process, None)
-        while True:
-            give_order(client, worker.name, "resume", started=worker._started)
+        history.resuming.add(process)
+        order = ""
+        while process.alive and order not in worker._orders._answers:
+            order = give_order(client, worker.name, "resume", started=worker._started)
             self.world.sleep(_ANSWER_SECONDS)
-            if not process.alive or not worker._orders.drained:
-                return
+        if history.drained.get(process) == since:  # not drained anew meanwhile
+            del history.drained[process]
 
     def later(self, seconds: float, do: Callable[[], object]) -> None:
         """Do something after some seconds, outside of all processes."""

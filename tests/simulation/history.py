@@ -77,6 +77,14 @@ class Job:
     attempts: int = 0
     late: float = 0.0
     since: float = 0.0
+    counted: list[tuple[Counter[str], str]] = field(default_factory=list)
+    """The shares in which it counts as taken, by its kind, tenant and run."""
+
+    def take_back(self) -> None:
+        """It has cost its worker nothing, and may come again."""
+        for taken, whose in self.counted:
+            taken[whose] -= 1
+        self.counted.clear()
 
 
 @dataclass
@@ -134,7 +142,9 @@ class History:
         self.ending: dict[Process, float] = {}
         """Workers that got SIGTERM, and when."""
         self.drained: dict[Process, float] = {}
-        """Workers that are to take no job, and since when."""
+        """Workers that are to take no job, and since when, until they have resumed."""
+        self.resuming: set[Process] = set()
+        """The workers of these that were told to resume."""
         self.broken: dict[Process, float] = {}
         """Workers with a broken device, and since when."""
         self._withdrawn: dict[Process, float] = {}
@@ -273,6 +283,14 @@ class History:
         for key in args:
             if key.startswith(b"rq:job:") and key.count(b":") == 2:
                 self._move(key[7:].decode(), "gone")
+            elif key.startswith(b"rankmill:run:") and key.endswith(b":meta"):
+                self._delete(key[13:-5].decode())
+
+    def _delete(self, run: str) -> None:
+        """A run is gone: workers drop its jobs that they have, which cost them nothing."""
+        for name in self._held:
+            if name.startswith(f"{run}-"):
+                self.jobs[name].take_back()
 
     def _xadd(self, args: list[bytes], reply: Any) -> None:
         """A result was written, unless its run was gone; or a word that some are withdrawn."""
@@ -315,7 +333,7 @@ class History:
         if job.attempts > self.max_retries + 1 and not self.lost:
             self._tell(f"{name} is tried {job.attempts} times, and {self.max_retries + 1} are allowed")
         since = self.drained.get(process)
-        if since is not None and since > self._disturbed_until:
+        if since is not None and process not in self.resuming and since > self._disturbed_until:
             self._took("drained", self.world.now - since, 2 * BEAT, f"a drained worker takes {name}")
 
     def _wait(self, name: str) -> None:
@@ -342,6 +360,9 @@ class History:
         job = self.jobs[name]
         if job.holder and not is_bulk_job(name) and self._requests(job.holder) >= self.claim_ahead_jobs:
             self._full[job.holder] = self.world.now
+        if state in {"waiting", "gone"}:
+            job.take_back()
+        job.counted.clear()
         job.state, job.holder, job.late, job.since = state, None, 0.0, self.world.now
         self._held.discard(name)
 
@@ -373,18 +394,18 @@ class History:
         others = [each for each in others if self._has_run(each)]
         kinds = {"bulk" if is_bulk_job(each) else "request" for each in others}
         kind = "bulk" if is_bulk_job(name) else "request"
-        ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
+        ahead = self._ahead(job, self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
         self._took("ahead of its part", ahead, SLACK + 2 * self.claim_ahead_jobs, f"{kind} jobs come first")
         self._look_at_turn(name, worker, bulk_waits="bulk" in kinds)
         alike = {each.partition("-")[0] for each in others if is_bulk_job(each) == is_bulk_job(name)}
         run = name.partition("-")[0]
         tenants, mine = {each[-GROUP:] for each in alike}, run[-GROUP:]
-        ahead = self._ahead(self._tenants[worker, kind], tenants | {mine}, mine, self.weights)
+        ahead = self._ahead(job, self._tenants[worker, kind], tenants | {mine}, mine, self.weights)
         much = SLACK * max(self.weights.values(), default=1.0)
         self._took("ahead of other tenants", ahead, much, f"a tenant has {ahead:.0f} {kind} jobs too many")
         if kind == "bulk":
             own = {each for each in alike if each.endswith(mine)}
-            ahead = self._ahead(self._runs[worker, mine], own | {run}, run, {})
+            ahead = self._ahead(job, self._runs[worker, mine], own | {run}, run, {})
             self._took("ahead of other runs", ahead, SLACK, f"a run has {ahead:.0f} jobs more than another")
 
     def _look_at_turn(self, name: str, worker: Process, *, bulk_waits: bool) -> None:
@@ -407,11 +428,14 @@ class History:
     def _requests(self, worker: Process) -> int:
         return sum(self.jobs[each].holder is worker and not is_bulk_job(each) for each in self._held)
 
-    def _ahead(self, share: Share, waiting: set[str], mine: str, weights: dict[str, float]) -> float:
-        """By how many jobs, weighed by its part, the one that takes is ahead of those that wait as well."""
+    def _ahead(
+        self, job: Job, share: Share, waiting: set[str], mine: str, weights: dict[str, float]
+    ) -> float:
+        """By how many jobs, weighed by its part, whose `job` is taken is ahead of those that wait as well."""
         if share.waiting != waiting:
             share.waiting, share.taken = frozenset(waiting), Counter()
         share.taken[mine] += 1
+        job.counted.append((share.taken, mine))
         if len(waiting) < 2:
             return 0.0
         had = {each: share.taken[each] / weights.get(each, 1.0) for each in waiting}
@@ -452,7 +476,7 @@ class History:
                 each for each in self.world.processes if each.name.startswith("runner-") and each.alive
             ]
             if (
-                all(each.stopped for each in self.open.values())
+                self._waits_for_producers()
                 or any(each.stopped for each in runners)  # perhaps it has the output
                 or any(each in self.computing for each in able)
             ):
@@ -465,6 +489,12 @@ class History:
                 self.ending[worker] = now
             self._took("ending", now - since if worker.alive else 0, ENDED, f"{worker.name} does not end")
         self._look_at_keys()
+
+    def _waits_for_producers(self) -> bool:
+        """Whether nothing is to do for workers until some producer can send it."""
+        if any(not each.stopped and self.world.redis.reaches(each) for each in self.open.values()):
+            return False
+        return not self._held and not self._list(f"rq:queue:{self.queue}")
 
     def _look_at_jobs(self, passed: float) -> None:
         """Jobs that nobody has any more are put back."""
