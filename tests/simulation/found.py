@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankmill.jobs.contract.priority import Tenant
 from tests.simulation.cluster import POISON, Pair, Submitted
 from tests.simulation.faults import Fault
 from tests.simulation.scenario import Scenario
@@ -401,4 +402,19 @@ FOUND = (
     # A worker is cut off in the middle of the transaction that moves a job: it ended, as redis-py connects
     # again to take back what it watches.
     _cut_off(Fault(1.3, "cut_off", 45.0, 37), seed=1, workers=2, loads=2),
+    # Two workers that differ each refuse the other's run, which is a request of another tenant: each took the
+    # one of the tenant that had had less, refused it, and never came to its own (seeds 9101116, 9101403).
+    Scenario(
+        seed=1,
+        workers=(0.3, 0.3),
+        clocks=(0.0, 0.0),
+        runs=tuple(
+            Submitted(f"run-{number}", _pairs(40), 1.0, "live", tenant=Tenant(name))
+            for number, name in enumerate("ab")
+        ),
+        faults=(),
+        chunk_size=4,
+        machines=(1, 3),
+        settings=(("claim_ahead", 4),),
+    ),
 )

@@ -395,6 +395,12 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "a request that was refused comes first again", "jobs/protocol/ordered_queue.py",
+        "before(id, named(id), best)",
+        "before(id, '', best)",
+        kept=True,
+    ),
+    Mutant(
         "leases of a clock that was ahead stay", _RECOVERY,
         "_guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))",
         "pass",
