@@ -114,12 +114,13 @@ class Connection(FakeBaseConnection, redis.Connection):
 
     def _packed(self, command: Sequence[Any]) -> Command:
         encoded = self._encoded
-        words = [word if type(word) is bytes else encoded(word) for word in command]
+        words = [
+            word if type(word) is bytes else word.encode() if type(word) is str else encoded(word)
+            for word in command
+        ]
         return words if b" " not in words[0] else [*words[0].split(), *words[1:]]
 
     def _encoded(self, word: Any) -> bytes:
-        if type(word) is str:
-            return word.encode()
         return b"%d" % word if type(word) is int else self.encoder.encode(word)  # type: ignore[no-untyped-call]
 
     def send_command(self, *args: Any, **options: Any) -> None:
