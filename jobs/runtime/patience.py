@@ -210,7 +210,7 @@ class Patience(Retry):
         if os.getpid() != self._process:  # a fork: other threads of the parent wait, and may hold the lock
             self._begin()
         failures, since, served = 0, 0.0, False
-        inner = self.caller() in self._waiting  # this call connects on behalf of a waiting command
+        inner = bool(self._waiting) and self.caller() in self._waiting  # it connects for a command that waits
         try:
             while True:
                 began = system.monotonic()

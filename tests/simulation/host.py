@@ -41,6 +41,8 @@ from tests.simulation.world import Process, Task, world
 Command = list[bytes]
 
 CLOSED = "Connection closed by server."
+_PLAIN = frozenset({bytes, int, type(None)})
+"""Types of replies that are the same in every protocol."""
 _BLMOVE = Signature("blmove", "blocking_move", (bytes, bytes, bytes, bytes, Timeout))  # type: ignore[arg-type]
 
 
@@ -277,7 +279,7 @@ class Socket(FakeSocket):
         else:
             found = self._run_command(function, signature, arguments, False)
         if self.responses is not None:
-            self.responses.append(self._decode_result(found))  # type: ignore[attr-defined]
+            self.responses.append(found if type(found) in _PLAIN else self._decode_result(found))  # type: ignore[attr-defined]
 
     def _decode_error(self, error: SimpleError) -> Any:
         return redis.connection.DefaultParser.parse_error(error.value)  # type: ignore[no-untyped-call]
@@ -354,7 +356,7 @@ class Socket(FakeSocket):
         if from_script and not plan.in_scripts:
             raise SimpleError(COMMAND_IN_SCRIPT_MSG)
         found = function(*read)
-        if plan.converts and self._resp_version == 2:
+        if plan.converts and type(found) not in _PLAIN and self._resp_version == 2:
             found = convert_to_resp2(found, "valkey")
         return found
 
@@ -367,7 +369,9 @@ class Socket(FakeSocket):
             name, args = f"{name} {name_of(_convert_redis_arg(args[0]))}", args[1:]
         function, signature = self._name_to_func(name)
         words = [word if type(word) is bytes else _convert_redis_arg(word) for word in args]
-        return self._convert_redis_result(lua_runtime, self._run_command(function, signature, words, True))
+        found = self._run_command(function, signature, words, True)
+        plain = type(found) is bytes or type(found) is int
+        return found if plain else self._convert_redis_result(lua_runtime, found)
 
     def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
         """As fakeredis has it, but a script is compiled once, and the garbage is not collected each time."""

@@ -18,7 +18,7 @@ import redis
 from rankmill.jobs.runtime.connection import pool_for
 from rankmill.jobs.runtime.patience import Patience
 from tests.simulation import connection as connections
-from tests.simulation.connection import Connection
+from tests.simulation.connection import Client, Connection
 from tests.simulation.host import CLOSED, Command, Host, Refusal, Socket
 from tests.simulation.world import EPOCH, Process, World
 
@@ -93,7 +93,7 @@ class Server:
         pool: Any = pool_for("redis://simulated", Patience(wait_seconds))
         pool.connection_class = Connection
         pool.connection_kwargs |= {"server": self.host, "driver_info": connections.NAMELESS}
-        return redis.Redis.from_pool(pool)
+        return Client.from_pool(pool)
 
     @property
     def serves(self) -> bool:

@@ -188,23 +188,26 @@ class World:
                 if done():
                     break
                 self._wake_next(until)
-            self._step()
+            if task := self._next():
+                task.resume.switch()
+                self.current = None
         self.current = None
 
-    def _step(self) -> None:
-        """Let one task run until it gives way."""
-        place = int(self.random.random() * len(self.ready)) if len(self.ready) > 1 else 0
-        self.ready[place], self.ready[-1] = self.ready[-1], self.ready[place]
-        task = self.ready.pop()
-        if not task.process.alive or task.done:
-            return
+    def _next(self) -> Task | None:
+        """Draw who goes on of those that can; ``None``: that one has ended, or stands still."""
+        ready = self.ready
+        if len(ready) > 1:
+            place = int(self.random.random() * len(ready))
+            ready[place], ready[-1] = ready[-1], ready[place]
+        task = ready.pop()
+        if task.process.status is not None or task.done:
+            return None
         if task.process.stopped:
             task.process.held.append(task)
-            return
+            return None
         self._tick()
         self.current = task
-        task.resume.switch()
-        self.current = None
+        return task
 
     def _tick(self) -> None:
         self.events += 1
@@ -261,7 +264,8 @@ class World:
             self._leave()
         else:  # nobody else can go on now
             self._tick()
-        self._handle_signals(task)
+        if task.signals:
+            self._handle_signals(task)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Pause until `wake`, or for some seconds; return whether it was woken."""
@@ -310,13 +314,24 @@ class World:
         """Let others run; each thread has an event loop of its own."""
         loop = asyncio.events._get_running_loop()
         if loop is None:
-            self.hub.switch()
+            self._switch()
             return
         asyncio.events._set_running_loop(None)
         try:
-            self.hub.switch()
+            self._switch()
         finally:
             asyncio.events._set_running_loop(loop)
+
+    def _switch(self) -> None:
+        """Go to who is next, at once if that is a task, else by way of `run`."""
+        here = greenlet.getcurrent()
+        while self.ready and not self.killed and self.events < self.most_events:
+            if task := self._next():
+                if task.resume is not here:
+                    task.resume.switch()
+                return
+        self.current = None
+        self.hub.switch()
 
     def sleep(self, seconds: float) -> None:
         self.wait(seconds)
