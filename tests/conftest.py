@@ -83,7 +83,7 @@ _TOLERANT = {"allclose", "approx", "assert_allclose"}
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what compares scores within a tolerance: it has to pass whatever ``auto`` means.
 
-    A module whose tests all say their precision has the mark ``own_precision`` and runs once.
+    Modules whose tests say their precision, or have no model, are marked ``own_precision`` and run once.
     """
     if not isinstance(item, pytest.Function) or item.get_closest_marker("own_precision"):
         return
