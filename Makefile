@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-slow test-scores simulate check chaos clients docs release stack clean
+.PHONY: demo test test-slow test-more simulate check chaos clients docs release stack clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
@@ -20,8 +20,8 @@ test: $(READY)  ## the test suite, but for the slow tests
 test-slow: $(READY)  ## the slow tests: real faults at length, many processes
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m "slow and not long"
 
-test-scores: $(READY)  ## what compares scores; TESTS_AUTO=fp32 or bf16 says what `auto` is to mean on this CPU
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m "scores and not long"
+test-more: $(READY)  ## slow tests and all that compares scores; TESTS_AUTO=fp32 or bf16 is what `auto` means then
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m "(slow or scores) and not long"
 
 simulate: $(READY)  ## clusters in virtual time, under all faults, an hour on all cores; a failure names its seed
 	$(BIN)/python -m tests.simulation --seeds 1000000 --seconds 3600 --processes 0 --report --keep-going

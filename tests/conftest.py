@@ -15,9 +15,11 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from functools import cache
-from pathlib import Path
+from inspect import isclass, iscode, isfunction, ismodule, unwrap
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -75,18 +77,53 @@ force_auto()
 use_threads(1)  # the suite's workers are processes; more threads would fight them
 
 
+_TOLERANT = {"allclose", "approx", "assert_allclose"}
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what compares scores within a tolerance: it has to pass whatever ``auto`` means.
 
-    A module whose tests all say their precision has the mark ``own_precision`` and runs once.
+    Modules whose tests say their precision, or have no model, are marked ``own_precision`` and run once.
     """
-    if _compares_scores(item.path) and not item.get_closest_marker("own_precision"):
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("own_precision"):
+        return
+    fixtures = chain.from_iterable(item._fixtureinfo.name2fixturedefs.values())
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    parts = (item.function, *(each.func for each in fixtures), *given)
+    if any(_is_tolerant(each) for each in parts if _is_of_tests(each)):
         item.add_marker(pytest.mark.scores)
 
 
 @cache
-def _compares_scores(module: Path) -> bool:
-    return any(word in module.read_text() for word in ("approx(", "allclose("))
+def _is_tolerant(function: Any) -> bool:
+    """Whether a function or class of the tests, or one that it names, compares within a tolerance."""
+    found, ahead = {function}, [function]
+    while ahead:
+        each = ahead.pop()
+        names = set(_names(each))
+        if names & _TOLERANT:
+            return True
+        of_module = vars(sys.modules.get(each.__module__, pytest))
+        spaces = [of_module, *(vars(of_module[name]) for name in names if ismodule(of_module.get(name)))]
+        named = {space[name] for space in spaces for name in names if _is_of_tests(space.get(name))}
+        ahead += named - found
+        found |= named
+    return False
+
+
+def _is_of_tests(named: object) -> bool:
+    return (isfunction(named) or isclass(named)) and named.__module__.startswith("tests.")
+
+
+def _names(named: Any) -> Iterator[str]:
+    """All names in the code of a function or of a class's methods."""
+    functions = filter(isfunction, vars(named).values()) if isclass(named) else [named]
+    inner = (each.hypothesis.inner_test if hasattr(each, "hypothesis") else each for each in functions)
+    ahead = [unwrap(each).__code__ for each in inner]
+    while ahead:
+        code = ahead.pop()
+        yield from code.co_names
+        ahead += [each for each in code.co_consts if iscode(each)]
 
 
 @pytest.hookimpl(wrapper=True)

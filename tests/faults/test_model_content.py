@@ -29,6 +29,8 @@ from tests.faults.test_refusals import odd
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import one_at_a_time
 
+pytestmark = pytest.mark.own_precision
+
 PAIRS = [("big cat", f"moon river {number}") for number in range(300)]
 
 

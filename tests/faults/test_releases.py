@@ -27,6 +27,8 @@ from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartRunner, StartWorke
 from tests.harness.models.tiny import cross_encoder
 from tests.harness.tools import tool
 
+pytestmark = pytest.mark.own_precision
+
 ROOT = Path(__file__).resolve().parents[2]
 BEFORE = "f4d4b9c"
 PAIRS = [("big cat", f"moon river {number}") for number in range(40)]

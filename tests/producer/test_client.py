@@ -292,6 +292,7 @@ def test_scores_and_ranks_have_the_reasons_beside_nan(client: Client) -> None:
     assert np.isnan(last.score)
 
 
+@pytest.mark.scores
 def test_auto_is_one_of_the_exact_precisions_and_the_one_that_is_tested(
     shared_queue: Server, tiny_model: Path
 ) -> None:

@@ -22,6 +22,8 @@ from tests.conftest import Server
 from tests.harness.models.embeddings import bags
 from tests.harness.servers.valkey import nothing_left
 
+pytestmark = pytest.mark.own_precision
+
 PAIRS = [(query, f"moon river {'big ' * (n % 5)}{n}") for n in range(12) for query in ("how far", "big cat")]
 
 

@@ -22,6 +22,8 @@ from tests.conftest import (
     wait_for,
 )
 
+pytestmark = pytest.mark.own_precision
+
 ROWS, PART, CHUNK = 1100, 200, 16
 COUNT = -(-ROWS // PART)
 NULLS = {0, 199, 200, 1099}

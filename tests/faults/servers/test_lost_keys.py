@@ -30,6 +30,8 @@ from rankmill.producer.client.aio import streams
 from tests.conftest import QUICK_LEASE, Server, StartWorker, serve, start_worker, wait_for
 from tests.harness.tools import tool
 
+pytestmark = pytest.mark.own_precision
+
 PAIRS = [("big cat", f"moon river {number}") for number in range(60)]
 STATS = ChunkStats(
     worker="w", device="cpu", backend="torch", precision="fp32", revision=None, attempt=1, tokens=1,

@@ -24,6 +24,8 @@ from tests.conftest import Server, score_file
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import some_pairs
 
+pytestmark = pytest.mark.own_precision
+
 QUERIES, PASSAGES = some_pairs(60)
 QUERIES = [f"query {row % 7}" for row in range(60)]
 PAIRS: list[Any] = [*zip(QUERIES, PASSAGES, strict=True), ("query 0", None)]

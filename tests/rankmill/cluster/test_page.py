@@ -33,6 +33,8 @@ from tests.harness.runs import stored_run
 from tests.harness.tools import free_port
 from tests.rankmill.cluster.test_cluster import read
 
+pytestmark = pytest.mark.own_precision
+
 PAGE = Path(__file__).resolve().parents[3] / "rankmill" / "cluster" / "page"
 
 

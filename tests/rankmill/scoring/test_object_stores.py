@@ -25,6 +25,8 @@ from tests.harness.models.hub import hub
 from tests.harness.servers.buckets import Bucket
 from tests.harness.servers.proxy import Proxy
 
+pytestmark = pytest.mark.own_precision
+
 SECRET = "TOP-SECRET-KEY"
 ROWS, PART = 230, 100
 SOON = "import rankmill.producer.files.stores.lock as l; l.BEAT_SECONDS = 0.5"

@@ -15,6 +15,8 @@ from rankmill import Client
 from tests.conftest import Outcome, Server, run_command, score_file
 from tests.harness.models.tiny import make_bert
 
+pytestmark = pytest.mark.own_precision
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

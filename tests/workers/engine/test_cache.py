@@ -30,6 +30,8 @@ from tests.harness.models.rerankers import make_decoder
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import one_at_a_time
 
+pytestmark = pytest.mark.own_precision
+
 LOAD = partial(load, device="cpu", backend="torch", cache_dir="auto")
 CONTENT = partial(directory_content, cache=cache_folder("auto"))
 MAKE = partial(Engine, token_budget=100)

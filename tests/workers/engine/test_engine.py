@@ -24,6 +24,8 @@ from rankmill.workers.models.sources import DEMO_MODEL
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import slow_but
 
+pytestmark = pytest.mark.own_precision
+
 WORDS = Path(__file__).read_text().replace('"', " ").split()
 
 

@@ -35,6 +35,8 @@ from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.queue.claim_order import ClaimOrder
 
+pytestmark = pytest.mark.own_precision
+
 QUICK = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "5", "RANKMILL_BATCH_WAIT_MS": "0"}
 
 

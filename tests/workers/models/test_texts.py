@@ -21,6 +21,8 @@ from tests.harness.models.rerankers import ENCODERS, make_decoder, make_encoder
 from tests.harness.tools import slow_but
 from tests.workers.engine.test_engine import some_pairs
 
+pytestmark = pytest.mark.own_precision
+
 TEXTS = [*filter(None, some_pairs(16)[1]), "the moon", "moon river " * 60]
 CHATS = [
     *(exchange(query, passage) for query, passage in zip(*some_pairs(8), strict=True)),
