@@ -120,6 +120,7 @@ def test_a_failed_attempt_is_recorded_once_though_its_reply_is_lost(server: Serv
     queue, connection = queue_of(server), server.client
     given = queue.enqueue("rankmill.score_pairs", PAIRS[:1], retry=Retry(max=3, interval=60))
     job = ScoringJob.fetch(given.id, connection=connection, serializer=JSONSerializer)
+    assert isinstance(job, ScoringJob)
     worker = SimpleWorker([queue], connection=connection, serializer=JSONSerializer)
     with connection.pipeline() as pipe:
         execution = Execution.create(job, 60, pipeline=pipe, worker_name=worker.name)
@@ -131,8 +132,8 @@ def test_a_failed_attempt_is_recorded_once_though_its_reply_is_lost(server: Serv
     enqueue_due(queue, time.time() + 120)  # its pause is over, and then the worker says so again
     claim.fail(worker, RuntimeError("boom"))
     assert (queue.job_ids, queue.scheduled_job_registry.count) == ([job.id], 0)
-    given.refresh()
-    assert (given.get_status(), given.retries_left) == (JobStatus.QUEUED, 2)
+    now = Job.fetch(given.id, connection=connection, serializer=JSONSerializer)
+    assert (now.get_status(), now.retries_left) == (JobStatus.QUEUED, 2)
 
 
 def test_what_depends_on_a_job_follows_it(shared_queue: Server, tiny_model: Path) -> None:
