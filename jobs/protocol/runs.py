@@ -43,6 +43,35 @@ _AT_ONCE = 500
 _NAMES_SECONDS = 5
 """How long a producer trusts what it saw of the names that a queue's workers take."""
 
+_COUNT_ATTEMPTS = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
+local new = {}
+for at = 2, #ARGV do new[at - 1] = redis.call('SADD', KEYS[2], ARGV[at]) end
+redis.call('EXPIRE', KEYS[2], ARGV[1])
+return new
+"""
+"""KEYS: run, its failed attempts. ARGV: expiry (s), then attempts. Returns for each whether it is new, and
+nothing if the run is gone: whoever wrote the key then might die before it is deleted."""
+
+_SENT_AGAIN = """
+local known = {}
+for _, each in ipairs(redis.pcall('SMEMBERS', KEYS[1])) do known[each] = true end
+for at = 3, #KEYS do
+  local chunk, failed, id = unpack(ARGV, at * 3 - 8, at * 3 - 6)
+  local more = 0
+  while known[chunk .. ':' .. failed + more + 1] do more = more + 1 end
+  if more > 0 then
+    local left = (redis.call('HGET', KEYS[at], 'retries_left') or 0) - more
+    redis.call('HSET', KEYS[at], 'retries_left', math.max(left, 0))
+    if left < 0 then redis.call('HSET', KEYS[at], 'status', 'failed') end  -- no worker begins it
+    redis.call('ZREM', KEYS[2], id)
+  end
+end
+"""
+"""For the end of the transaction that sends jobs: it is repeated if its reply was lost, and attempts may have
+failed meanwhile. KEYS: failed attempts of the run, paused jobs, jobs. ARGV: for each job the chunk, its
+failed attempts when it was sent, and the job's id."""
+
 T = TypeVar("T")
 
 _INDEX_SECONDS = 7 * 86400
@@ -164,7 +193,8 @@ class RunStore:
         with self.redis.pipeline() as pipe:
             if new:
                 self._write(pipe, run)
-            pipe.unlink(*(Job.key_for(keys.job_id(run.id, chunk)) for chunk in payloads))  # left by lost jobs
+            jobs = [keys.job_id(run.id, chunk) for chunk in payloads]
+            pipe.unlink(*map(Job.key_for, jobs))  # left by lost jobs
             for chunk, payload in payloads.items():
                 pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)
             if not new:
@@ -174,6 +204,10 @@ class RunStore:
                 [job_data(run, chunk, payload, function) for chunk, payload in payloads.items()],
                 pipeline=pipe,
             )
+            places = [keys.failed_attempts(run.id), queue.scheduled_job_registry.key, *map(Job.key_for, jobs)]
+            sent = zip(payloads.items(), jobs, strict=True)
+            known = [each for (chunk, payload), job in sent for each in (chunk, payload.failed, job)]
+            pipe.eval(_SENT_AGAIN, len(places), *places, *known)
             pipe.execute()
 
     def _job_function(self, queue: str) -> str:
@@ -236,16 +270,10 @@ class RunStore:
         -------
         The chunks whose attempt no other process has counted.
         """
-        key = keys.failed_attempts(run.id)
-        with self.redis.pipeline() as pipe:
-            for chunk, number in failed.items():
-                pipe.sadd(key, f"{chunk}:{number}")
-            pipe.expire(key, run.ttl)
-            pipe.exists(keys.run(run.id))
-            *new, _, there = pipe.execute()
-        if not there:
-            self.redis.unlink(key)
-        return [chunk for chunk, is_new in zip(failed, new, strict=True) if is_new]
+        attempts = [f"{chunk}:{number}" for chunk, number in failed.items()]
+        places = keys.run(run.id), keys.failed_attempts(run.id)
+        new = self.redis.eval(_COUNT_ATTEMPTS, 2, *places, run.ttl, *attempts)
+        return [chunk for chunk, is_new in zip(failed, new, strict=False) if is_new]
 
     def write_result(self, run: Run, result: ChunkResult) -> None:
         """Write a result on its own, outside the transaction that ends a job."""

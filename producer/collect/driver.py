@@ -16,6 +16,7 @@ from opentelemetry.trace import Span
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import (
     InputError,
+    OutputError,
     RedisUnavailable,
     RunCancelled,
     RunExpired,
@@ -26,7 +27,6 @@ from rankmill.jobs.contract.errors import (
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Progress, RowError, Run
-from rankmill.jobs.contract.usage import beyond
 from rankmill.jobs.contract.wire import decode_rows, encode_rows
 from rankmill.jobs.protocol.accounts import RunUsage
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
@@ -124,7 +124,6 @@ class RunDriver:
             reuse=reuse,
             used=journal.used if journal else None,
         )
-        self._used = self._used_before = self.collector.used
         self._usage = RunUsage(run)
         self._spool = Spool(journal.folder if journal else None)
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
@@ -229,7 +228,10 @@ class RunDriver:
             with redis_errors():
                 self._store.delete(self.run, chunks, tell=True)
         else:
-            self._count()
+            with suppress(
+                InputError, OutputError
+            ):  # if its journal cannot be read, it keeps no run from its end
+                self._count()
             gone = self._cleaner.remove(self.run, chunks, hurry=self._late, usage=self._usage)
             if gone and self._journal:
                 self._journal.is_in_redis = False
@@ -389,7 +391,6 @@ class RunDriver:
         results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
         if self._journal and results:
             self._journal.add(results, self.collector.used)
-        self._used = self.collector.used
         for chunk in finished:
             self._spool.put(chunk.number, chunk.part)
             if span := self._spans.pop(chunk.number, None):
@@ -407,11 +408,18 @@ class RunDriver:
             self.cancel()
 
     def _count(self, *, complete: bool = False) -> None:
-        """Sum up what this run has used of what is in the journal, so that the server can count it."""
-        used = self.collector.used_in_all() if complete else self._used
-        if complete and self._journal:
+        """Sum up what this run has used, so that the server can count it.
+
+        Of a file that is what its journal says: a signal may interrupt this process when a result is there,
+        but before it has taken note of that.
+        """
+        used = self.collector.used_in_all() if complete else self.collector.used
+        if self._journal is None:
+            self._usage.total = used
+            return
+        if complete:
             self._journal.keep_used(used)
-        self._usage.total = beyond(used, self._used_before)
+        self._usage.total = self._journal.used_by_run
 
     def _sweep(self) -> None:
         """Store again what Redis has lost of the run; give up chunks without a job and an attempt left."""

@@ -8,7 +8,7 @@ import fakeredis
 import numpy as np
 import pyarrow as pa
 import pytest
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
@@ -96,6 +96,35 @@ def test_a_result_for_a_run_that_is_gone_is_not_kept(store: RunStore, run: Run) 
     store.delete(run, [])
     add(store, run, ChunkFailure(chunk=0, message="late", fatal=False))
     assert store.redis.keys("*") == [keys.queues().encode()]
+
+
+def test_an_attempt_at_a_run_that_is_gone_leaves_nothing(
+    store: RunStore, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.delete(run, [])
+    monkeypatch.setattr(store.redis, "unlink", lambda *_: pytest.fail("it might die before this"))
+    assert store.count_attempts(run, {0: 1}) == []
+    assert store.redis.keys("*") == [keys.queues().encode()]
+
+
+def test_a_chunk_that_is_sent_again_after_a_lost_reply_gets_no_attempt_more(
+    store: RunStore, run: Run
+) -> None:
+    chunks = {0: Payload(b"a", 5), 1: Payload(b"b", 5), 2: Payload(b"c", 5, failed=1)}
+    for _ in range(2):
+        store.enqueue(run, chunks)
+        jobs = [
+            Job.fetch(keys.job_id(run.id, chunk), store.redis, serializer=JSONSerializer) for chunk in chunks
+        ]
+        if not store.failed_attempts(run):
+            assert [job.retries_left for job in jobs] == [2, 2, 1]
+            assert store.count_attempts(run, {0: 1}) == [0]
+            pause_after_a_failure(store, run, 0)
+            for failed in (1, 2, 3):
+                store.count_attempts(run, {2: failed})
+    assert [job.retries_left for job in jobs] == [1, 2, 0]
+    assert [job.get_status() for job in jobs] == [JobStatus.QUEUED, JobStatus.QUEUED, JobStatus.FAILED]
+    assert store.queue(run.queue).scheduled_job_registry.count == 0
 
 
 def test_deleting_a_run_takes_its_jobs_off_the_queue(store: RunStore, run: Run) -> None:

@@ -417,4 +417,26 @@ FOUND = (
         machines=(1, 3),
         settings=(("claim_ahead", 4),),
     ),
+    # A runner stands still, loses its run, and is interrupted when a result is in its journal, but before it
+    # knows: it deleted the run, and those rows were never counted (seed 2076).
+    Scenario(
+        seed=1,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 1.0, "submitted parquet"),),
+        faults=(Fault(0.5, "stop_at_write", 20.0, 21),),
+        chunk_size=4,
+        runners=(0.0, 0.0),
+    ),
+    # The server loses its data, and the first who tells of itself is a worker that has just begun: a producer
+    # sent the new names, and one of the release before, which came back later, failed good rows (seed 633).
+    Scenario(
+        seed=2,
+        workers=(0.05, 0.05),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", (*_pairs(2), ("query", POISON)), 1.26, "live", "bulk"),),
+        faults=(Fault(0.45, "flush", 20.0, 0), Fault(1.67, "change_release", 0.0, 1)),
+        chunk_size=4,
+        old=("worker 0", "worker 1"),
+    ),
 )

@@ -359,10 +359,16 @@ MUTANTS = (
         ("miscompute", "slow", "long"),
     ),
     Mutant(
-        "what was used before is counted again", _DRIVER,
-        "        self._usage.total = beyond(used, self._used_before)",
-        "        self._usage.total = beyond(used, {})",
+        "what was used before is counted again", "producer/collect/journal.py",
+        'return beyond(self.used, self._usage("used before"))',
+        "return self.used",
         ("kill_producer", "long file", "keeps data"),
+    ),
+    Mutant(
+        "what a run has used until it is interrupted is not counted", _DRIVER,
+        "it keeps no run from its end\n                self._count()\n",
+        "it keeps no run from its end\n                pass\n",
+        kept=True,
     ),
     Mutant(
         "what has failed is counted as cached", _COLLECTOR,
@@ -375,6 +381,12 @@ MUTANTS = (
         "function = JOB_FUNCTION if all_take_new_names(self.redis, queue) else OLD_JOB_FUNCTION",
         "function = JOB_FUNCTION",
         ("two releases",),
+    ),
+    Mutant(
+        "a list of workers that was lost is taken for whole", "workers/worker.py",
+        "        note_empty_lists(self.connection, self.queue_names())\n",
+        "",
+        kept=True,
     ),
     Mutant(
         "new names are sent to runners of the release before", "jobs/protocol/submitted/store.py",

@@ -219,9 +219,12 @@ class PairsClaim(ChunkClaim):
             raise DamagedJob(f"RQ cannot end it ({type(error).__name__}: {error})") from None
 
     def fail(self, worker: SimpleWorker, error: Exception) -> None:
-        """Let RQ record it; what rankmill has the reason of, no other attempt would change."""
+        """Record it as RQ does; what rankmill has the reason of, no other attempt would change."""
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
+        if self.job.should_retry:
+            super().fail(worker, error)
+            return
         worker._finalize_failure(self.job, self.queue, self.execution, _told(error))
 
 
