@@ -77,8 +77,6 @@ class Job:
     attempts: int = 0
     late: float = 0.0
     since: float = 0.0
-    taken: float = -math.inf
-    """When a worker last took it off the queue."""
 
 
 @dataclass
@@ -336,19 +334,17 @@ class History:
     def _end(self, name: str) -> None:
         """A job is deleted; a worker that does so with a result has no lease of it any more."""
         ends = self.jobs[name].state == "done" and self._here and self._here.name.startswith("worker-")
-        if ends and not self.lost and self.world.now > self._disturbed_until and self._leases(name):
+        alone = name not in self._sent_again and not self.lost and self.world.now > self._disturbed_until
+        if ends and alone and self._leases(name):
             self._tell(f"{name} has ended, and a worker has it still")
         self._move(name, "gone")
 
     def _look_at_places(self, name: str, worker: Process) -> None:
-        """A worker puts a job into the queue that nobody has, once; who has just taken it may begin it yet."""
+        """A worker puts a job into the queue that nobody has, once."""
         if self._list(f"rq:queue:{self.queue}").count(name.encode()) > 1:
             self._tell(f"{worker.name} puts {name} into the queue, and it is there already")
         if self._leases(name) and self.world.now > self._set_back_until:
             self._tell(f"{worker.name} puts {name} into the queue, and a worker has it")
-        job, now = self.jobs[name], self.world.now
-        if job.state == "gone" and now - job.taken < LEASE and now > self._disturbed_until:
-            self._tell(f"{worker.name} puts {name} into the queue, {now - job.taken:.1f} s after it was taken")
 
     def _move(self, name: str, state: str) -> None:
         job = self.jobs[name]
@@ -375,7 +371,7 @@ class History:
                 self._full[worker] = self.world.now
             since = max(job.since, self._full.get(worker, 0.0))
             self._took("unheard", self.world.now - since, HEARD, f"{name} waits, and {worker.name} has room")
-        job.state, job.holder, job.late, job.taken = "taken", worker, 0.0, self.world.now
+        job.state, job.holder, job.late = "taken", worker, 0.0
         self._held.add(name)
         if not self.fair or self.lost or int(name.rpartition("-")[2]) >= FIRST_PIECE:
             return
