@@ -346,8 +346,8 @@ class OrderedQueue(Queue):
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
         """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when.
 
-        Whoever begins the job leaves that key, which expires. A job that is taken again so soon may thus be in
-        the queue twice: one of the two is begun.
+        Whoever begins the job leaves that key, which expires. A job that is taken again before may thus be in
+        the queue twice: it is begun once.
         """
         client: Any = self.connection
         places = [self.key, keys.bell(self.name), self.intermediate_queue_key, seen]

@@ -60,8 +60,8 @@ def _stands_still(kind: str, *, at_write: int, successor_at: int = 0) -> Scenari
 
 
 FOUND = (
-    # The server's clock jumps back, and the only worker dies before a heartbeat has bounded its leases: that of
-    # its successor, which knows of no jump, does so.
+    # The server's clock jumps back, and the only worker dies before a heartbeat has bounded its leases: that
+    # of its successor, which knows of no jump, does so.
     Scenario(
         seed=1,
         workers=(0.05,),
@@ -70,8 +70,8 @@ FOUND = (
         faults=(Fault(3.0, "server_clock", 2.0, 0), Fault(4.5, "kill", 0.0, 0)),
         chunk_size=4,
     ),
-    # A replica that lags, on a host whose clock is behind, gives new results lower numbers than those that were
-    # read and lost: who reads on where he was finds none of them.
+    # A replica that lags, on a host whose clock is behind, gives new results lower numbers than those that
+    # were read and lost: who reads on where he was finds none of them.
     Scenario(
         seed=1,
         workers=(0.05,),

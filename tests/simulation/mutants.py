@@ -397,7 +397,7 @@ MUTANTS = (
     Mutant(
         "a failed attempt is recorded twice", _CHUNKS,
         "        move(worker.connection, leases, entry, job.key, end)\n",
-        "        with worker.connection.pipeline() as pipe:\n            end(pipe)\n            pipe.execute()\n",
+        "        pipe = worker.connection.pipeline()\n        end(pipe)\n        pipe.execute()\n",
         kept=True,
     ),
     Mutant(
