@@ -282,7 +282,7 @@ class History:
     def _unlink(self, args: list[bytes], reply: Any) -> None:
         for key in args:
             if key.startswith(b"rq:job:") and key.count(b":") == 2:
-                self._move(key[7:].decode(), "gone")
+                self._end(key[7:].decode())
             elif key.startswith(b"rankmill:run:") and key.endswith(b":meta"):
                 self._delete(key[13:-5].decode())
 
@@ -348,6 +348,14 @@ class History:
             job.holders.discard(self._here)
             job.attempts -= 1
         self._move(name, "waiting")
+
+    def _end(self, name: str) -> None:
+        """A job is deleted; a worker that does so with a result has no lease of it any more."""
+        ends = self.jobs[name].state == "done" and self._here and self._here.name.startswith("worker-")
+        alone = name not in self._sent_again and not self.lost and self.world.now > self._disturbed_until
+        if ends and alone and self._leases(name):
+            self._tell(f"{name} has ended, and a worker has it still")
+        self._move(name, "gone")
 
     def _look_at_places(self, name: str, worker: Process) -> None:
         """A worker puts a job into the queue that nobody has, once."""

@@ -91,12 +91,6 @@ MUTANTS = (
         ("breaks",),
     ),
     Mutant(
-        "a job is rescued that was seen on an earlier way", "workers/worker.py",
-        "            pipe.delete(sighting(queue, job.id.encode()))\n",
-        "",
-        ("kills", "several workers"),
-    ),
-    Mutant(
         "a paused job stays paused", _RECOVERY,
         "_guarded(partial(enqueue_due, queue, now))",
         "pass",
@@ -183,7 +177,7 @@ MUTANTS = (
         "the stream is read on where it was", _DRIVER,
         "        self._after = \"0\"  # a server that lost",
         "        # a server that lost",
-        ("a replica behind", "detached", "slow"),
+        kept=True,
     ),
     Mutant(
         "a finished run is not deleted", _DRIVER,
@@ -194,7 +188,7 @@ MUTANTS = (
         "an outage counts as time without workers", "producer/collect/presence.py",
         "if unseen > _WORD_SECONDS:",
         "if unseen > 1e9:",
-        ("restart",),
+        kept=True,
     ),
     Mutant(
         "a producer does not see that its run is cancelled", _DRIVER,
@@ -413,10 +407,46 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "a job is begun by who has read it before another attempt", "workers/queue/job.py",
+        " or (job[2] or '') ~= ARGV[3]",
+        "",
+        kept=True,
+    ),
+    Mutant(
+        "a failed attempt is recorded twice", _CHUNKS,
+        "        move(worker.connection, leases, entry, job.key, end)\n",
+        "        pipe = worker.connection.pipeline()\n        end(pipe)\n        pipe.execute()\n",
+        kept=True,
+    ),
+    Mutant(
+        "an attempt at a job that was sent again is not counted", _RECOVERY,
+        "in {JobStatus.STARTED, JobStatus.QUEUED}",
+        "in {JobStatus.STARTED}",
+        kept=True,
+    ),
+    Mutant(
+        "a worker ends that is cut off while it moves a job", "jobs/protocol/leases.py",
+        "                if not pipe.watching:",
+        "                if True:",
+        kept=True,
+    ),
+    Mutant(
+        "what another runner has made meanwhile is made again", "producer/files/workspace.py",
+        "                if self._made():\n",
+        "                if False:\n",
+        kept=True,
+    ),
+    Mutant(
+        "a runner that stood still removes what its successor writes", "rankmill/runner/work.py",
+        "        note(now=True)  # if",
+        "        note()  # if",
+        kept=True,
+    ),
+    Mutant(
         "leases of a clock that was ahead stay", _RECOVERY,
         "_guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))",
         "pass",
-        ("server_clock", "kills"),
+        kept=True,
     ),
     Mutant(
         "a batch's folder is not synced", "rankmill/gateway/batches/folder.py",
