@@ -150,6 +150,7 @@ class Host(FakeServer):
         self.blocked: list[Blocked] = []
         self.changed: set[bytes] = set()
         self.scripts: dict[bytes, Callable[[], Any]] = {}
+        self.set_words: list[Callable[..., None]] = []
         self.data = self.dbs[0] = Watched(self.lock, self.changed)
 
     def serve_blocked(self) -> None:
@@ -377,10 +378,13 @@ class Socket(FakeSocket):
         """As fakeredis has it, but a script is compiled once, and the garbage is not collected each time."""
         host: Any = self._server
         if script not in host.scripts:
-            host.scripts[script] = self._get_server_runtime(host).compile(script)
-        table = host._lua_runtime.table_from
+            lua = self._get_server_runtime(host)
+            host.set_words = [lua.eval(f"function(...) {name} = {{...}} end") for name in ("KEYS", "ARGV")]
+            host.scripts[script] = lua.compile(script)
+        set_keys, set_arguments = host.set_words
+        set_keys(*keys_and_args[:numkeys])
+        set_arguments(*keys_and_args[numkeys:])
         host._lua_current_socket[0] = self
-        host._lua_set_keys_argv(table(keys_and_args[:numkeys]), table(keys_and_args[numkeys:]))
         self._script_resp, self._has_written = 2, False
         try:
             result = host.scripts[script]()
