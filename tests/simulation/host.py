@@ -36,6 +36,7 @@ from fakeredis._socket._resp import convert_to_resp2
 from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE, _convert_redis_arg
 from fakeredis.model import get_all_commands_info
 
+from tests.simulation.history import History
 from tests.simulation.world import Process, Task, world
 
 Command = list[bytes]
@@ -150,6 +151,7 @@ class Host(FakeServer):
         self.blocked: list[Blocked] = []
         self.changed: set[bytes] = set()
         self.scripts: dict[bytes, Callable[[], Any]] = {}
+        self.set_words: list[Callable[..., None]] = []
         self.data = self.dbs[0] = Watched(self.lock, self.changed)
 
     def serve_blocked(self) -> None:
@@ -241,14 +243,14 @@ class Socket(FakeSocket):
 
     def __init__(self, process: Process | None, host: Host, **options: Any) -> None:
         super().__init__(host, client_class=redis.Redis, lua_modules=set(), **options)
-        self.process = process
+        self.process, self._world = process, world()
         self.responses = deque()  # type: ignore[assignment]
         self._words: Command = []
         self._has_written = False
 
     def carry_out(self, commands: Sequence[Command]) -> None:
         """Carry out commands, one after the other, and leave their replies."""
-        calls = world().redis.calls
+        calls = self._world.redis.calls
         for words in commands:
             calls[words[0].decode()] += 1
             self._words = words
@@ -266,8 +268,9 @@ class Socket(FakeSocket):
         host.data.time = time.time()
         try:
             function, signature = self._name_to_func(name)
-            plan_of(signature, arguments, host.version)
             queued = self._transaction is not None and FLAG_TRANSACTION not in signature.flags
+            if self._transaction is not None:
+                plan_of(signature, arguments, host.version)  # else it is looked for when the command runs
         except SimpleError as error:
             if self._transaction is not None:
                 self._transaction_failed = True
@@ -288,7 +291,7 @@ class Socket(FakeSocket):
         return res or None  # as a real server: fakeredis sends an empty map where nobody waits
 
     def _name_to_func(self, cmd_name: str) -> tuple[Any, Signature]:
-        refusals = world().redis.refusals
+        refusals = self._world.redis.refusals
         if refusals and (why := self._refusal(cmd_name, refusals)):
             raise SimpleError(why)
         if cmd_name == "blmove":  # fakeredis does not wait where the list is not there
@@ -330,9 +333,9 @@ class Socket(FakeSocket):
         for item in items:
             if item._modified:
                 data.write_back(item, keeps_empty=plan.keeps_empty)
-        if (see := world().history.SEEN.get(sig.name)) and not isinstance(found, Exception):
-            see(world().history, args, found)
-        if from_script and world().redis.refusals and "write" in flags_of(sig.name):
+        if (see := History.SEEN.get(sig.name)) and not isinstance(found, Exception):
+            see(self._world.history, args, found)
+        if from_script and self._world.redis.refusals and "write" in flags_of(sig.name):
             self._has_written = True
         return found
 
@@ -377,10 +380,13 @@ class Socket(FakeSocket):
         """As fakeredis has it, but a script is compiled once, and the garbage is not collected each time."""
         host: Any = self._server
         if script not in host.scripts:
-            host.scripts[script] = self._get_server_runtime(host).compile(script)
-        table = host._lua_runtime.table_from
+            lua = self._get_server_runtime(host)
+            host.set_words = [lua.eval(f"function(...) {name} = {{...}} end") for name in ("KEYS", "ARGV")]
+            host.scripts[script] = lua.compile(script)
+        set_keys, set_arguments = host.set_words
+        set_keys(*keys_and_args[:numkeys])
+        set_arguments(*keys_and_args[numkeys:])
         host._lua_current_socket[0] = self
-        host._lua_set_keys_argv(table(keys_and_args[:numkeys]), table(keys_and_args[numkeys:]))
         self._script_resp, self._has_written = 2, False
         try:
             result = host.scripts[script]()

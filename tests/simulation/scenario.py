@@ -311,7 +311,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 cluster.later(fault.at, _happens(cluster, fault))
             try:
                 found = world.history.found
-                world.run(lambda: bool(found) or not any(each.alive for each in commands), seconds=seconds)
+                world.run(lambda: bool(found) or all(each.over for each in commands), seconds=seconds)
                 lasts = max((fault.at + fault.amount for fault in scenario.faults), default=0.0)
                 quiet, most = max(world.now, lasts) + _QUIET_SECONDS, world.now + SETTLING_SECONDS
                 while not found and world.now < most:

@@ -196,7 +196,8 @@ class Server:
         if sock.silent:
             self.world.wait(max(deadline - self.world.now, 0.0))
             raise TimeoutError
-        self._wait_for_network(deadline)
+        if self.cut_off:
+            self._wait_for_network(deadline)
         while not answered and self.world.now < self.frozen:
             self.world.wait(max(min(self.frozen, deadline) - self.world.now, 0.0))
             if deadline <= self.world.now < self.frozen:
