@@ -54,12 +54,11 @@ return new
 nothing if the run is gone: whoever wrote the key then might die before it is deleted."""
 
 _SENT_AGAIN = """
-local known = {}
-for _, each in ipairs(redis.pcall('SMEMBERS', KEYS[1])) do known[each] = true end
+if redis.call('EXISTS', KEYS[1]) == 0 then return end
 for at = 3, #KEYS do
   local chunk, failed, id = unpack(ARGV, at * 3 - 8, at * 3 - 6)
   local more = 0
-  while known[chunk .. ':' .. failed + more + 1] do more = more + 1 end
+  while redis.pcall('SISMEMBER', KEYS[1], chunk .. ':' .. failed + more + 1) == 1 do more = more + 1 end
   if more > 0 then
     local left = (redis.call('HGET', KEYS[at], 'retries_left') or 0) - more
     redis.call('HSET', KEYS[at], 'retries_left', math.max(left, 0))
