@@ -423,8 +423,8 @@ FOUND = (
         chunk_size=4,
         old=("worker 0", "worker 1"),
     ),
-    # A producer is cut off between the command that sends a chunk and its reply. It sends it again when that has
-    # killed workers meanwhile, and those attempts were forgotten: it had one more than are allowed.
+    # A producer is cut off between the command that sends a chunk and its reply, and sends it again when that
+    # has killed workers meanwhile. Those attempts were forgotten: it had one more than are allowed.
     Scenario(
         seed=1,
         workers=(0.05, 0.05),
