@@ -463,4 +463,14 @@ FOUND = (
         chunk_size=4,
         old=("worker 0", "worker 1"),
     ),
+    # A producer is cut off between the command that sends a chunk and its reply, and sends it again when that
+    # has killed workers meanwhile. Those attempts were forgotten: it had one more than are allowed.
+    Scenario(
+        seed=1,
+        workers=(0.05, 0.05),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", (("query", POISON),), 1.0, "live"),),
+        faults=(Fault(0.9, "restart", 1.0, 0), Fault(1.5, "cut_off", 45.0, 53)),
+        chunk_size=4,
+    ),
 )

@@ -389,6 +389,12 @@ MUTANTS = (
         ("two releases", "submitted parquet"),
     ),
     Mutant(
+        "a chunk that is sent again has all its attempts", _RUNS,
+        "            pipe.eval(_SENT_AGAIN, len(places), *places, *known)\n",
+        "",
+        kept=True,
+    ),
+    Mutant(
         "a job is moved twice", "jobs/protocol/leases.py",
         "                if pipe.zscore(key, holder) is None:\n",
         "                if False:\n",

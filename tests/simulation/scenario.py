@@ -378,6 +378,10 @@ def _promise(history: History, scenario: Scenario) -> None:
     for run in scenario.runs:
         if run.kind in producers.CANCELLED:
             history.owners |= {first_token(*run.texts(row)): run.name for row in range(len(run.pairs))}
+    for run in scenario.runs:
+        for row in range(len(run.pairs)):
+            if history.owners.get(token := first_token(*run.texts(row)), run.name) != run.name:
+                del history.owners[token]  # both have that text: nobody knows for whom it is scored
 
 
 def _look(world: World) -> None:
