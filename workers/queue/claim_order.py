@@ -24,8 +24,11 @@ _AT_ONCE = 512
 """Jobs further back in a queue at which all workers look in a second, and most at which one does in a claim;
 these take the server about 0.15 ms."""
 
-_REFUSED_SECONDS = 1.0
-"""How long a run comes after all others whose chunk the worker has just given back, as it cannot score it."""
+_REFUSED_SECONDS = 10.0
+"""How long a run comes after all others whose chunk the worker has just given back, as it cannot score it.
+
+It rests for up to a second after 64 such chunks, so it gets past some 500 runs to one that it can score.
+"""
 
 _KEEP = 4
 """Pairs of a chunk that a worker may give away for each pair it keeps."""
@@ -126,9 +129,9 @@ class ClaimOrder:
         priority = priority_of(run_id)
         self._turns.took(priority, pairs)
         self._tenants[priority].took(group_in(run_id), pairs / weight)
+        self._refused.pop(run_id, None)
         if priority == "bulk":
             self._chunk_pairs = pairs
-            self._refused.pop(run_id, None)
             self._runs.took(run_id, pairs)
 
     def refused(self, run_id: str) -> None:

@@ -34,6 +34,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.queue.claim_order import ClaimOrder
+from rankmill.workers.queue.refusals import Refusals
 
 pytestmark = pytest.mark.own_precision
 
@@ -264,6 +265,35 @@ def test_a_request_that_a_worker_refuses_keeps_no_other_from_it(url: str, by_nam
     queue.push_job_id(refused)
     assert queue.take(["request"], order.names).job_id == keys.job_id(mine, 0).encode()
     assert queue.take(["request"], order.names).job_id == refused.encode()
+
+
+@pytest.mark.parametrize("kind", ["request", "bulk"])
+def test_a_worker_that_refuses_a_hundred_runs_comes_to_the_one_that_it_can_score(
+    url: str, kind: Priority, clock: list[float]
+) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue(f"hundred-{kind}")
+    connection: Any = queue.connection
+    for _ in range(100):
+        connection.rpush(queue.key, keys.job_id(new_run_id(kind, "a"), 0))
+    mine = new_run_id(kind, "b")
+    order, refusals = ClaimOrder(4096), Refusals()
+    order.began(mine, 1000)  # so the others have had less
+
+    def looks(seconds: float) -> bool:
+        until = clock[0] + seconds
+        while clock[0] < until:
+            job = queue.take([kind], order.names, bring=False).job_id.decode()
+            if job.startswith(mine):
+                return True
+            order.refused(job.partition("-")[0])
+            connection.rpush(queue.key, job)
+            refusals.sent_back(job)
+            clock[0] += 0.004 + refusals.rest
+        return False
+
+    looks(15.0)  # now it rests for as long as it ever does
+    connection.rpush(queue.key, keys.job_id(mine, 0))
+    assert looks(5.0)
 
 
 def test_small_runs_of_known_size_are_requests_unless_the_caller_says_otherwise(url: str) -> None:
