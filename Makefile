@@ -76,7 +76,9 @@ clean:
 
 # pip runs with the constraints file only: torch in another build pulls gigabytes.
 # From nothing: else tests may pass with a package that the project has dropped.
+# Python brings an old pip, which takes three times as long to choose what fits.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@

@@ -242,7 +242,7 @@ def test_the_simulated_server_is_like_a_real_one(valkey: Server) -> None:
     compare(valkey, shapes, seed=1, commands=600)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_simulated_server_is_like_a_real_one_for_long(valkey: Server) -> None:
     shapes = recorded(1, 40)
     for seed in range(2, 6):
