@@ -119,9 +119,9 @@ def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: int, now: 
     now
         What the server's clock said when the caller's own leases were renewed (s since 1970).
     """
+    _guarded(partial(rescue_unbegun, queue, seconds, now))  # first: the next steps let workers take some
     _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
     _guarded(partial(hand_on_abandoned, queue, handle, until=now))
-    _guarded(partial(rescue_unbegun, queue, seconds, now))
     _guarded(partial(enqueue_due, queue, now))
     _guarded(queue.sort)
     _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
