@@ -425,8 +425,8 @@ FOUND = (
         chunk_size=16,
         settings=(("claim_ahead", 64),),
     ),
-    # A worker is cut off when it has begun a job. Others fail at it meanwhile, and it pauses: who began it then
-    # by what he had read before wrote his own count of attempts, which lacks theirs.
+    # A worker is cut off when it has begun a job. Others fail at it meanwhile, and it pauses: that worker
+    # began it again, and wrote its own count of attempts, which lacks theirs.
     Scenario(
         seed=1,
         workers=(0.05, 0.05),
