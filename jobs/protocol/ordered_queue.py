@@ -344,11 +344,7 @@ class OrderedQueue(Queue):
         return job
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when.
-
-        Whoever begins the job leaves that key, which expires. A job that is taken again before may thus be in
-        the queue twice: it is begun once.
-        """
+        """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when."""
         client: Any = self.connection
         places = [self.key, keys.bell(self.name), self.intermediate_queue_key, seen]
         client.eval(_RESCUE, 4, *places, _BELL_RINGS, _BELL_SECONDS, job_id, now, seconds)
