@@ -193,7 +193,12 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     started = {entry.rpartition(b":")[0] for entry in leases}
     for raw_id in connection.lrange(waiting, 0, -1):
         if raw_id not in started:
-            queue.rescue(raw_id, f"{waiting}:first_seen:".encode() + raw_id, now, seconds)
+            queue.rescue(raw_id, sighting(queue, raw_id), now, seconds)
+
+
+def sighting(queue: Queue, job_id: bytes) -> bytes:
+    """The key that says since when a job is between the queue and a worker; who begins the job deletes it."""
+    return f"{queue.intermediate_queue_key}:first_seen:".encode() + job_id
 
 
 def forget_gone_workers(queue: Queue) -> None:

@@ -26,7 +26,7 @@ _AT_ONCE = 8
 @click.option("--seconds", default=3600.0, show_default=True, help="Begin no further seed after so long.")
 @click.option("--cpu-seconds", default=1e9, help="Nor after so many seconds of this process's CPU time.")
 @click.option("--processes", default=1, show_default=True, help="0: one for each CPU core.")
-@click.option("--found", is_flag=True, help="Play the failures that were found, instead of seeds.")
+@click.option("--found", is_flag=True, help="Play the failures that were found, the newest first, not seeds.")
 @click.option("--needs", multiple=True, metavar="FEATURE", help="Only seeds with this; repeatable.")
 @click.option(
     "--workers", default=0, metavar="N", help="So many workers in each scenario, instead of 1 to 4."
@@ -54,7 +54,7 @@ def main(
     """Simulate clusters, one for each seed."""
     began = time.perf_counter()
     drawn = (Scenario.drawn(seed, workers or None) for seed in range(first, first + seeds))
-    scenarios = iter(FOUND) if found else (each for each in drawn if each.has(*needs))
+    scenarios = reversed(FOUND) if found else (each for each in drawn if each.has(*needs))
     in_time = _while_time(scenarios, began + seconds, time.process_time() + cpu_seconds)
     failed, played = list[Scenario](), list[tuple[Scenario, Outcome]]()
     for scenario, outcome in _play_all(in_time, processes or os.cpu_count() or 1):
