@@ -344,8 +344,8 @@ class History:
             self._look_at_places(name, self._here)
         if int(name.rpartition("-")[2]) >= FIRST_PIECE:
             self._splits.pop(name.rpartition("-")[0], None)
-        cleans = self.world.current is not None and self.world.current.name.endswith("/heartbeat")
-        if self._here in job.holders and not cleans:  # it hands it back; another may have it, too
+        takes_over = job.holder is not None and not job.holder.alive
+        if self._here in job.holders and not takes_over:  # it hands it back; another may have it, too
             job.holders.discard(self._here)
             job.attempts -= 1
         self._move(name, "waiting")
