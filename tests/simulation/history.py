@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -57,6 +57,9 @@ ENDED = 15
 SLACK = 6
 """Jobs that a kind or a run may be ahead of its part at one worker, beside what it may claim ahead."""
 
+BULK_IN_A_ROW = 2
+"""Bulk jobs that a worker takes before a request, at most: one at its turn, and one of a shorter chunk."""
+
 REQUESTS_FOR_BULK = 3
 """Beside endless requests, bulk work keeps a quarter of the pairs."""
 
@@ -77,14 +80,6 @@ class Job:
     attempts: int = 0
     late: float = 0.0
     since: float = 0.0
-    counted: list[tuple[Counter[str], str]] = field(default_factory=list)
-    """The shares in which it counts as taken, by its kind, tenant and run."""
-
-    def take_back(self) -> None:
-        """It has cost its worker nothing, and may come again."""
-        for taken, whose in self.counted:
-            taken[whose] -= 1
-        self.counted.clear()
 
 
 @dataclass
@@ -168,6 +163,9 @@ class History:
         """Weights of tenants, by what stands for them in the ids of runs."""
         self._passed_over: Counter[Process] = Counter()
         """Pairs of requests that a worker without bulk work has taken while some waited."""
+        self._before_requests: Counter[Process] = Counter()
+        """Bulk jobs that a worker with room for requests has taken while one was next."""
+        self._largest_batch = 0
         self._busy: dict[Process, float] = {}
         self._full: dict[Process, float] = {}
         """When a worker last had all requests that it may claim, or another model."""
@@ -199,9 +197,10 @@ class History:
         for name in self._held:
             self.jobs[name].late = -UNRENEWED_SECONDS
 
-    def forward(self, firsts: Iterable[int]) -> None:
+    def forward(self, firsts: Sequence[int]) -> None:
         """A worker begins a forward of pairs with these first tokens."""
         assert self.world.current
+        self._largest_batch = max(self._largest_batch, len(firsts))
         self.computing[self.world.current.process] = self.world.now
         if self.cancelled and self._disturbed_until < min(self.cancelled.values()):
             for name in {self.owners.get(first, "") for first in firsts} & self.cancelled.keys():
@@ -283,14 +282,6 @@ class History:
         for key in args:
             if key.startswith(b"rq:job:") and key.count(b":") == 2:
                 self._end(key[7:].decode())
-            elif key.startswith(b"rankmill:run:") and key.endswith(b":meta"):
-                self._delete(key[13:-5].decode())
-
-    def _delete(self, run: str) -> None:
-        """A run is gone: workers drop its jobs that they have, which cost them nothing."""
-        for name in self._held:
-            if name.startswith(f"{run}-"):
-                self.jobs[name].take_back()
 
     def _xadd(self, args: list[bytes], reply: Any) -> None:
         """A result was written, unless its run was gone; or a word that some are withdrawn."""
@@ -369,9 +360,6 @@ class History:
         job = self.jobs[name]
         if job.holder and not is_bulk_job(name) and self._requests(job.holder) >= self.claim_ahead_jobs:
             self._full[job.holder] = self.world.now
-        if state in {"waiting", "gone"}:
-            job.take_back()
-        job.counted.clear()
         job.state, job.holder, job.late, job.since = state, None, 0.0, self.world.now
         self._held.discard(name)
 
@@ -403,18 +391,21 @@ class History:
         others = [each for each in others if self._has_run(each)]
         kinds = {"bulk" if is_bulk_job(each) else "request" for each in others}
         kind = "bulk" if is_bulk_job(name) else "request"
-        ahead = self._ahead(job, self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
-        self._took("ahead of its part", ahead, SLACK + 2 * self.claim_ahead_jobs, f"{kind} jobs come first")
+        ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
+        claimed = self.claim_ahead_jobs
+        if claimed * self.chunk_pairs >= 2 * self._largest_batch:  # else it claims so much bulk work only
+            self._took("ahead of its part", ahead, SLACK + 2 * claimed, f"{kind} jobs come first")
         self._look_at_turn(name, worker, bulk_waits="bulk" in kinds)
+        self._look_at_requests(name, worker, is_next=bool(others) and not is_bulk_job(others[0]))
         alike = {each.partition("-")[0] for each in others if is_bulk_job(each) == is_bulk_job(name)}
         run = name.partition("-")[0]
         tenants, mine = {each[-GROUP:] for each in alike}, run[-GROUP:]
-        ahead = self._ahead(job, self._tenants[worker, kind], tenants | {mine}, mine, self.weights)
+        ahead = self._ahead(self._tenants[worker, kind], tenants | {mine}, mine, self.weights)
         much = SLACK * max(self.weights.values(), default=1.0)
         self._took("ahead of other tenants", ahead, much, f"a tenant has {ahead:.0f} {kind} jobs too many")
         if kind == "bulk":
             own = {each for each in alike if each.endswith(mine)}
-            ahead = self._ahead(job, self._runs[worker, mine], own | {run}, run, {})
+            ahead = self._ahead(self._runs[worker, mine], own | {run}, run, {})
             self._took("ahead of other runs", ahead, SLACK, f"a run has {ahead:.0f} jobs more than another")
 
     def _look_at_turn(self, name: str, worker: Process, *, bulk_waits: bool) -> None:
@@ -434,17 +425,25 @@ class History:
             f"{worker.name} has no bulk work, and takes requests",
         )  # fmt: skip
 
+    def _look_at_requests(self, name: str, worker: Process, *, is_next: bool) -> None:
+        """A worker that has room for the next job, a request, takes bulk work for one turn."""
+        if not is_bulk_job(name) or not is_next or self._requests(worker) >= self.claim_ahead_jobs:
+            del self._before_requests[worker]
+            return
+        self._before_requests[worker] += 1
+        self._took(
+            "bulk jobs before requests", self._before_requests[worker], BULK_IN_A_ROW,
+            f"{worker.name} has room for a request, and takes bulk work",
+        )  # fmt: skip
+
     def _requests(self, worker: Process) -> int:
         return sum(self.jobs[each].holder is worker and not is_bulk_job(each) for each in self._held)
 
-    def _ahead(
-        self, job: Job, share: Share, waiting: set[str], mine: str, weights: dict[str, float]
-    ) -> float:
-        """By how many jobs, weighed by its part, whose `job` is taken is ahead of those that wait as well."""
+    def _ahead(self, share: Share, waiting: set[str], mine: str, weights: dict[str, float]) -> float:
+        """By how many jobs, weighed by its part, the one that takes is ahead of those that wait as well."""
         if share.waiting != waiting:
             share.waiting, share.taken = frozenset(waiting), Counter()
         share.taken[mine] += 1
-        job.counted.append((share.taken, mine))
         if len(waiting) < 2:
             return 0.0
         had = {each: share.taken[each] / weights.get(each, 1.0) for each in waiting}
