@@ -123,6 +123,8 @@ class History:
         self._detached: set[bytes] = set()
         self.willing = self.fair = True
         self.calm = False
+        self.one_engine = True
+        """Whether all runs need the same engine; else a worker that loads one claims what it can score then."""
         self.undisturbed = False
         """Whether nothing goes wrong at all."""
         self.lost = False
@@ -396,7 +398,8 @@ class History:
         if claimed * self.chunk_pairs >= 2 * self._largest_batch:  # else it claims so much bulk work only
             self._took("ahead of its part", ahead, SLACK + 2 * claimed, f"{kind} jobs come first")
         self._look_at_turn(name, worker, bulk_waits="bulk" in kinds)
-        self._look_at_requests(name, worker, is_next=bool(others) and not is_bulk_job(others[0]))
+        if self.one_engine:
+            self._look_at_requests(name, worker, is_next=bool(others) and not is_bulk_job(others[0]))
         alike = {each.partition("-")[0] for each in others if is_bulk_job(each) == is_bulk_job(name)}
         run = name.partition("-")[0]
         tenants, mine = {each[-GROUP:] for each in alike}, run[-GROUP:]

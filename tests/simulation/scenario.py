@@ -372,6 +372,7 @@ def _promise(history: History, scenario: Scenario) -> None:
     alike = len(set(scenario.machines)) < 2
     history.willing = alike and all(run.model == MODEL for run in scenario.runs)
     history.fair = history.willing and not any(scenario.lame)
+    history.one_engine = len({run.deterministic for run in scenario.runs}) < 2
     history.weights = {group_of(run.tenant.name): run.tenant.weight for run in scenario.runs}
     poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)
     history.calm = history.fair and not (scenario.faults or scenario.stumbles or poisoned)
