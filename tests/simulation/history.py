@@ -124,7 +124,7 @@ class History:
         self.willing = self.fair = True
         self.calm = False
         self.one_engine = True
-        """Whether all runs need the same engine; else a worker that loads one claims what it can score then."""
+        """Whether one engine scores all runs; else workers put jobs aside, and count them when they begin."""
         self.undisturbed = False
         """Whether nothing goes wrong at all."""
         self.lost = False
@@ -396,7 +396,7 @@ class History:
         ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
         claimed = self.claim_ahead_jobs
         if claimed * self.chunk_pairs >= 2 * self._largest_batch:  # else it claims so much bulk work only
-            self._took("ahead of its part", ahead, SLACK + 2 * claimed, f"{kind} jobs come first")
+            self._took("ahead of its part", ahead, self._slack + 2 * claimed, f"{kind} jobs come first")
         self._look_at_turn(name, worker, bulk_waits="bulk" in kinds)
         if self.one_engine:
             self._look_at_requests(name, worker, is_next=bool(others) and not is_bulk_job(others[0]))
@@ -404,12 +404,14 @@ class History:
         run = name.partition("-")[0]
         tenants, mine = {each[-GROUP:] for each in alike}, run[-GROUP:]
         ahead = self._ahead(self._tenants[worker, kind], tenants | {mine}, mine, self.weights)
-        much = SLACK * max(self.weights.values(), default=1.0)
+        much = self._slack * max(self.weights.values(), default=1.0)
         self._took("ahead of other tenants", ahead, much, f"a tenant has {ahead:.0f} {kind} jobs too many")
         if kind == "bulk":
             own = {each for each in alike if each.endswith(mine)}
             ahead = self._ahead(self._runs[worker, mine], own | {run}, run, {})
-            self._took("ahead of other runs", ahead, SLACK, f"a run has {ahead:.0f} jobs more than another")
+            self._took(
+                "ahead of other runs", ahead, self._slack, f"a run has {ahead:.0f} jobs more than another"
+            )
 
     def _look_at_turn(self, name: str, worker: Process, *, bulk_waits: bool) -> None:
         """A worker that has no bulk work takes some at its turn: after a turn of requests, and one job more.
@@ -438,6 +440,11 @@ class History:
             "bulk jobs before requests", self._before_requests[worker], BULK_IN_A_ROW,
             f"{worker.name} has room for a request, and takes bulk work",
         )  # fmt: skip
+
+    @property
+    def _slack(self) -> int:
+        """As `SLACK`; a worker counts what it puts aside for an engine only when it has loaded that."""
+        return SLACK + (0 if self.one_engine else self.claim_ahead_jobs)
 
     def _requests(self, worker: Process) -> int:
         return sum(self.jobs[each].holder is worker and not is_bulk_job(each) for each in self._held)
