@@ -35,7 +35,6 @@ from rankmill.jobs.protocol.worker_report import (
     TAKES_NEW_NAMES,
     Doing,
     WorkerReport,
-    note_empty_lists,
     withdraw_worker,
 )
 from rankmill.jobs.runtime.hosts import require_worker_packages, worker_name
@@ -370,7 +369,6 @@ class ScoringWorker(SimpleWorker):
 
     def register_birth(self) -> None:
         """Also announce that this worker is a ScoringWorker."""
-        note_empty_lists(self.connection, self.queue_names())
         super().register_birth()  # type: ignore[no-untyped-call]
         self._heartbeat.announce()
 

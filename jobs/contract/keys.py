@@ -138,7 +138,7 @@ def bell(queue: str) -> str:
 
 
 def lost_list(queue: str) -> str:
-    """String: the list of a queue's workers was lost or empty, and may lack some, until all have beaten."""
+    """String: the list of a queue's workers was lost, and lacks some; it expires when all have beaten."""
     return f"{PREFIX}:queue:{queue}:lost-list"
 
 

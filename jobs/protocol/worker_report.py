@@ -222,11 +222,6 @@ def note_lost_list(client: redis.Redis, queues: Iterable[str]) -> None:
         client.set(keys.lost_list(name), 1, ex=UNRENEWED_SECONDS)
 
 
-def note_empty_lists(client: redis.Redis, queues: Iterable[str]) -> None:
-    """Note the same of queues without any worker: those of a server that has lost its data may come back."""
-    note_lost_list(client, [name for name in queues if not client.exists(WORKERS_BY_QUEUE_KEY % name)])
-
-
 def all_take_new_names(client: redis.Redis, queue: str) -> bool:
     """Whether no worker of `queue` is of the release before, which fails jobs with the new names.
 

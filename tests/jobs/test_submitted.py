@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from rq import Queue
+from rq.job import Job
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.leases import server_time
+from rankmill.jobs.protocol.set_aside import read_job
 from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
 from rankmill.jobs.protocol.submitted.store import FileRunStore, RunLease
 from rankmill.jobs.system import system
@@ -85,3 +88,22 @@ def test_a_run_whose_job_is_lost_is_left_to_the_runners_of_its_queue(shared_serv
     server.delete(store.queue.key, other.queue.key, f"rq:job:{run.id}")
     store.recover(15, expired=False)
     assert server.lrange(store.queue.key, 0, -1) == []
+
+
+def test_a_run_that_a_runner_takes_meanwhile_is_found(
+    shared_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was enqueued by hand, so it has no record until a runner takes it; its job is gone when it ends."""
+    store = FileRunStore(shared_server.client, "files by hand", 600)
+    order = {"request": {"inputs": ["/a.csv"], "output": "/b.csv"}, "spec": {"model": "m"}}
+    job = store.queue.enqueue("jobs.score_file", order)
+
+    def ends_first(queue: Queue, raw: bytes) -> Job | None:
+        monkeypatch.undo()
+        claim = store.claim("a", 15)
+        assert claim
+        assert store.end(RunLease(claim.run.end("done"), claim.entry))
+        return read_job(queue, raw)
+
+    monkeypatch.setattr("rankmill.jobs.protocol.submitted.store.read_job", ends_first)
+    assert store.load(job.id).state == "done"

@@ -431,17 +431,6 @@ FOUND = (
         chunk_size=4,
         runners=(0.0, 0.0),
     ),
-    # The server loses its data, and the first who tells of itself is a worker that has just begun: a producer
-    # sent the new names, and one of the release before, which came back later, failed good rows (seed 633).
-    Scenario(
-        seed=2,
-        workers=(0.05, 0.05),
-        clocks=(0.0, 0.0),
-        runs=(Submitted("run-0", (*_pairs(2), ("query", POISON)), 1.26, "live", "bulk"),),
-        faults=(Fault(0.45, "flush", 20.0, 0), Fault(1.67, "change_release", 0.0, 1)),
-        chunk_size=4,
-        old=("worker 0", "worker 1"),
-    ),
     # A producer is cut off between the command that sends a chunk and its reply, and sends it again when that
     # has killed workers meanwhile. Those attempts were forgotten: it had one more than are allowed.
     Scenario(

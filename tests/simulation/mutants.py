@@ -383,12 +383,6 @@ MUTANTS = (
         ("two releases",),
     ),
     Mutant(
-        "a list of workers that was lost is taken for whole", "workers/worker.py",
-        "        note_empty_lists(self.connection, self.queue_names())\n",
-        "",
-        kept=True,
-    ),
-    Mutant(
         "new names are sent to runners of the release before", "jobs/protocol/submitted/store.py",
         "JOB_FUNCTION if self._all_take_new_names() else OLD_JOB_FUNCTION,",
         "JOB_FUNCTION,",

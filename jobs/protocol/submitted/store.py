@@ -283,10 +283,13 @@ class FileRunStore:
 
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
         """The record of a run, or a new one for a job enqueued by its name."""
-        written = self.redis.get(keys.file_run(run_id))
+        key = keys.file_run(run_id)
+        written = self.redis.get(key)
+        job = read_job(self.queue, raw) if written is None else None
+        if written is None and job is None:
+            written = self.redis.get(key)  # a runner may have taken the job in between
         if written is not None:
             return FileRun.read_json(written, f"submitted run {run_id}")
-        job = read_job(self.queue, raw)
         if job is None:
             return None
         named = job.func_name in {JOB_FUNCTION, OLD_JOB_FUNCTION}
