@@ -228,9 +228,7 @@ class RunDriver:
             with redis_errors():
                 self._store.delete(self.run, chunks, tell=True)
         else:
-            with suppress(
-                InputError, OutputError
-            ):  # if its journal cannot be read, it keeps no run from its end
+            with suppress(InputError, OutputError):  # a journal that cannot be read keeps no run from its end
                 self._count()
             gone = self._cleaner.remove(self.run, chunks, hurry=self._late, usage=self._usage)
             if gone and self._journal:
