@@ -423,11 +423,11 @@ FOUND = (
     # A runner stands still, loses its run, and is interrupted when a result is in its journal, but before it
     # knows: it deleted the run, and those rows were never counted (seed 2076).
     Scenario(
-        seed=1,
+        seed=2,
         workers=(0.05,),
         clocks=(0.0,),
         runs=(Submitted("run-0", _pairs(40), 1.0, "submitted parquet"),),
-        faults=(Fault(0.5, "stop_at_write", 20.0, 21),),
+        faults=(Fault(0.5, "stop_at_write", 20.0, 20),),
         chunk_size=4,
         runners=(0.0, 0.0),
     ),
