@@ -345,6 +345,8 @@ class History:
 
     def _end(self, name: str) -> None:
         """A job is deleted; a worker that does so with a result has no lease of it any more."""
+        if self.jobs[name].state == "new":
+            return  # who sends it deletes first what a lost one may have left
         ends = self.jobs[name].state == "done" and self._here and self._here.name.startswith("worker-")
         alone = name not in self._sent_again and not self.lost and self.world.now > self._disturbed_until
         if ends and alone and self._leases(name):
@@ -355,7 +357,8 @@ class History:
         """A worker puts a job into the queue that nobody has, once."""
         if self._list(f"rq:queue:{self.queue}").count(name.encode()) > 1:
             self._tell(f"{worker.name} puts {name} into the queue, and it is there already")
-        if self._leases(name) and self.world.now > self._set_back_until:
+        holder = self.jobs[name].holder  # the lease of a dead one lapses just now
+        if holder and holder.alive and self._leases(name) and self.world.now > self._set_back_until:
             self._tell(f"{worker.name} puts {name} into the queue, and a worker has it")
 
     def _move(self, name: str, state: str) -> None:
