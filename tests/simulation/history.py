@@ -168,6 +168,7 @@ class History:
         self._before_requests: Counter[Process] = Counter()
         """Bulk jobs that a worker with room for requests has taken while one was next."""
         self._largest_batch = 0
+        """Pairs of the largest forward so far."""
         self._busy: dict[Process, float] = {}
         self._full: dict[Process, float] = {}
         """When a worker last had all requests that it may claim, or another model."""
