@@ -137,16 +137,17 @@ local transit, bell, idle, workers = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local kinds, name, may_idle, now = ARGV[1], ARGV[2], ARGV[3] == '1', redis.call('TIME')[1]
 local take, rank = {}, {}
 for place = 9, #ARGV do rank[ARGV[place]] = place end
--- Which of two jobs is next: not one of a run that the worker has just refused, then the tenant that has had
--- the least, then his run that has had the least.
+-- Which of two jobs is next: none of a run that is left alone, not one of a run that comes after all others,
+-- then the tenant that has had the least, then his run that has had the least.
 local function before(id, run, best)
+  if rank['-' .. run] then return best end
   local its = {rank['!' .. run] and 1 or 0, rank[group_of(id)] or 0, rank[run] or 0, id = id}
   for at = 1, 3 do
     if best and its[at] ~= best[at] then return its[at] < best[at] and its or best end
   end
   return best or its
 end
-local function is_first(its) return its[1] + its[2] + its[3] == 0 end
+local function is_first(its) return its and its[1] + its[2] + its[3] == 0 end
 local function bring_requests()
   local head = redis.call('LINDEX', queue, 0)
   if ARGV[6] == '0' or not head or not is_bulk(head) then return end
@@ -159,12 +160,16 @@ local function bring_requests()
 end
 function take.request()
   bring_requests()
-  local best
-  for _, id in ipairs(redis.call('LRANGE', queue, 0, tonumber(ARGV[5]) - 1)) do
-    if is_bulk(id) then break end
-    best = before(id, named(id), best)
-    if is_first(best) then break end
-  end
+  local best, at, piece = nil, 0, tonumber(ARGV[5])
+  repeat  -- look further if all of a piece are left alone
+    local requests = 0
+    for _, id in ipairs(redis.call('LRANGE', queue, at, at + piece - 1)) do
+      if is_bulk(id) then break end
+      requests, best = requests + 1, before(id, named(id), best)
+      if is_first(best) then break end
+    end
+    at = at + piece
+  until best or requests < piece or at == 8 * piece
   if not best then redis.call('DEL', bell) return nil end
   redis.call('LREM', queue, 1, best.id)
   redis.call('RPUSH', transit, best.id)
@@ -220,12 +225,13 @@ function take.bulk()
       has[run], has[group], last[run] = (has[run] or 0) + 1, (has[group] or 0) + 1, id
     end
   end
-  if best == nil then return nil end
+  if #near == 0 then return nil end
   if not is_first(best) and ARGV[8] ~= '0' then
     for _, each in ipairs(bring_bulk(near, has, last, at, runs, groups)) do
       best = before(each.id, each.run, best)
     end
   end
+  if not best then return nil end
   redis.call('LREM', queue, 1, best.id)
   redis.call('RPUSH', transit, best.id)
   return best.id
@@ -437,7 +443,7 @@ class OrderedQueue(Queue):
         order
             Tenants, by the groups in ids, and ids of bulk runs: who has had the least is named first. Next is
             a job of a tenant that is not named, then of the first one; of a tenant's runs likewise. A run
-            with ``!`` before its id comes after all others.
+            with ``!`` before its id comes after all others, and one with ``-`` is left alone.
         worker, idle
             Name of the worker, and whether it will be idle without a job.
         bring

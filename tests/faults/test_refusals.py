@@ -126,6 +126,13 @@ def test_a_run_that_a_worker_cannot_score_keeps_it_from_no_other(
     refused = client.submit(iter(pairs), model=str(model))  # a bulk run, too
     assert np.isfinite(client.score(pairs, timeout=60)).all()  # 3 to 6 s; 81 s while it came first each time
     assert server.client.exists(keys.run(refused.id))
+
+    def handed_back() -> int:
+        return int(server.client.info("commandstats")["cmdstat_watch"]["calls"])
+
+    before = handed_back()
+    time.sleep(3.0)
+    assert handed_back() - before <= 5  # a look a second; 64 a second while it took each chunk
     refused.cancel()
 
 

@@ -24,8 +24,10 @@ _AT_ONCE = 512
 """Jobs further back in a queue at which all workers look in a second, and most at which one does in a claim;
 these take the server about 0.15 ms."""
 
+_LEFT_ALONE_SECONDS = 1.0
 _REFUSED_SECONDS = 10.0
-"""How long a run comes after all others whose chunk the worker has just given back, as it cannot score it.
+"""How long the worker leaves a run alone whose chunk it has just given back, as it cannot score it; and how
+long that comes after all others.
 
 It rests for up to a second after 64 such chunks, so it gets past some 500 runs to one that it can score.
 """
@@ -105,9 +107,19 @@ class ClaimOrder:
     def names(self) -> list[str]:
         """Whose job to claim next, as the `order` of `OrderedQueue.take`."""
         now = system.monotonic()
-        self._refused = {run: until for run, until in self._refused.items() if now < until}
+        self._refused = {run: at for run, at in self._refused.items() if now < at + _REFUSED_SECONDS}
+        refused = (f"{'-' if self._left_alone(run, now) else '!'}{run}" for run in self._refused)
         tenants = [name for shares in self._tenants.values() for name in shares.names()]
-        return [*tenants, *self._runs.names(), *(f"!{run}" for run in self._refused)]
+        return [*tenants, *self._runs.names(), *refused]
+
+    @property
+    def leaves_some(self) -> bool:
+        """Whether jobs wait, and some of them may be of runs that are left alone."""
+        now = system.monotonic()
+        return self._waiting > 0 and any(self._left_alone(run, now) for run in self._refused)
+
+    def _left_alone(self, run_id: str, now: float) -> bool:
+        return now < self._refused[run_id] + _LEFT_ALONE_SECONDS
 
     @property
     def last(self) -> bool:
@@ -136,7 +148,7 @@ class ClaimOrder:
 
     def refused(self, run_id: str) -> None:
         """Note that a chunk of a run was given back for others: it would be next again, wherever it is."""
-        self._refused[run_id] = system.monotonic() + _REFUSED_SECONDS
+        self._refused[run_id] = system.monotonic()
 
     def no_bulk_waits(self) -> None:
         """Note that no bulk work waited when it was its turn."""

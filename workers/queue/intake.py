@@ -26,6 +26,9 @@ from rankmill.workers.queue.refusals import Refusals
 POLL_SECONDS = 1
 """Longest wait for a job or for room, until the worker checks whether it must stop."""
 
+_LOOK_AGAIN_SECONDS = 0.1
+"""Until a worker looks again that leaves all alone that it sees: each time, at another piece of a queue."""
+
 _LISTEN_SECONDS = 1
 """How long one command listens to the bell."""
 
@@ -109,6 +112,9 @@ class Intake:
         self._room = kinds = self._kinds()
         found = self._readable(lambda: self._take(kinds)) if kinds else None
         if found is None and wait and not self.full:
+            if self._order.leaves_some:  # or else it gets these
+                system.sleep(_LOOK_AGAIN_SECONDS)
+                return False
             found = self._readable(self._wait_for_any)
         if found is None:
             return False

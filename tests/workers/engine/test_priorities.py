@@ -252,7 +252,9 @@ def test_a_run_that_a_worker_refuses_is_last_whoever_its_tenant_is(url: str) -> 
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_a_request_that_a_worker_refuses_keeps_no_other_from_it(url: str, by_name: bool) -> None:
+def test_a_request_that_a_worker_refuses_keeps_no_other_from_it(
+    url: str, clock: list[float], by_name: bool
+) -> None:
     queue = RunStore(Client(url, model="demo").store.redis).queue(f"refused-request-{by_name}")
     theirs, mine = new_run_id("request", "a"), new_run_id("request", "b")
     refused = "one-by-name" if by_name else keys.job_id(theirs, 0)
@@ -263,8 +265,36 @@ def test_a_request_that_a_worker_refuses_keeps_no_other_from_it(url: str, by_nam
     assert queue.take(["request"], order.names).job_id == refused.encode()
     order.refused(run_id_of_request(refused) if by_name else theirs)
     queue.push_job_id(refused)
+    clock[0] += 1.1
     assert queue.take(["request"], order.names).job_id == keys.job_id(mine, 0).encode()
     assert queue.take(["request"], order.names).job_id == refused.encode()
+
+
+@pytest.mark.parametrize("kind", ["request", "bulk"])
+def test_what_a_worker_has_just_refused_it_leaves_alone_and_finds_what_lies_behind(
+    url: str, clock: list[float], kind: Priority
+) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue(f"left-alone-{kind}")
+    connection: Any = queue.connection
+    refused, mine = new_run_id(kind, "a"), new_run_id(kind, "b")
+    connection.rpush(queue.key, *(keys.job_id(refused, chunk) for chunk in range(600)))
+    order = ClaimOrder(4096)
+
+    def looks() -> str:
+        taken = queue.take([kind], order.names, bring=False, further=order.further(queue.name))
+        order.saw({queue.name: taken.waiting}, taken.workers)
+        clock[0] += 0.1
+        return taken.job_id.decode()
+
+    connection.rpush(queue.key, looks())
+    order.refused(refused)
+    assert order.leaves_some
+    assert not any(looks() for _ in range(5))
+    connection.rpush(queue.key, keys.job_id(mine, 0))
+    assert any(looks().startswith(mine) for _ in range(3))
+    clock[0] += 1.1
+    assert not order.leaves_some
+    assert looks().startswith(refused)  # it tries again
 
 
 @pytest.mark.parametrize("kind", ["request", "bulk"])
@@ -285,6 +315,9 @@ def test_a_worker_that_refuses_a_hundred_runs_comes_to_the_one_that_it_can_score
             job = queue.take([kind], order.names, bring=False).job_id.decode()
             if job.startswith(mine):
                 return True
+            if not job:
+                clock[0] += 0.1
+                continue
             order.refused(job.partition("-")[0])
             connection.rpush(queue.key, job)
             refusals.sent_back(job)
