@@ -223,8 +223,10 @@ class FileRunStore:
     def runners(self, name: str = "", lease_seconds: int = 0) -> list[str]:
         """The live runners; `name` is one of them for `lease_seconds` from now on."""
         if name:
-            self.redis.zadd(keys.file_queues(), {self.queue.name: system.now()})
-            self.redis.expire(keys.file_queues(), self.ttl)
+            with self.redis.pipeline() as pipe:
+                pipe.zadd(keys.file_queues(), {self.queue.name: system.now()})
+                pipe.expire(keys.file_queues(), self.ttl)
+                pipe.execute()
         live, new_names = (Leases(self.redis, key, lease_seconds) for key in self._runners)
         if name:
             live.take(name)
