@@ -396,9 +396,8 @@ class ScoringWorker(SimpleWorker):
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
             self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
             queue = Queue(job.origin, connection=self.connection)
-            pipe.lrem(queue.intermediate_queue_key, 1, job.id)
             pipe.delete(sighting(queue, job.id.encode()))
-            job.begin(execution, pipe)
+            job.begin(execution, queue, pipe)
             pipe.expire(job.key, job.run_ttl)
             *_, is_begun, _ = pipe.execute()
             if not is_begun:

@@ -28,6 +28,8 @@ return 0
 
 
 _BEGIN = """
+local queue, transit = KEYS[4], KEYS[5]
+local taken = redis.call('LREM', transit, 1, ARGV[2])
 local job = redis.call('HMGET', KEYS[3], 'status', 'retries_left')
 if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end
 for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
@@ -37,9 +39,12 @@ for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   end
 end
 redis.call('HSET', KEYS[3], unpack(ARGV, 4))
+if taken == 0 then redis.call('LREM', queue, 1, ARGV[2]) end  -- it was put back, as its worker stood still
 return 1
 """
-"""KEYS: executions, leases, job. ARGV: execution, job's id, retries that are left, fields of the job."""
+"""KEYS: executions, leases, job, queue, intermediate queue. ARGV: execution, id of the job, retries that are
+left, fields of the job.
+"""
 
 
 class Executions(ExecutionRegistry):
@@ -136,21 +141,23 @@ class ScoringJob(Job):
         self.set_status(JobStatus.SCHEDULED, pipeline=pipeline)
         queue.schedule_job(self, now() + timedelta(seconds=interval), pipeline=pipeline)
 
-    def begin(self, execution: Execution, pipeline: Pipeline) -> None:
+    def begin(self, execution: Execution, queue: Queue, pipeline: Pipeline) -> None:
         """Let the job be started by a worker, as `prepare_for_execution` does; the reply says whether it is.
 
-        It is not if it has ended, others have tried it since it was read, or another execution has a lease:
-        it was in the queue twice, or is begun again, as a reply was lost.
+        It is in no list of its queue then, though it may have been put back while its worker stood still. It
+        is not started if it has ended, others have tried it since it was read, or another execution has a
+        lease: it was in the queue twice, or is begun again, as a reply was lost.
         """
         client: Any = pipeline
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()
         since = utcformat(self.started_at)
         places = [self.execution_registry.key, self.started_job_registry.key, self.key]
+        places += [queue.key, queue.intermediate_queue_key]
         fields = ["status", "started", "worker_name", self.worker_name]
         times = ["started_at", since, "last_heartbeat", since]
         left = "" if self.retries_left is None else self.retries_left
-        client.eval(_BEGIN, 3, *places, execution.id, self.id, left, *fields, *times)
+        client.eval(_BEGIN, 5, *places, execution.id, self.id, left, *fields, *times)
 
     def perform(self) -> None:
         """Never call the function of the job: the worker scores `chunk` itself."""
