@@ -48,6 +48,11 @@ from rankmill.producer.collect.spool import Spool
 _SWEEP_SECONDS = 10
 """After waiting so long for a chunk, check that the jobs of all chunks in Redis still exist."""
 
+_PATROL_SHARE = 0.1
+_LONGEST_PATROL = 1.0
+"""A producer that has long heard nothing looks after its run again when it has waited a tenth of that more,
+but at least once a second."""
+
 _ENCODERS = 8
 """Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
 
@@ -176,7 +181,7 @@ class RunDriver:
             while not collector.done:
                 self.fill()
                 if collector.ready:
-                    if collector.pieces and self._seconds_since(self._collected) > self._store.patrol_seconds:
+                    if collector.pieces and self._seconds_since(self._collected) > self._patrol_seconds:
                         self._catch_up()
                     yield self._spool.take(collector.take())
                     self._waits_since = system.monotonic()
@@ -268,7 +273,7 @@ class RunDriver:
         """Collect results, waiting a little for the first; a fatal failure ends the run."""
         self._look_around()
         with self._at_redis():
-            patrol = self._store.patrol_seconds
+            patrol = self._patrol_seconds
             if self.presence and self._seconds_since(self._heard) > patrol:
                 self.presence.check(self._heard)
             self._collect(0 if self._wants_chunks() else patrol)
@@ -292,7 +297,7 @@ class RunDriver:
         now, window = system.monotonic(), self._sizes.window
         sized = self._sizes.chunks.known
         just_known = window.follows_workers and sized and not self._sized
-        if now - self._looked < self._store.patrol_seconds and not just_known:
+        if now - self._looked < self._patrol_seconds and not just_known:
             return
         self._looked, self._sized = now, sized
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
@@ -517,6 +522,12 @@ class RunDriver:
     def _check_cancelled(self) -> None:
         if self._cancelled:
             raise RunCancelled(f"run {self.run.id} was cancelled")
+
+    @property
+    def _patrol_seconds(self) -> float:
+        """Until it looks around again; less often when it has long heard nothing, as many may wait."""
+        quiet = _PATROL_SHARE * self._seconds_since(self._heard)
+        return max(self._store.patrol_seconds, min(quiet, _LONGEST_PATROL))
 
     def _seconds_since(self, moment: float) -> float:
         return system.monotonic() - moment

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankmill import Client
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.contract.errors import RedisUnavailable, RunTimeout
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.scored import ScoredTable
@@ -228,3 +228,16 @@ def test_the_spool_leaves_no_file(tmp_path: Path) -> None:
     )
     assert len(spool.take(2).table) == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_producer_that_has_long_heard_nothing_asks_less_often(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankmill.producer.collect.driver._PATROL_SHARE", 1.0)
+    run = Client(server.url, model="demo").submit([("q", "p")])
+    before = server.client.info("commandstats").get("cmdstat_xread", {"calls": 0})["calls"]
+    with pytest.raises(RunTimeout):
+        run.scores(timeout=4.0)
+    asked = server.client.info("commandstats")["cmdstat_xread"]["calls"] - before
+    assert 4 <= asked <= 10  # 20, five times a second
+    run.cancel()
