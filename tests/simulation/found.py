@@ -473,4 +473,14 @@ FOUND = (
         chunk_size=4,
         stumbles=2,
     ),
+    # A server takes no writes for more than a minute, so no worker can say that it is there: the run ended
+    # with NoWorkers (seed 9600723).
+    Scenario(
+        seed=1,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 1.0, "live"),),
+        faults=(Fault(3.0, "no_replicas", 90.0, 0),),
+        chunk_size=16,
+    ),
 )

@@ -197,6 +197,12 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "a time without writes counts as time without workers", "producer/collect/presence.py",
+        "elif refusal := refuses_writes(self._store.redis):",
+        "elif refusal := None:",
+        kept=True,
+    ),
+    Mutant(
         "a producer does not see that its run is cancelled", _DRIVER,
         "if self._store.was_cancelled(self.run):",
         "if self.run is None:",
