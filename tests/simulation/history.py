@@ -120,7 +120,8 @@ class History:
         self.claim_ahead_jobs = 64
         self.chunk_pairs = 16
         self.window: int | None = None
-        self._detached: set[bytes] = set()
+        self.detached: set[str] = set()
+        """Runs whose pairs are sent as a whole, without a window; the cluster adds to it."""
         self.willing = self.fair = True
         self.calm = False
         self.one_engine = True
@@ -543,18 +544,16 @@ class History:
 
     def _look_at_keys(self) -> None:
         """Every key of ours expires; a run's payloads are no more than its window."""
-        pairs: Counter[bytes] = Counter()
+        pairs: Counter[str] = Counter()
         for key, item in self._data.items():
             if key.startswith((b"rankmill:", b"rq:job:", b"rq:execution")) and item.expireat is None:
                 self._tell(f"{key.decode(errors='replace')} does not expire")
             if key.startswith(b"rankmill:run:"):
                 run, _, rest = key[13:].partition(b":")
-                pairs[run] += rest.startswith(b"pairs:") and int(rest[6:]) < FIRST_PIECE
+                pairs[run.decode()] += rest.startswith(b"pairs:") and int(rest[6:]) < FIRST_PIECE
         if self.window is not None and not self.lost:
             for run, count in pairs.items():
-                if self._exists(f"rankmill:run:{run.decode()}:detached"):
-                    self._detached.add(run)  # all its pairs are there, and some still once it is cancelled
-                elif run not in self._detached:
+                if run not in self.detached:
                     self._took("payloads over the window", count - self.window, 0, "the window is exceeded")
 
     # The world
