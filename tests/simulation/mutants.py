@@ -389,6 +389,24 @@ MUTANTS = (
         ("two releases",),
     ),
     Mutant(
+        "a chunk that failed for its name is not sent again", _DRIVER,
+        "if accepted.unknown:",
+        "if accepted.unknown is None:",
+        kept=True,
+    ),
+    Mutant(
+        "what failed for its name stays", _RUNS,
+        "if redis.call('XDEL', KEYS[1], ARGV[at]) == 1 then",
+        "if ARGV[at] then",
+        kept=True,
+    ),
+    Mutant(
+        "attempts at a name that is not known are not forgotten", _RUNS,
+        "if not mine[string.match(each, '^%d+')] then",
+        "if each then",
+        kept=True,
+    ),
+    Mutant(
         "new names are sent to runners of the release before", "jobs/protocol/submitted/store.py",
         "JOB_FUNCTION if self._all_take_new_names() else OLD_JOB_FUNCTION,",
         "JOB_FUNCTION,",
