@@ -461,6 +461,12 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "a dead runner's run stays with it for another lease", "jobs/protocol/submitted/scripts.py",
+        "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)",
+        "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now - 15)",
+        ("kill_at_write", "submitted parquet", "keeps data"),
+    ),
+    Mutant(
         "what another runner has made meanwhile is made again", "producer/files/workspace.py",
         "                if self._made():\n",
         "                if False:\n",
