@@ -129,6 +129,18 @@ def is_suspect(job: Job) -> bool:
     return bool(job.meta.get(_SUSPECT))
 
 
+def is_of_unknown_name(message: str) -> bool:
+    """Whether a chunk's last attempt failed at a worker of the release before, which knows no new names.
+
+    >>> why = f"job r-0 asks for {JOB_FUNCTION}; a ScoringWorker runs nothing but {OLD_JOB_FUNCTION}"
+    >>> is_of_unknown_name(f"given up after attempt 4: ForeignJobError: {why}")
+    True
+    >>> is_of_unknown_name("given up after attempt 4: its worker died")
+    False
+    """
+    return ": ForeignJobError: job " in message and f" asks for {JOB_FUNCTION}; " in message
+
+
 def asks_for_times(job: Job) -> bool:
     """Whether the result is to say how long the stages took."""
     return bool(job.meta.get(_TIMES))

@@ -53,6 +53,25 @@ return new
 """KEYS: run, its failed attempts. ARGV: expiry (s), then attempts. Returns for each whether it is new, and
 nothing if the run is gone: whoever wrote the key then might die before it is deleted."""
 
+_FORGET_ATTEMPTS = """
+local mine, found = {}, {}
+for at = 2, #ARGV, 2 do
+  if redis.call('XDEL', KEYS[1], ARGV[at]) == 1 then
+    mine[ARGV[at + 1]] = true
+    found[#found + 1] = tonumber(ARGV[at + 1])
+  end
+end
+local noted = #found > 0 and redis.pcall('SMEMBERS', KEYS[2]) or {}
+if #noted > 0 then redis.call('UNLINK', KEYS[2]) end
+for _, each in ipairs(noted) do
+  if not mine[string.match(each, '^%d+')] then redis.call('SADD', KEYS[2], each) end
+end
+redis.call('EXPIRE', KEYS[2], ARGV[1])
+return found
+"""
+"""KEYS: a run's results, its failed attempts. ARGV: expiry (s), then failures by entry and chunk.
+Returns the chunks whose failure is deleted by this call and no other, and whose attempts are forgotten."""
+
 _SENT_AGAIN = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
 for at = 3, #KEYS do
@@ -216,6 +235,18 @@ class RunStore:
             function = JOB_FUNCTION if all_take_new_names(self.redis, queue) else OLD_JOB_FUNCTION
             self._functions[queue] = system.monotonic(), function
         return function
+
+    def use_former_name(self, run: Run, failures: Mapping[int, str]) -> list[int]:
+        """Forget failures of chunks, by their entries, and their attempts; from now on send the former name.
+
+        Returns
+        -------
+        The chunks whose failure nobody else has forgotten, to be sent again.
+        """
+        self._functions[run.queue] = system.monotonic(), OLD_JOB_FUNCTION
+        places = keys.results(run.id), keys.failed_attempts(run.id)
+        entries = [word for chunk, entry in failures.items() for word in (entry, chunk)]
+        return [int(chunk) for chunk in self.redis.eval(_FORGET_ATTEMPTS, 2, *places, run.ttl, *entries)]
 
     def payload(self, run: Run, chunk: int) -> bytes | None:
         """The pairs of a chunk; ``None`` if the producer already has its scores."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from rankmill.jobs.contract.job import is_of_unknown_name
 from rankmill.jobs.contract.results import (
     BadResult,
     ChunkFailure,
@@ -108,12 +109,14 @@ class Accepted(NamedTuple):
 
     ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers are to be sent.
     Pieces with ``unusable`` results, by number with the reasons, are to be sent again, unless their job will
-    write another result.
+    write another result. ``unknown`` are failures at workers of the release before, which do not know the
+    job's name: their pieces are to be sent again by its former one.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
     halves: list[Piece]
     unusable: dict[int, str]
+    unknown: list[ChunkFailure]
 
 
 class HowScored:
@@ -227,6 +230,8 @@ class Collector:
         """Rows of finished chunks that are not taken, by number."""
         self._reuse = reuse
         self._repeats = None if reuse is None else RepeatedPairs(reuse.columns)
+        self._renamed: set[int] = set()
+        """Pieces that were to be sent again by their job's former name, by number."""
         self._idle = 0
         """Chunks that wait only for others' scores."""
         self._load = Load()
@@ -318,6 +323,7 @@ class Collector:
         taken: list[tuple[Piece, ChunkResult]] = []
         fresh: list[Piece] = []
         unusable: dict[int, str] = {}
+        unknown: list[ChunkFailure] = []
         for result in results:
             if isinstance(result, Withdrawal):
                 self._withdraw(result)
@@ -328,6 +334,10 @@ class Collector:
                     logger.warning("a result cannot be used: %s", bad)
                 if result.chunk in self.pieces:
                     unusable[result.chunk] = str(bad)
+                continue
+            if isinstance(result, ChunkFailure) and self._is_unknown(result):
+                self._renamed.add(result.chunk)
+                unknown.append(result)
                 continue
             piece = self.pieces.pop(result.chunk, None)
             if piece is None:
@@ -351,7 +361,9 @@ class Collector:
                 self._has_answer(piece.chunk, whole)
         self.see(self._scored, now)
         still_bad = {number: why for number, why in unusable.items() if number in self.pieces}
-        return Accepted(taken, [piece for piece in fresh if piece.number in self.pieces], still_bad)
+        still_unknown = [failure for failure in unknown if failure.chunk in self.pieces]
+        unsent = [piece for piece in fresh if piece.number in self.pieces]
+        return Accepted(taken, unsent, still_bad, still_unknown)
 
     def retry(
         self, reasons: Mapping[int, str], failed: Mapping[int, int]
@@ -403,6 +415,11 @@ class Collector:
         sources = {copied[at - 1] for row in rows if (at := bisect_right(copied, row))}  # or one before it
         self.withdrawn |= rows | {chunk for source, chunk in self._copies if source in sources}
         self.why_withdrawn = f"worker {withdrawal.worker}: {withdrawal.reason}"
+
+    def _is_unknown(self, failure: ChunkFailure) -> bool:
+        """Whether a piece has failed for its job's name, for the first time."""
+        is_first = failure.chunk in self.pieces and failure.chunk not in self._renamed
+        return is_first and is_of_unknown_name(failure.message)
 
     def _fits(self, result: ChunkScores) -> bool:
         piece = self.pieces.get(result.chunk)

@@ -9,6 +9,7 @@ from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable, RunFailed
 from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
@@ -64,13 +65,11 @@ class WorkerPresence:
                 self._look()
             finally:
                 self._looking = False
-        now = system.monotonic()
         missing = self._looked - max(self._seen, since)  # what has come since then is not known
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
-        if missing > _WORD_SECONDS and now - self._warned > _REMIND_SECONDS:
-            self._warned = now
-            logger.warning("%s", no_workers_message(self._queue, mask_url(self._url)))
+        if missing > _WORD_SECONDS:
+            self._warn(no_workers_message(self._queue, mask_url(self._url)))
 
     def _look(self) -> None:
         try:
@@ -83,3 +82,12 @@ class WorkerPresence:
             raise RunFailed(wrong_worker_message(self._queue))
         if found.scoring:
             self._seen = system.monotonic()
+        elif refusal := refuses_writes(self._store.redis):  # no worker can say that it is there
+            self._seen = system.monotonic()
+            self._warn(f"{refusal}; until it takes writes, nobody sees whether workers listen")
+
+    def _warn(self, message: str) -> None:
+        now = system.monotonic()
+        if now - self._warned > _REMIND_SECONDS:
+            self._warned = now
+            logger.warning("%s", message)

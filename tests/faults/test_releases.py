@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +21,9 @@ import pytest
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from rankmill import Client
+from rankmill import Client, ScoringRun
 from rankmill.jobs.contract.encodings import TokensAsked
+from rankmill.jobs.contract.job import JOB_FUNCTION
 from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartRunner, StartWorker, wait_for
 from tests.harness.models.tiny import cross_encoder
@@ -106,6 +108,20 @@ def test_an_upgraded_producer_is_served_by_workers_of_the_release_before(
     old_worker.terminate()  # upgraded as well
     assert old_worker.wait(timeout=60) == 0
     np.testing.assert_allclose(client.score(PAIRS, timeout=60), expected, atol=1e-5)
+
+
+def test_a_worker_of_the_release_before_that_nobody_knew_of_costs_no_row(
+    server: Server, old_worker: subprocess.Popen[bytes], tiny_model: Path, expected: np.ndarray
+) -> None:
+    """As after a loss of data: a worker that has just begun was seen, and this one comes back later."""
+    client = Client(server.url, model=str(tiny_model), precision="fp32", chunk_size=20, max_retries=1)
+    for detached in (False, True):
+        client.store._functions["rankmill"] = time.monotonic() + 60, JOB_FUNCTION
+        run = client.submit(PAIRS, detached=detached)
+        np.testing.assert_allclose(run.scores(timeout=60), expected, atol=1e-5)
+    attached = client.attach(run.id)
+    assert isinstance(attached, ScoringRun)
+    np.testing.assert_allclose(attached.scores(timeout=60), expected, atol=1e-5)
 
 
 def test_upgraded_workers_serve_a_producer_of_the_release_before(

@@ -23,6 +23,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from benchmarks.faults.outages import replica
 from rankmill import AsyncClient, Client, CrossEncoder
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import (
@@ -232,6 +233,19 @@ def test_a_wait_for_workers_that_are_not_there_ends_with_a_word(server: Server) 
         client.score(PAIRS, timeout=60)
     assert not client.store.queue("nobody").count
     assert not list(server.client.scan_iter("rankmill:run:*"))
+
+
+def test_workers_that_cannot_say_that_they_are_there_are_not_missed(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = Client(server.url, model="demo", queue="nobody", no_workers_seconds=0.6)
+    run = client.submit(PAIRS)
+    with replica(server.client), pytest.raises(RunTimeout):  # it answers, and takes no writes
+        run.scores(timeout=3)
+    assert "READONLY" in caplog.text
+    assert "no worker listens" not in caplog.text
+    with pytest.raises(NoWorkers):
+        run.scores(timeout=60)
 
 
 def test_a_typo_in_an_option_is_named_with_the_option_that_was_meant(shared_server: Server) -> None:

@@ -22,7 +22,9 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.jobs.system import system
+from rankmill.producer.client import sync_client
 from rankmill.producer.client.sync_client import Client
+from rankmill.producer.collect.driver import submit_detached
 from rankmill.workers.batches.tokens import Batch, Tokens
 from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.worker import ScoringWorker
@@ -324,6 +326,7 @@ class Cluster:
         self.old: set[str] = set()
         """Places whose next process is of the release before."""
         mine.patch(Client, "_new_run", self._noting(Client._new_run))
+        mine.patch(sync_client, "submit_detached", self._noting_detached(submit_detached))
 
     def worker(
         self,
@@ -405,6 +408,13 @@ class Cluster:
             assert self.world.current
             self.begun[self.world.current.process].add(run.id)
             return run
+
+        return noting
+
+    def _noting_detached(self, submit: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(store: RunStore, run: Run, *args: Any) -> Any:
+            self.world.history.detached.add(run.id)
+            return submit(store, run, *args)
 
         return noting
 

@@ -340,18 +340,28 @@ SELECT (SELECT coalesce(sum(rows), 0) FROM chunks)
 
 
 class _Database(sqlite3.Connection):
-    """A journal. A commit is synced when it is done, if the journal asks for that."""
+    """A journal. A commit is synced when it is done, if the journal asks for that.
+
+    So is the file when it is closed: SQLite moves all commits there, syncs it, and then deletes its log.
+    """
 
     def __init__(self, path: Any, *args: Any, **options: Any) -> None:
         super().__init__(path, *args, **options)
         here = world().current
         assert here
         assert here.process.disk
-        self._path, self._disk = Path(path), here.process.disk
+        self._path, self._disk, self._process = Path(path), here.process.disk, here.process
 
     def close(self) -> None:
+        is_synced = self._process.alive and self._syncs()
         super().close()
         self._disk.forget_gone()
+        if is_synced and self._path.exists():
+            self._disk.synced(self._path)
+
+    def _syncs(self) -> bool:
+        """Whether the journal asks for syncs."""
+        return bool(self.execute("PRAGMA synchronous").fetchone()[0] >= 2)
 
     def __exit__(self, *about: Any) -> Any:
         changes = self.in_transaction and about[0] is None
@@ -367,7 +377,7 @@ class _Database(sqlite3.Connection):
         found = super().__exit__(*about)
         if changes:
             self._disk.step("commit is under way", self._path)
-        if self.execute("PRAGMA synchronous").fetchone()[0] >= 2:
+        if self._syncs():
             for path in (self._path, self._path.with_name(f"{self._path.name}-wal")):
                 if path.exists():
                     self._disk.synced(path)

@@ -60,6 +60,19 @@ def _stands_still(kind: str, *, at_write: int, successor_at: int = 0) -> Scenari
     )
 
 
+def _older_worker(kind: str) -> Scenario:
+    """The server loses its data, and a worker that has just begun is the first who tells of itself."""
+    return Scenario(
+        seed=2,
+        workers=(0.05, 0.05),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", (*_pairs(2), ("query", POISON)), 1.26, kind, "bulk"),),
+        faults=(Fault(0.45, "flush", 20.0, 0), Fault(1.67, "change_release", 0.0, 1)),
+        chunk_size=4,
+        old=("worker 0", "worker 1"),
+    )
+
+
 FOUND = (
     # A server that was away for more than a minute: the run then ended with NoWorkers, as the time in which
     # nobody could look at the workers counted as time without workers.
@@ -473,4 +486,19 @@ FOUND = (
         chunk_size=4,
         stumbles=2,
     ),
+    # A server takes no writes for more than a minute, so no worker can say that it is there: the run ended
+    # with NoWorkers (seed 9600723).
+    Scenario(
+        seed=1,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 1.0, "live"),),
+        faults=(Fault(3.0, "no_replicas", 90.0, 0),),
+        chunk_size=16,
+    ),
+    # The server loses its data, and a producer sees a worker that has just begun: it sent the new names, and
+    # a worker of the release before, which came back a moment later, failed good rows (seed 633).
+    _older_worker("live"),
+    # The same with a detached run, whose results stay in Redis and are read again.
+    _older_worker("detached"),
 )

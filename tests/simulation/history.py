@@ -6,6 +6,7 @@ device tells of its forwards. Once a virtual second `History.look` finds out wha
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ BEAT, LEASE = 5.0, 15.0
 
 TAKEN_OVER = LEASE + BEAT + 2
 """A dead worker's chunk is taken from it so soon: its lease ends, and a heartbeat of another worker comes;
-that takes a moment, and a second lies between two looks."""
+that takes a moment, and a second lies between two looks. So is a dead runner's run by an idle one."""
 
 RESCUED = 2 * LEASE + 2 * BEAT
 """A job that has left the queue and reached no worker is put back so soon: a cleaning sees it, and one that
@@ -32,7 +33,8 @@ comes a lease later does it."""
 
 PROGRESS = 60
 """A forward is in progress, or ends, at least so often, while there is work, a worker and a server: a lost
-chunk is sent again, and a pause between attempts ends."""
+chunk is sent again, and a pause between attempts ends. That begins anew with the death of a runner that has a
+run, as four of them may die of it in a row; each of these is `TAKEN_OVER` from."""
 
 IDLE = 40
 """A worker scores something at least so often while jobs wait."""
@@ -120,7 +122,8 @@ class History:
         self.claim_ahead_jobs = 64
         self.chunk_pairs = 16
         self.window: int | None = None
-        self._detached: set[bytes] = set()
+        self.detached: set[str] = set()
+        """Runs whose pairs are sent as a whole, without a window; the cluster adds to it."""
         self.willing = self.fair = True
         self.calm = False
         self.one_engine = True
@@ -154,6 +157,10 @@ class History:
         """Runs whose producer has died, and whose successor deletes them."""
         self.abandoned: set[str] = set()
         """Runs whose producer has died; the cluster adds to it."""
+        self._runs_held: dict[str, tuple[bytes, Process]] = {}
+        """Submitted runs by id: the lease of the runner that has one, and its process."""
+        self._left: dict[str, float] = {}
+        """The runs of these whose runner has ended, and since when one could have taken them."""
         self.results = 0
         self._held: set[str] = set()
         self._sent_again: set[str] = set()
@@ -190,6 +197,8 @@ class History:
         self.lost = True
         self._losses.append(self.world.now)
         self._held.clear()
+        self._runs_held.clear()
+        self._left.clear()
         for job in self.jobs.values():
             job.state, job.holder, job.late = "new", None, 0.0
             job.holders.clear()
@@ -240,6 +249,9 @@ class History:
     def ended(self, process: Process) -> None:
         """A process has ended."""
         self.computing.pop(process, None)
+        if left := [run for run, (_, runner) in self._runs_held.items() if runner is process]:
+            self._left |= dict.fromkeys(left, self.world.now)
+            self._advanced = self.world.now
         if process in self._noticed and process.status == 1:
             self._withdrawn[process] = self.world.now
         told = process in self.ending or process in self._noticed
@@ -286,6 +298,25 @@ class History:
             if key.startswith(b"rq:job:") and key.count(b":") == 2:
                 self._end(key[7:].decode())
 
+    def _zadd(self, args: list[bytes], reply: Any) -> None:
+        """A runner has claimed a submitted run, unless the lease is known: it is renewed, also by others."""
+        if not self._here or not self._is_of_runners(args[0]):
+            return
+        run, known = args[-1].decode().partition(":")[0], [lease for lease, _ in self._runs_held.values()]
+        if args[-1] not in known:
+            self._runs_held[run] = args[-1], self._here
+            self._left.pop(run, None)
+
+    def _zrem(self, args: list[bytes], reply: Any) -> None:
+        """A runner gives up a submitted run, or ends it."""
+        for entry in args[1:] if self._is_of_runners(args[0]) else ():
+            run = entry.decode().partition(":")[0]
+            if run in self._runs_held and self._runs_held[run] == (entry, self._here):
+                del self._runs_held[run]
+
+    def _is_of_runners(self, key: bytes) -> bool:
+        return key.startswith(b"rq:wip:") and key != b"rq:wip:" + self.queue.encode()
+
     def _xadd(self, args: list[bytes], reply: Any) -> None:
         """A result was written, unless its run was gone; or a word that some are withdrawn."""
         if b"withdrawal" in args:
@@ -309,6 +340,7 @@ class History:
     SEEN: ClassVar[dict[str, Callable[[History, list[bytes], Any], None]]] = {
         "hset": _hset, "rpush": _push, "lpush": _push, "linsert": _insert, "lmove": _transfer,
         "blmove": _transfer, "lrem": _remove, "unlink": _unlink, "del": _unlink, "xadd": _xadd,
+        "zadd": _zadd, "zrem": _zrem,
     }  # fmt: skip
     """What is done with a command and its reply, by the command's name."""
 
@@ -497,6 +529,7 @@ class History:
             runners = [
                 each for each in self.world.processes if each.name.startswith("runner-") and each.alive
             ]
+            self._look_at_runs(runners)
             if (
                 self._waits_for_producers()
                 or any(each.stopped for each in runners)  # perhaps it has the output
@@ -532,6 +565,28 @@ class History:
                 else:
                     self._took("taken over", job.late, TAKEN_OVER, f"{name} stays with a dead worker")
 
+    def _look_at_runs(self, runners: list[Process]) -> None:
+        """A submitted run whose runner has died is taken by one that has none."""
+        busy = [process for _, process in self._runs_held.values()]
+        idle = [
+            each for each in runners
+            if not each.stopped and not each.old and each not in busy and self.world.redis.reaches(each)
+        ]  # fmt: skip
+        for run in list(self._left):
+            if not self._waits_for_runner(run):
+                del self._left[run]
+                continue
+            if not idle:
+                self._left[run] = self.world.now
+            since = max(self._left[run], self._disturbed_until, self._set_back_until)
+            late = self.world.now - since
+            self._took("run taken over", late, TAKEN_OVER, f"{run} stays with a dead runner")
+
+    def _waits_for_runner(self, run: str) -> bool:
+        """Whether the server knows of a submitted run that has not ended."""
+        item = self._data.get(f"rankmill:file-run:{run}".encode())
+        return item is not None and json.loads(item.value)["state"] in {"waiting", "running"}
+
     def _look_at_workers(self, able: list[Process]) -> None:
         """A worker that has nothing else to do scores what waits."""
         waits = bool(self._list(f"rq:queue:{self.queue}"))
@@ -543,18 +598,16 @@ class History:
 
     def _look_at_keys(self) -> None:
         """Every key of ours expires; a run's payloads are no more than its window."""
-        pairs: Counter[bytes] = Counter()
+        pairs: Counter[str] = Counter()
         for key, item in self._data.items():
             if key.startswith((b"rankmill:", b"rq:job:", b"rq:execution")) and item.expireat is None:
                 self._tell(f"{key.decode(errors='replace')} does not expire")
             if key.startswith(b"rankmill:run:"):
                 run, _, rest = key[13:].partition(b":")
-                pairs[run] += rest.startswith(b"pairs:") and int(rest[6:]) < FIRST_PIECE
+                pairs[run.decode()] += rest.startswith(b"pairs:") and int(rest[6:]) < FIRST_PIECE
         if self.window is not None and not self.lost:
             for run, count in pairs.items():
-                if self._exists(f"rankmill:run:{run.decode()}:detached"):
-                    self._detached.add(run)  # all its pairs are there, and some still once it is cancelled
-                elif run not in self._detached:
+                if run not in self.detached:
                     self._took("payloads over the window", count - self.window, 0, "the window is exceeded")
 
     # The world

@@ -197,6 +197,12 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "a time without writes counts as time without workers", "producer/collect/presence.py",
+        "elif refusal := refuses_writes(self._store.redis):",
+        "elif refusal := None:",
+        kept=True,
+    ),
+    Mutant(
         "a producer does not see that its run is cancelled", _DRIVER,
         "if self._store.was_cancelled(self.run):",
         "if self.run is None:",
@@ -383,6 +389,24 @@ MUTANTS = (
         ("two releases",),
     ),
     Mutant(
+        "a chunk that failed for its name is not sent again", _DRIVER,
+        "if accepted.unknown:",
+        "if accepted.unknown is None:",
+        kept=True,
+    ),
+    Mutant(
+        "what failed for its name stays", _RUNS,
+        "if redis.call('XDEL', KEYS[1], ARGV[at]) == 1 then",
+        "if ARGV[at] then",
+        kept=True,
+    ),
+    Mutant(
+        "attempts at a name that is not known are not forgotten", _RUNS,
+        "if not mine[string.match(each, '^%d+')] then",
+        "if each then",
+        kept=True,
+    ),
+    Mutant(
         "new names are sent to runners of the release before", "jobs/protocol/submitted/store.py",
         "JOB_FUNCTION if self._all_take_new_names() else OLD_JOB_FUNCTION,",
         "JOB_FUNCTION,",
@@ -435,6 +459,12 @@ MUTANTS = (
         "                if not pipe.watching:",
         "                if True:",
         kept=True,
+    ),
+    Mutant(
+        "a dead runner's run stays with it for another lease", "jobs/protocol/submitted/scripts.py",
+        "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)",
+        "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now - 15)",
+        ("kill_at_write", "submitted parquet", "keeps data"),
     ),
     Mutant(
         "what another runner has made meanwhile is made again", "producer/files/workspace.py",

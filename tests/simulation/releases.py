@@ -87,6 +87,8 @@ def change_release(cluster: Cluster, fault: Fault) -> None:
 
 KINDS: dict[str, Callable[[Cluster, Fault], None]] = {"change_release": change_release}
 
+_OLD_NAMES = f"a ScoringWorker runs nothing but {OLD_JOB_FUNCTION} and {OLD_PAIRS_FUNCTION}"
+
 
 def _is_old() -> bool:
     """Whether the current process is of the release before."""
@@ -113,7 +115,7 @@ def _prepare_workers(cluster: Cluster) -> None:
 
     def checked_chunk(job: ScoringJob) -> Any:
         if _is_old() and job.func_name not in {OLD_JOB_FUNCTION, OLD_PAIRS_FUNCTION}:
-            raise ForeignJobError(f"job {job.id} asks for {job.func_name}")
+            raise ForeignJobError(f"job {job.id} asks for {job.func_name}; {_OLD_NAMES}")
         return chunk.func(job)
 
     of_chunk = cached_property(checked_chunk)
