@@ -23,6 +23,7 @@ from typing import Any, AnyStr, TextIO
 import redis.utils
 from execnet.gateway_io import popen_bootstrapline
 
+from rankmill.jobs.system import system
 from tests.harness.environ import ENVIRON
 
 _MODULES = (
@@ -129,7 +130,7 @@ def install(address: str | None = None) -> None:
     """Let the processes that rankmill starts from this one be forks, and connections be made quickly."""
     _address.extend([address] if address else [])
     redis.utils.get_lib_version = cache(redis.utils.get_lib_version)  # each connection reads it from a file
-    subprocess.Popen = _Process  # type: ignore[misc]
+    subprocess.Popen = system.Popen = _Process  # type: ignore[misc]  # the seam has the first one's class
 
 
 def start_forks() -> str:

@@ -46,7 +46,7 @@ def test_a_score_depends_on_its_pair_alone(
 ) -> None:
     require(backend, precision)
     model, chance = deterministic(backend, precision), np.random.default_rng(1)
-    rows = np.arange(len(QUERIES))
+    rows = np.arange(len(QUERIES) if backend != "mlx" else 8)  # a row alone takes MLX half a second on Linux
     first = bits(Engine(model, 2048), rows)
     for budget, some in ((1, rows), (300, rows[::2]), (2048, rows[:7]), (4096, rows)):
         order = chance.permutation(some)
@@ -55,7 +55,7 @@ def test_a_score_depends_on_its_pair_alone(
         assert mine.padded_tokens == mine.tokens
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert (bits(Engine(deterministic(backend, precision), 2048), chance.permutation(rows)) == first).all()
-    usual = scores_of(backend, precision, 2048)[0]
+    usual = scores_of(backend, precision, 2048)[0][rows]
     bound = 1e-5 if backend != "mlx" else 1e-4
     if precision != "fp32":  # both are within this bound of the model's own
         bound = 2 * proven_bound(backend, precision)
