@@ -72,6 +72,12 @@ return found
 """KEYS: a run's results, its failed attempts. ARGV: expiry (s), then failures by entry and chunk.
 Returns the chunks whose failure is deleted by this call and no other, and whose attempts are forgotten."""
 
+_UNSETTLED = """
+if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('UNLINK', unpack(KEYS, 2)) end
+"""
+"""For the end of the transaction that settles something for a run: it may be cancelled meanwhile, and whoever
+settles may be cut off or killed before it hears that. KEYS: the run, then what is settled."""
+
 _SENT_AGAIN = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
 for at = 3, #KEYS do
@@ -195,10 +201,8 @@ class RunStore:
                 if value is not None:
                     pipe.set(key, value, nx=not over, ex=run.ttl)
             pipe.mget(names)
-            pipe.exists(keys.run(run.id))
-            *_, found, there = pipe.execute()
-        if not there:  # it was cancelled meanwhile
-            self.redis.unlink(*names)
+            pipe.eval(_UNSETTLED, 4, keys.run(run.id), *names)
+            *_, found, _ = pipe.execute()
         return Settled(*(value and value.decode(errors="replace") for value in found))
 
     def exists(self, run_id: str) -> bool:
@@ -517,6 +521,8 @@ class RunStore:
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
             else:
                 pipe.unlink(keys.cancelled(run.id))
+        for batch in _batches([*known, *done]):  # a full server takes this, but not what the jobs need
+            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in batch))
         paused, queued = 0, list[int]()
         for batch in _batches(known):
             states = self._states(run, batch)
@@ -525,8 +531,6 @@ class RunStore:
                 run, [each for each in batch if states[each] == JobStatus.SCHEDULED]
             )
         waiting = self.queue(run.queue).remove_run(run.id, queued) if queued else 0
-        for batch in _batches([*known, *done]):
-            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in batch))
         return waiting + paused
 
     def _states(self, run: Run, chunks: Sequence[int]) -> dict[int, str]:

@@ -72,6 +72,7 @@ class OutputRecord:
                 json.dump(known, file)
             sync(Path(name))
             Path(name).replace(self._record)
+            sync(self._record.parent)  # a part is synced in a folder of its own, and would outlast its record
         except BaseException:
             with suppress(OSError):
                 Path(name).unlink()
