@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +37,10 @@ from rankmill.producer.collect.sizing import Load, WindowSize
 
 AT_ONCE = 64
 """Most chunks that are cut at once."""
+
+_RENAMED_AT_MOST = 3
+"""How often a chunk is sent again as its worker did not know the name of its job. Once is enough but for the
+moment in which that worker, of the release before, writes the failed job over the new one."""
 
 FIRST_PIECE = 1 << 40
 """No run has so many rows. The number of a piece that is no whole chunk is its first row, and so much more
@@ -230,8 +235,8 @@ class Collector:
         """Rows of finished chunks that are not taken, by number."""
         self._reuse = reuse
         self._repeats = None if reuse is None else RepeatedPairs(reuse.columns)
-        self._renamed: set[int] = set()
-        """Pieces that were to be sent again by their job's former name, by number."""
+        self._renamed = Counter[int]()
+        """How often pieces were to be sent again by their job's former name, by number."""
         self._idle = 0
         """Chunks that wait only for others' scores."""
         self._load = Load()
@@ -336,7 +341,7 @@ class Collector:
                     unusable[result.chunk] = str(bad)
                 continue
             if isinstance(result, ChunkFailure) and self._is_unknown(result):
-                self._renamed.add(result.chunk)
+                self._renamed[result.chunk] += 1
                 unknown.append(result)
                 continue
             piece = self.pieces.pop(result.chunk, None)
@@ -417,9 +422,9 @@ class Collector:
         self.why_withdrawn = f"worker {withdrawal.worker}: {withdrawal.reason}"
 
     def _is_unknown(self, failure: ChunkFailure) -> bool:
-        """Whether a piece has failed for its job's name, for the first time."""
-        is_first = failure.chunk in self.pieces and failure.chunk not in self._renamed
-        return is_first and is_of_unknown_name(failure.message)
+        """Whether a piece has failed for its job's name, and was not sent again for that too often."""
+        is_left = failure.chunk in self.pieces and self._renamed[failure.chunk] < _RENAMED_AT_MOST
+        return is_left and is_of_unknown_name(failure.message)
 
     def _fits(self, result: ChunkScores) -> bool:
         piece = self.pieces.get(result.chunk)

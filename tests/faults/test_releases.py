@@ -118,7 +118,9 @@ def test_a_worker_of_the_release_before_that_nobody_knew_of_costs_no_row(
     for detached in (False, True):
         client.store._functions["rankmill"] = time.monotonic() + 60, JOB_FUNCTION
         run = client.submit(PAIRS, detached=detached)
-        np.testing.assert_allclose(run.scores(timeout=60), expected, atol=1e-5)
+        scores = run.scores(timeout=60)
+        assert not run.errors
+        np.testing.assert_allclose(scores, expected, atol=1e-5)
     attached = client.attach(run.id)
     assert isinstance(attached, ScoringRun)
     np.testing.assert_allclose(attached.scores(timeout=60), expected, atol=1e-5)

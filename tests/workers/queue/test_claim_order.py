@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import cycle
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.priority import new_run_id
 from rankmill.jobs.protocol.ordered_queue import LOOK_AT
+from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import PriorityTurns
 from rankmill.workers.queue.claim_order import ClaimOrder, FurtherLook, Shares, chunks_to_give
 
@@ -71,14 +73,22 @@ def test_a_worker_claims_no_more_bulk_work_than_its_part() -> None:
     assert order.kinds(0, 99_000, hungry=False) == ["request", "bulk"]
 
 
-def test_a_run_whose_chunks_a_worker_gives_back_comes_after_all_others_for_a_while() -> None:
+def test_a_run_whose_chunks_a_worker_gives_back_comes_after_all_others_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(system, "monotonic", lambda: now[0])
     order = ClaimOrder(100)
     order.refused("aa")
     order.began("bb", 10)
-    assert order.names[-2:] == ["bb", "!aa"]
+    assert order.names[-2:] == ["bb", "-aa"]  # left alone for a second
     order.began("aa", 10)  # it can score it now
     order.refused("bb")
+    assert order.names[-3:] == ["bb", "aa", "-bb"]
+    now[0] = 1.5
     assert order.names[-3:] == ["bb", "aa", "!bb"]
+    now[0] = 10.5
+    assert order.names[-2:] == ["bb", "aa"]
 
 
 @given(
