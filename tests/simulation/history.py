@@ -36,6 +36,9 @@ PROGRESS = 60
 chunk is sent again, and a pause between attempts ends. That begins anew with the death of a runner that has a
 run, as four of them may die of it in a row; each of these is `TAKEN_OVER` from."""
 
+NO_WORKERS = 60
+"""A run ends with `NoWorkers` after no shorter time without a worker, by default."""
+
 IDLE = 40
 """A worker scores something at least so often while jobs wait."""
 
@@ -185,6 +188,8 @@ class History:
         self._advanced = self._set_back_until = 0.0
         self._disturbed_until = 0.0
         self._looked = 0.0
+        self._apart = self._met = 0.0
+        """When no worker was last in reach of the server, and until when one could say that it is there."""
 
     # What is told
 
@@ -202,6 +207,11 @@ class History:
         for job in self.jobs.values():
             job.state, job.holder, job.late = "new", None, 0.0
             job.holders.clear()
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether none could tell a server that is up, for a minute, that it is there."""
+        return self.world.now - self._met > NO_WORKERS
 
     def set_back(self) -> None:
         """The server's clock has jumped back: what a dead worker holds stays with it for longer."""
@@ -503,6 +513,10 @@ class History:
         passed, self._looked = now - self._looked, now
         workers = [each for each in self.world.processes if each.name.startswith("worker-") and each.alive]
         there = [each for each in workers if not each.stopped and self.world.redis.reaches(each)]
+        if not there:
+            self._apart = now
+        if not self._is_up or now - self._apart > BEAT:
+            self._met = now
         able = [each for each in there if each not in self.drained]
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         serves = self._is_up and bool(able)

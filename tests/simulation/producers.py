@@ -9,6 +9,7 @@ from typing import Any
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
     InputError,
+    NoWorkers,
     RankmillError,
     RunCancelled,
     RunExpired,
@@ -92,6 +93,8 @@ class Command:
     def is_final(self, error: RankmillError) -> bool:
         """Whether the user does not give the same command again after an error."""
         if isinstance(error, ConnectionFailed | ScoresWithdrawn):  # the server was away when it began
+            return False
+        if isinstance(error, NoWorkers) and self.cluster.world.history.lacks_workers:
             return False
         return not self.finds_other_machines(error)
 
