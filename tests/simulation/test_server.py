@@ -235,7 +235,7 @@ def all_scripts() -> set[bytes]:
 
 
 def test_the_simulated_server_is_like_a_real_one(valkey: Server) -> None:
-    shapes = recorded(1, 2)
+    shapes = recorded(5, 2)
     played = {words[1] for shape in shapes for commands in shape for words in commands if words[0] == b"EVAL"}
     missing = all_scripts() - played
     assert not missing, f"these scripts are not recorded: {missing}"
