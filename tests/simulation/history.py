@@ -651,7 +651,8 @@ class History:
     def _leases(self, name: str) -> list[bytes]:
         """Who has a job, by leases that have not lapsed."""
         item = self._data.get(f"rq:wip:{self.queue}".encode())
-        entries, now = item.value._bylex.items() if item else (), self.world.redis.time()
+        # The server tells the time in microseconds, and a lease that ends in this one has lapsed by that.
+        entries, now = item.value._bylex.items() if item else (), self.world.redis.time() + 1e-6
         return [entry for entry, until in entries if until > now and entry.startswith(f"{name}:".encode())]
 
     def _list(self, key: str) -> list[bytes]:
