@@ -34,8 +34,18 @@ _ENDPOINT = "/v1/score"
 _NO_RUNNER = "no runner can score it"
 """Why a run has failed that its user submits again: all runners have trouble with their disks."""
 
+_DIED = "runners in a row have died of it"
+_DEATHS = 4
+"""Likewise: why it has failed, and how many runners have died then. Faults have killed them, no row of it."""
+
 _LINE_ROWS = 4
 """Passages in a line of a batch."""
+
+
+def _fails_for_others(why: str) -> bool:
+    """Whether a run has failed for what its runners have met, so that its user submits it again."""
+    dead = sum(each.name.startswith("runner-") and not each.alive for each in world().processes)
+    return _NO_RUNNER in why or (_DIED in why and dead >= _DEATHS)
 
 
 class _Confined(list[Roots]):
@@ -121,8 +131,8 @@ class SubmittedCommand(FileCommand):
 
     def is_final(self, error: RankmillError) -> bool:
         lost = isinstance(error, RunExpired)  # before it was attached
-        no_runner = isinstance(error, RunFailed) and _NO_RUNNER in str(error)
-        if lost or no_runner or self.finds_other_machines(error):
+        unlucky = isinstance(error, RunFailed) and _fails_for_others(str(error))
+        if lost or unlucky or self.finds_other_machines(error):
             self.id = ""
             return False
         if isinstance(error, RunFailed | RunCancelled):
@@ -180,8 +190,8 @@ class BatchCommand(Command):
         except Refusal:
             return "expired"
         disturbed = not self.cluster.world.history.undisturbed
-        again = [_NO_RUNNER, *(REFUSALS if disturbed else ())]
-        if view["status"] == "failed" and any(each in str(view) for each in again):
+        differs = disturbed and any(each in str(view) for each in REFUSALS)
+        if view["status"] == "failed" and (differs or _fails_for_others(str(view))):
             self.batch = ""
             raise OutputError(str(view))
         return view if view["status"] != "expired" else "expired"
