@@ -501,4 +501,15 @@ FOUND = (
     _older_worker("live"),
     # The same with a detached run, whose results stay in Redis and are read again.
     _older_worker("detached"),
+    # A runner stands still while it writes, and learns that it has lost its run as it removes its temporary
+    # folder: that stayed beside the batch's answers, which another runner had finished (seed 691).
+    Scenario(
+        seed=1,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, "batch"),),
+        faults=(Fault(0.5, "stop_at_write", 45.0, 73),),
+        chunk_size=16,
+        runners=(0.0, 0.0),
+    ),
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,17 +171,25 @@ def whole_file(target: Path) -> Iterator[Path]:
     """
     beside = None if isinstance(target, ObjectPath) else target.parent
     try:
-        # a private folder: under a known name there may be a link
-        with tempfile.TemporaryDirectory(
-            dir=beside, prefix=UNFINISHED.rstrip("*"), ignore_cleanup_errors=True
-        ) as folder:
-            partial = Path(folder) / target.name
+        with _private_folder(beside or Path(tempfile.gettempdir())) as folder:
+            partial = folder / target.name
             yield partial
             sync(partial)
             put(partial, target)
     except (OSError, pa.ArrowException) as error:
         number = getattr(error, "errno", None)
         raise OutputError(f"cannot write {target}: {os.strerror(number) if number else error}") from None
+
+
+@contextmanager
+def _private_folder(beside: Path) -> Iterator[Path]:
+    """A folder for the block; nobody knows its name, as under a known one there may be a link."""
+    folder = beside / UNFINISHED.replace("*", secrets.token_hex(8))
+    with ExitStack() as stack:
+        for _ in range(2):  # a signal may break off the first: a runner's, that has lost its run
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        yield folder
 
 
 def _confirm(folder: int, target: Path) -> None:
