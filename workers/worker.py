@@ -27,7 +27,7 @@ from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
-from rankmill.jobs.protocol.recovery import failure_handler, sighting
+from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import (
     DOING_FIELD,
@@ -396,7 +396,6 @@ class ScoringWorker(SimpleWorker):
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
             self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
             queue = Queue(job.origin, connection=self.connection)
-            pipe.delete(sighting(queue, job.id.encode()))
             job.begin(execution, queue, pipe)
             pipe.expire(job.key, job.run_ttl)
             *_, is_begun, _ = pipe.execute()

@@ -102,7 +102,7 @@ local bell, transit, seen, id, now = KEYS[2], KEYS[3], KEYS[4], ARGV[3], tonumbe
 if not redis.call('LPOS', transit, id) then return end  -- its worker has begun it meanwhile
 local since = tonumber(redis.call('GET', seen) or '')
 if not since then
-  redis.call('SET', seen, ARGV[4], 'EX', 3600)
+  redis.call('SET', seen, ARGV[4], 'EX', math.ceil(4 * tonumber(ARGV[5])))
 elseif math.abs(now - since) > tonumber(ARGV[5]) then  -- or the server's clock has jumped back
   redis.call('LREM', transit, 1, id)
   place(id, true)
@@ -353,7 +353,10 @@ class OrderedQueue(Queue):
         return job
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when."""
+        """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when.
+
+        One that is on its way again soon may be put back too early: who begins it takes it out of the queue.
+        """
         client: Any = self.connection
         places = [self.key, keys.bell(self.name), self.intermediate_queue_key, seen]
         client.eval(_RESCUE, 4, *places, _BELL_RINGS, _BELL_SECONDS, job_id, now, seconds)

@@ -103,7 +103,9 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     return len(running)
 
 
-def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float) -> None:
+def clean_queue(
+    queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float, *, trusts_leases: bool
+) -> None:
     """Put jobs back that should be in the queue and are not; sort it; delete expired registry entries.
 
     A damaged job is set aside, and does not stop the cleaning of the others.
@@ -118,13 +120,20 @@ def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: int, now: 
         How long a lease lasts; also the longest time that a job may take from the queue to a worker.
     now
         What the server's clock said when the caller's own leases were renewed (s since 1970).
+    trusts_leases
+        Whether one that has lapsed means that its worker is dead. If not, only that is done which waits for
+        nobody: what the dead left ends in time, though the server's clock has jumped back, and jobs that were
+        lost with a connection are put back.
     """
     _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
-    _guarded(partial(hand_on_abandoned, queue, handle, until=now))
+    _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
+    if trusts_leases:
+        _guarded(partial(hand_on_abandoned, queue, handle, until=now))
     _guarded(partial(rescue_unbegun, queue, seconds, now))
+    if not trusts_leases:
+        return
     _guarded(partial(enqueue_due, queue, now))
     _guarded(queue.sort)
-    _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
     _guarded(partial(forget_gone_workers, queue))
     for registry in (queue.failed_job_registry, queue.finished_job_registry):
         _guarded(partial(queue.connection.zremrangebyscore, registry.key, 0, now))
@@ -193,12 +202,7 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     started = {entry.rpartition(b":")[0] for entry in leases}
     for raw_id in connection.lrange(waiting, 0, -1):
         if raw_id not in started:
-            queue.rescue(raw_id, sighting(queue, raw_id), now, seconds)
-
-
-def sighting(queue: Queue, job_id: bytes) -> bytes:
-    """The key that says since when a job is between the queue and a worker; who begins the job deletes it."""
-    return f"{queue.intermediate_queue_key}:first_seen:".encode() + job_id
+            queue.rescue(raw_id, f"{waiting}:first_seen:".encode() + raw_id, now, seconds)
 
 
 def forget_gone_workers(queue: Queue) -> None:

@@ -91,12 +91,6 @@ MUTANTS = (
         ("breaks",),
     ),
     Mutant(
-        "a job is rescued that was seen on an earlier way", "workers/worker.py",
-        "            pipe.delete(sighting(queue, job.id.encode()))\n",
-        "",
-        ("kills", "several workers"),
-    ),
-    Mutant(
         "a paused job stays paused", _RECOVERY,
         "_guarded(partial(enqueue_due, queue, now))",
         "pass",

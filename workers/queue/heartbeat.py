@@ -11,12 +11,12 @@ import redis
 from rq import worker_registration
 from rq.worker.base import BaseWorker
 
-from rankmill.jobs.protocol.leases import Renewals, bound_leases, server_time
+from rankmill.jobs.protocol.leases import Renewals, server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.orders import ask_for_orders, forget_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
-from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue, rescue_unbegun
-from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker, bound_reports, note_lost_list
+from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker, note_lost_list
 from rankmill.jobs.system import Periodic, system
 from rankmill.workers.queue.orders import Orders
 
@@ -164,14 +164,10 @@ class WorkerHeartbeat:
         worker = self._worker
         for queue in cast("list[OrderedQueue]", worker.queues):
             if self._lock(queue):
-                if self._renewals.others_have_lapsed:
-                    clean_queue(queue, self._handle_failure, self.lease_seconds, self._server_now)
-                else:
-                    # What the dead left shall end in time, though the server's clock has jumped back.
-                    bound_leases(queue.connection, queue.started_job_registry.key, self.lease_seconds)
-                    # These were lost with a connection: no worker begins them.
-                    rescue_unbegun(queue, self.lease_seconds, self._server_now)
-                    bound_reports(queue.connection, queue.name, self.lease_seconds)
+                trusts = self._renewals.others_have_lapsed
+                seconds, now = self.lease_seconds, self._server_now
+                clean_queue(queue, self._handle_failure, seconds, now, trusts_leases=trusts)
+                if not trusts:
                     worker.connection.delete(queue.registry_cleaning_key)  # others may trust the leases
 
     def _lock(self, queue: OrderedQueue) -> bool:
