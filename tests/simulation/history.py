@@ -433,8 +433,8 @@ class History:
         self._held.add(name)
         if not self.fair or self.lost or int(name.rpartition("-")[2]) >= FIRST_PIECE:
             return
-        if not self._has_run(name):
-            return  # it is dropped, and costs nothing
+        if not self._has_run(name) or not self._exists(f"rq:job:{name}") or self._leases(name):
+            return  # it is dropped, and costs nothing: its run is gone, it is over, or a worker has it
         others = [each.decode() for each in self._list(f"rq:queue:{self.queue}")]
         others = [each for each in others if self._has_run(each)]
         kinds = {"bulk" if is_bulk_job(each) else "request" for each in others}
