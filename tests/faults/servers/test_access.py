@@ -160,7 +160,7 @@ def test_the_gateway_may_do_what_it_must(
     acl: tuple[Any, str], runners: StartRunner, tiny_model: Path, tmp_path: Path
 ) -> None:
     admin, url = acl
-    worker = start_worker(Server(url.format("worker"), admin), "rankmill", tmp_path, environ=QUICK_LEASE)
+    worker = start_worker(Server(url.format("worker"), admin), "rankmill", tmp_path)
     for name in ("files", "registry"):
         (tmp_path / name).mkdir()
     put_version(tmp_path / "registry", tiny_model, "reranker")
@@ -171,7 +171,7 @@ def test_the_gateway_may_do_what_it_must(
     store = KeyStore(connect(url.format("gateway"), 10))
     try:
         with running_gateway(
-            url.format("gateway"), tmp_path, "--model", str(tiny_model), environ={**QUICK_LEASE, **here}
+            url.format("gateway"), tmp_path, "--model", str(tiny_model), environ=here
         ) as gateway:
             use_gateway(gateway, store.create("shop", days=1, **limits)[0], lambda: runners(
                 Server(url.format("producer"), admin)))  # fmt: skip
