@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -182,10 +182,20 @@ class WaitingRows(Generic[Work]):
                 fresh.append(self._behind.popleft())
             if not fresh:
                 return
-            waiting = np.concatenate([*self._batches, *fresh], axis=1)
-            groups = waiting[_GROUP] if waiting[_GROUP].any() else None
-            batches = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH], groups=groups)]
-            self._batches = deque(sorted(batches, key=lambda batch: int(batch[_NUMBER].min())))
+            self._cut_together([*self._batches, *fresh])
+
+    def _cut_together(self, batches: Sequence[_Batch]) -> None:
+        """Cut these rows into batches, those of the oldest work first."""
+        waiting = np.concatenate(batches, axis=1)
+        groups = waiting[_GROUP] if waiting[_GROUP].any() else None
+        cut = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH], groups=groups)]
+        self._batches = deque(sorted(cut, key=lambda batch: int(batch[_NUMBER].min())))
+
+    def cut_again(self, token_budget: int) -> None:
+        """Cut the batches that wait, of another budget, anew."""
+        if self._batches:
+            self._cut = partial(self._cut, token_budget=token_budget)
+            self._cut_together(self._batches)
 
     @property
     def _next_tokens(self) -> int:

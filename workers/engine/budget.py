@@ -80,17 +80,19 @@ class BatchSizes:
     >>> sizes.budget(2048), sizes.batches(512)
     (512, 4)
     >>> sizes.see(tokens=512, seconds=0.25)
+    True
     >>> sizes.budget(2048), sizes.batches(1024)
-    (1024, 7)
+    (1024, 8)
     """
 
     def __init__(self, *, short_batches: bool) -> None:
         self._short_batches = short_batches
         self._speeds: deque[float] = deque(maxlen=_LATEST)
 
-    def see(self, tokens: int, seconds: float) -> None:
-        """Record a batch: its padded tokens, and its time."""
+    def see(self, tokens: int, seconds: float) -> bool:
+        """Record a batch: its padded tokens, and its time; returns whether it is the first."""
         self._speeds.append(tokens / max(seconds, 1e-6))
+        return len(self._speeds) == 1
 
     def budget(self, most: int) -> int:
         """Padded tokens in a batch, at most `most`."""

@@ -176,9 +176,17 @@ class Engine:
             work.scored.scores[list(work.scored.errors)] = np.nan  # also where another window has a score
         return [work for work, _ in flight.parts if not work.left]
 
+    def see(self, flight: Flight, seconds: float) -> bool:
+        """Record the time of a batch; returns whether it is the first one, so it is time to `cut_again`."""
+        return self._sizes.see(self._planned(flight.parts), seconds)
+
+    def cut_again(self, waiting: WaitingRows[Work]) -> None:
+        """Cut what waits for a model whose speed was not known, and may have been slow."""
+        if not self.model.backend.shares_prefixes:  # their batches are large from the first
+            waiting.cut_again(self._sizes.budget(self.token_budget))
+
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
-        """Record the time of a batch; returns whether it is time to call `adapt`."""
-        self._sizes.see(self._planned(flight.parts), seconds)
+        """Tell the search of a batch; returns whether it is time to call `adapt`."""
         return self._search is not None and self._search.see(
             rows_in(flight.parts), tokens_in(flight.parts), seconds
         )

@@ -292,6 +292,11 @@ class Pipeline:
     def _finish_oldest(self) -> None:
         lane, flight = self._flights.popleft()
         seconds = self._finish(lane, flight)
+        if lane.engine.see(flight, seconds):
+            with self._changed:
+                for each in self._lanes.values():
+                    if each.engine is lane.engine:
+                        each.engine.cut_again(each.rows)
         if lane.engine.may_adapt(flight, seconds):
             while self._flights:
                 self._finish(*self._flights.popleft())

@@ -27,7 +27,7 @@ class Paced:
     """A backend that takes `seconds` for each batch and notes the sizes of its batches."""
 
     name, device, precision, depth = "paced", "cpu", "fp32", 1
-    packs = False
+    packs = shares_prefixes = False
     pieces = 1
 
     def __init__(self, seconds: float) -> None:
@@ -40,8 +40,11 @@ class Paced:
         return TorchForward(torch.zeros(len(batch.ids)), None)
 
 
-def paced(model: Path, seconds: float, rows_in_batch: int) -> tuple[Engine, Paced, Callable[[int], Work]]:
-    engine = Engine(load_model(ScoreSpec(model=str(model), precision="fp32"), "cpu"), 5 * rows_in_batch)
+def paced(
+    model: Path, seconds: float, rows_in_batch: int, *, short_batches: bool = False
+) -> tuple[Engine, Paced, Callable[[int], Work]]:
+    loaded = load_model(ScoreSpec(model=str(model), precision="fp32"), "cpu")
+    engine = Engine(loaded, 5 * rows_in_batch, short_batches=short_batches)
     backend = Paced(seconds)
     object.__setattr__(engine.model, "backend", backend)
     five_tokens = ["q"], ["cat"]
@@ -89,6 +92,14 @@ def test_requests_that_come_together_share_batches(tiny_model: Path) -> None:
     assert len(backend.sizes) <= 10
     assert sum(backend.sizes) == 1000
     pipeline.close(finish=True)
+
+
+def test_only_batches_that_run_before_the_speed_is_known_are_small(tiny_model: Path) -> None:
+    engine, backend, work = paced(tiny_model, 0.0, rows_in_batch=40, short_batches=True)
+    pipeline = Pipeline(0.0)
+    pipeline.put(engine, work(200), lambda: None)
+    pipeline.wait_until_idle(0)
+    assert backend.sizes == [10, 40, 40, 40, 40, 30]
 
 
 def test_scores_of_shared_batches_are_those_of_each_alone(tiny_model: Path) -> None:
