@@ -517,6 +517,8 @@ class History:
             self._apart = now
         if not self._is_up or now - self._apart > BEAT:
             self._met = now
+        if not self._is_up and now - passed < self._set_back_until:  # no heartbeat can bound leases now
+            self._set_back_until += passed
         able = [each for each in there if each not in self.drained]
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         serves = self._is_up and bool(able)
