@@ -74,6 +74,29 @@ def test_the_lock_of_a_cleaning_is_nobodys_after_a_heartbeat(store: RunStore) ->
     assert store.redis.pttl(queue.registry_cleaning_key) <= 5000
 
 
+def test_the_lock_of_a_cleaning_ends_when_the_next_lease_lapses(store: RunStore) -> None:
+    class Worker:
+        connection = store.redis
+
+    heartbeat = WorkerHeartbeat.__new__(WorkerHeartbeat)
+    heartbeat._worker, heartbeat._lock_ms = Worker(), 5000  # type: ignore[assignment]
+    heartbeat._server_now = now = server_time(store.redis)
+    queue = store.queue("q")
+    lock, leases = queue.registry_cleaning_key, queue.started_job_registry.key
+    assert heartbeat._lock(queue)
+    store.redis.zadd(leases, {"renewed:x": now + 10})
+    heartbeat._end_lock_with_a_lease(queue)
+    assert store.redis.get(lock) == str(os.getpid()).encode()
+    store.redis.zadd(leases, {"dead:x": now - 1})
+    heartbeat._end_lock_with_a_lease(queue)
+    time.sleep(0.01)
+    assert heartbeat._lock(queue)
+    store.redis.zadd(leases, {"dead:x": now + 3600}, xx=True)
+    store.redis.zadd(leases, {"dying:x": now + 0.5})
+    heartbeat._end_lock_with_a_lease(queue)
+    assert store.redis.pttl(lock) <= 501
+
+
 def test_the_capacity_is_summed_up_again(store: RunStore) -> None:
     store.redis.set(keys.capacity("q"), '{"workers": 7, "claim_ahead": 700}', ex=int(HOUR))
     write_capacity(store.redis, "q", 15)

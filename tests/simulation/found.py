@@ -512,4 +512,19 @@ FOUND = (
         chunk_size=16,
         runners=(0.0, 0.0),
     ),
+    # A chunk whose worker has died waits, to be scored alone, for the others of its next worker, and a row of
+    # these kills that; then the same once more. Each was a failed attempt at it, so it was given up when a
+    # server that evicts had lost its pairs in the end (seed 9801909).
+    Scenario(
+        seed=6,
+        workers=(0.3,),
+        clocks=(0.0,),
+        runs=(
+            Submitted("run-0", _pairs(8), 1.0, "live", "bulk"),
+            Submitted("run-1", (("query", POISON),), 17.0, "live", "bulk"),
+            Submitted("run-2", (("query", POISON),), 32.8, "live", "bulk"),
+        ),
+        faults=(Fault(2.0, "kill", 0.0, 0), Fault(45.0, "evict", 0.0, 0)),
+        chunk_size=16,
+    ),
 )

@@ -185,8 +185,7 @@ class History:
         self._loaded: set[Process] = set()
         self._splits: dict[str, float] = {}
         """Runs whose halves are not sent yet, since when."""
-        self._advanced = self._set_back_until = self._sweeps_until = 0.0
-        self._sweeper: Process | None = None
+        self._advanced = self._set_back_until = 0.0
         self._disturbed_until = 0.0
         self._looked = 0.0
         self._apart = self._met = 0.0
@@ -268,9 +267,6 @@ class History:
         told = process in self.ending or process in self._noticed
         if process.name.startswith("worker-") and process.status in {0, 1} and not told:
             self._tell(f"{process.name} ended, and nobody has told it to")
-        if process is self._sweeper:  # nobody else sweeps until its lock ends
-            for name in self._held:
-                self.jobs[name].late -= max(self._sweeps_until - self.world.now, 0.0)
         held = [name for name in self._held if self.jobs[name].holder is process]
         if process.status == 0 and held and self._is_up and self.world.now > self._disturbed_until:
             self._tell(f"{process.name} ended and kept {', '.join(held)}")
@@ -287,12 +283,6 @@ class History:
         elif status in {b"scheduled", b"failed"}:
             self.jobs[name].holders.discard(self._here)
             self._move(name, status.decode())
-
-    def _set(self, args: list[bytes], reply: Any) -> None:
-        """A worker has locked the sweep of the queue."""
-        if reply is not None and args[0] == b"rq:clean_registries:" + self.queue.encode():
-            milliseconds = int(args[[each.lower() for each in args].index(b"px") + 1])
-            self._sweeper, self._sweeps_until = self._here, self.world.now + milliseconds / 1000
 
     def _push(self, args: list[bytes], reply: Any) -> None:
         if args[0] == b"rq:queue:" + self.queue.encode():
@@ -358,7 +348,7 @@ class History:
         self._move(name, "done")
 
     SEEN: ClassVar[dict[str, Callable[[History, list[bytes], Any], None]]] = {
-        "hset": _hset, "set": _set, "rpush": _push, "lpush": _push, "linsert": _insert, "lmove": _transfer,
+        "hset": _hset, "rpush": _push, "lpush": _push, "linsert": _insert, "lmove": _transfer,
         "blmove": _transfer, "lrem": _remove, "unlink": _unlink, "del": _unlink, "xadd": _xadd,
         "zadd": _zadd, "zrem": _zrem,
     }  # fmt: skip
@@ -527,12 +517,13 @@ class History:
             self._apart = now
         if not self._is_up or now - self._apart > BEAT:
             self._met = now
+        if not self._is_up and now - passed < self._set_back_until:  # no heartbeat can bound leases now
+            self._set_back_until += passed
         able = [each for each in there if each not in self.drained]
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         serves = self._is_up and bool(able)
         self._busy |= dict.fromkeys((each for each in workers if each not in able), now)
         if not serves:
-            self._wait_to_bound(passed)
             if not (self._is_up and there):
                 self.disturb(0.0)
             self._advanced = max(self._advanced, now)
@@ -590,20 +581,13 @@ class History:
                 else:
                     self._took("taken over", job.late, TAKEN_OVER, f"{name} stays with a dead worker")
 
-    def _wait_to_bound(self, passed: float) -> None:
-        """Nobody is there who bounds leases that have become long, as the server's clock has jumped back."""
-        if self.world.now < self._set_back_until:
-            self._set_back_until += passed
-
     def _look_at_runs(self, runners: list[Process], passed: float) -> None:
         """A submitted run whose runner has died is taken by one that has none."""
+        there = [each for each in runners if not each.stopped and self.world.redis.reaches(each)]
         busy = [process for _, process in self._runs_held.values()]
-        idle = [
-            each for each in runners
-            if not each.stopped and not each.old and each not in busy and self.world.redis.reaches(each)
-        ]  # fmt: skip
-        if not idle:
-            self._wait_to_bound(passed)
+        idle = [each for each in there if not each.old and each not in busy]
+        if self.world.now < self._set_back_until and not there:  # nor does a heartbeat bound its lease
+            self._set_back_until += passed
         for run in list(self._left):
             if not self._waits_for_runner(run):
                 del self._left[run]

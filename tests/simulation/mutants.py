@@ -133,6 +133,14 @@ MUTANTS = (
         ("kills in chunks", "keeps data",),
     ),
     Mutant(
+        "a chunk that waits to be scored alone is blamed for another's row", _CLAIMS,
+        "            if suspect := is_suspect(job):\n                self._pipeline.drain()\n"
+        "            execution = self._worker.prepare_execution(job)\n",
+        "            execution = self._worker.prepare_execution(job)\n"
+        "            if suspect := is_suspect(job):\n                self._pipeline.drain()\n",
+        kept=True,
+    ),
+    Mutant(
         "a half lacks a row", _COLLECTOR,
         "(middle, len(self.table) - middle))",
         "(middle, len(self.table) - middle - 1))",

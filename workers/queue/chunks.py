@@ -402,10 +402,13 @@ class ChunkScorer:
         if found.revision:
             spec = spec.model_copy(update={"revision": found.revision})
         if found != mine:
-            engine = self._engines.get(spec)
+            try:
+                engine = self._engines.get(spec)
+            except WorkerError as error:
+                raise SpecError(str(error)) from None  # another run may have settled what is here
             own = engine.model.backend.precision
             if found.precision not in {None, own}:
-                raise WorkerError(f"the run is scored in {found.precision}, and this worker has {own} here")
+                raise SpecError(f"the run is scored in {found.precision}, and this worker has {own} here")
         if found.kind != engine.model.kind:
             raise SpecError(
                 f"the run is deterministic, and its bits are those of {found.kind}; this worker's would be "

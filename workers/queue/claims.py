@@ -153,9 +153,12 @@ class Claims:
         """Claim a job, and let its chunk be scored.
 
         A job whose model would evict another is put aside first (`ModelQueue`). A suspect job, which may
-        kill its worker, is scored while the worker holds no other.
+        kill its worker, is scored while the pipeline has no other. It is claimed when that is empty: a row of
+        another may kill the worker before, which is no failed attempt at this one.
         """
         with self._set_aside_if_damaged(job, queue):
+            if suspect := is_suspect(job):
+                self._pipeline.drain()
             execution = self._worker.prepare_execution(job)
             if execution.id not in self._worker.executions:
                 return  # another worker has it
@@ -163,9 +166,6 @@ class Claims:
             kind = PairsClaim if job.has_pairs else ChunkClaim
             claim = self.unanswered[job.id] = kind(job, queue, execution, span, self._store)
             with about_job(job.id), tracing.within(claim.span):
-                suspect = is_suspect(job)
-                if suspect:
-                    self._pipeline.drain()
                 self._claim(claim, put_aside=not suspect)
                 if suspect:
                     self._pipeline.drain()

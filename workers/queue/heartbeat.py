@@ -167,7 +167,9 @@ class WorkerHeartbeat:
                 trusts = self._renewals.others_have_lapsed
                 seconds, now = self.lease_seconds, self._server_now
                 clean_queue(queue, self._handle_failure, seconds, now, trusts_leases=trusts)
-                if not trusts:
+                if trusts:
+                    self._end_lock_with_a_lease(queue)
+                else:
                     worker.connection.delete(queue.registry_cleaning_key)  # others may trust the leases
 
     def _lock(self, queue: OrderedQueue) -> bool:
@@ -181,3 +183,14 @@ class WorkerHeartbeat:
         if connection.set(lock, nx=True, **mine):
             return True
         return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))
+
+    def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
+        """Let the lock end when the next lease lapses: whoever has its heartbeat then takes that job.
+
+        Else it would wait for this worker, which may be dead by then, or have its next heartbeat later.
+        """
+        connection: Any = self._worker.connection
+        for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):
+            left = int(1000 * (ends - self._server_now)) + 1
+            if left < self._lock_ms:
+                connection.set(queue.registry_cleaning_key, os.getpid(), px=max(left, 1), xx=True)
