@@ -20,7 +20,7 @@ from rankmill.jobs.runtime.patience import Patience
 from tests.simulation import connection as connections
 from tests.simulation.connection import Client, Connection
 from tests.simulation.host import CLOSED, Command, Host, Refusal, Socket
-from tests.simulation.world import EPOCH, Process, World
+from tests.simulation.world import Process, World
 
 
 class Late(NamedTuple):
@@ -86,7 +86,7 @@ class Server:
 
     def time(self) -> float:
         """Seconds since 1970, by the server's clock."""
-        return EPOCH + self.world.now + self.host.clock
+        return self.host.time()
 
     def client(self, wait_seconds: float = 600.0) -> redis.Redis:
         """A client as `rankmill.jobs.runtime.connection.client_for` makes it."""
