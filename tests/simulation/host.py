@@ -293,7 +293,7 @@ class Socket(FakeSocket):
         while host.closed_sockets:
             if gone := host.closed_sockets.pop()():
                 gone._cleanup(host)
-        host.data.time = host.time()
+        host.data.time = EPOCH + self._world.now + host.clock
         transaction = self._transaction
         try:
             kind, arguments = self._known(fields[0], fields[1:])
@@ -330,6 +330,28 @@ class Socket(FakeSocket):
 
     def _decode_error(self, error: SimpleError) -> Any:
         return redis.connection.DefaultParser.parse_error(error.value)  # type: ignore[no-untyped-call]
+
+    def _expireat(self, key: CommandItem, timestamp: float, *args: bytes) -> int:
+        if args:
+            return super()._expireat(key, timestamp, *args)
+        if key:
+            key.expireat = timestamp
+        return int(bool(key))
+
+    def _convert_redis_result(self, lua_runtime: Any, result: Any) -> Any:
+        if result is None:
+            return False
+        if type(result) is list:
+            plain = (bytes, int)
+            convert = self._convert_redis_result
+            return lua_runtime.table_from(
+                [item if type(item) in plain else convert(lua_runtime, item) for item in result]
+            )
+        return super()._convert_redis_result(lua_runtime, result)
+
+    def _convert_lua_result(self, result: Any, nested: bool = True) -> Any:
+        plain = type(result) is bytes or type(result) is int
+        return result if plain else super()._convert_lua_result(result, nested)
 
     def _empty_stream_read_reply(self, res: Any) -> Any:
         return res or None  # as a real server: fakeredis sends an empty map where nobody waits
