@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
 from queue import Full
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import fakeredis._socket._base
 import redis
 import redis._himport_exec
 import redis.asyncio.client
@@ -24,7 +27,7 @@ from redis.driver_info import DriverInfo
 import rankmill.jobs.runtime.connection as connection_module
 from rankmill.jobs.runtime.connection import WaitingPool
 from tests.simulation.host import CLOSED, Command, Socket
-from tests.simulation.world import World, world
+from tests.simulation.world import Event, World, world
 
 _FIGURES = (
     "record_operation_duration", "record_error_count", "record_connection_count", "get_pool_name",
@@ -43,6 +46,9 @@ def prepare(mine: World) -> None:
     for module in (redis.client, redis.asyncio.client):
         # The beginning of an error's text is enough.
         mine.patch(module, "truncate_text", lambda text: text[:100])
+    # Fakeredis lets real threads wait for a connection's replies, of which there are none here.
+    mine.patch(fakeredis._socket._base, "queue", SimpleNamespace(Queue=deque))
+    mine.patch(fakeredis._socket._base, "threading", SimpleNamespace(Event=Event))
     mine.patch(redis.utils, "get_lib_version", lambda: "8")  # else it is read from a file for each client
     mine.patch(redis._himport_exec, "pipeline_prepares", lambda *_: [])  # nobody has such field sets
     mine.patch(rq.utils, "utcparse", datetime.fromisoformat)  # RQ's takes a hundred times as long

@@ -93,7 +93,10 @@ class Server:
         pool: Any = pool_for("redis://simulated", Patience(wait_seconds))
         pool.connection_class = Connection
         pool.connection_kwargs |= {"server": self.host, "driver_info": connections.NAMELESS}
-        return Client.from_pool(pool)
+        client: Any = Client.from_pool(pool)
+        # Redis-py writes names of commands in capitals: none has to be changed to these.
+        client.response_callbacks = dict(client.response_callbacks)
+        return client  # type: ignore[no-any-return]
 
     @property
     def serves(self) -> bool:
