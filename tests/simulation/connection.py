@@ -133,7 +133,25 @@ class Client(redis.Redis):
 
 
 class Pipeline(redis.client.Pipeline):
-    """A pipeline that asks nothing about replies that it only counts."""
+    """A pipeline that asks nothing about replies that it only counts, and measures nothing."""
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        commands = self.command_stack
+        if self.watching or self.scripts or not commands:
+            return super().execute(raise_on_error)
+        connection: Any = self.connection or self.connection_pool.get_connection()
+        self.connection = connection  # `reset` gives it back
+        # An attribute hides the method of this name.
+        is_one: Any = vars(self)["transaction"] or self.explicit_transaction
+        send = self._execute_transaction if is_one else self._execute_pipeline
+        try:
+            return connection.retry.call_with_retry(  # type: ignore[no-any-return]
+                lambda: send(connection, commands, raise_on_error),
+                lambda error, failures: connection.disconnect(),
+                with_failure_count=True,
+            )
+        finally:
+            self.reset()
 
     def parse_response(self, connection: Any, command_name: str, **options: Any) -> Any:
         if command_name == "_":  # of a command within a transaction

@@ -159,7 +159,8 @@ class Server:
         deadline = self.world.now + float(connection.socket_timeout or "inf")
         chance = self.world.random.random() if self.broken else 1.0
         try:
-            self._under_way(sock, deadline)
+            if sock.silent or self.cut_off or self.world.now < self.frozen:
+                self._under_way(sock, deadline)
         except TimeoutError:
             self.world.tell(commands, "no answer to")
             if not sock.silent:
@@ -176,7 +177,8 @@ class Server:
         if self.after:
             self._count(sock.process)
         try:
-            self._under_way(sock, deadline, answered=True)
+            if sock.silent or self.cut_off:
+                self._under_way(sock, deadline, answered=True)
         except TimeoutError:
             self.world.tell("its reply does not come")
             raise redis.TimeoutError("Timeout reading from simulated") from None

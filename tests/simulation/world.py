@@ -230,7 +230,8 @@ class World:
                 heapq.heappush(self.timers, (when, next(self._sequence), generation, task))
                 self.now = until
                 raise TooLong(f"not done after {until:,.0f} s")
-            self.now = max(self.now, when)
+            if when > self.now:
+                self.now = when
             task.woken = False
             self._go_on(task)
             return
@@ -502,19 +503,20 @@ class Lock:
     reentrant = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        here = world().current
-        world().give_way()
+        mine = world()
+        here = mine.current
+        mine.give_way()
         if self.reentrant and self._holder is here and here is not None and self._depth:
             self._depth += 1
             return True
-        deadline = None if timeout < 0 else world().now + timeout
+        deadline = None if timeout < 0 else mine.now + timeout
         while self._depth and not (self._holder and not self._holder.process.alive):
-            left = None if deadline is None else deadline - world().now
+            left = None if deadline is None else deadline - mine.now
             if not blocking or (left is not None and left <= 0):
                 return False
             assert here
             self._waiting.append(here)
-            world().wait(left)
+            mine.wait(left)
             if here in self._waiting:
                 self._waiting.remove(here)
         self._holder, self._depth = here, 1
@@ -611,13 +613,14 @@ class Event:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
+        mine = world()
+        here = mine.current
         if self._set:
-            world().give_way()
+            mine.give_way()
             return True
-        here = world().current
         assert here
         self._waiting.append(here)
-        world().wait(timeout)
+        mine.wait(timeout)
         if here in self._waiting:
             self._waiting.remove(here)
         return self._set
