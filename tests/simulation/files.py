@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import rankmill.producer.files.manifest as manifest_module
 import rankmill.score.session as session_module
+import rankmill.score.summary as summary_module
 from rankmill.jobs.contract.errors import InputChanged, InputError, RankmillError
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.producer.files.stores.output_record import record_of
@@ -26,10 +29,14 @@ from tests.simulation.world import Process
 
 _ROWS_PER_PART = 50
 
+_version = cache(version)
+
 
 def prepare(cluster: Cluster) -> None:
-    """Let score-file use the world's server."""
+    """Let score-file use the world's server, and read the versions of packages from files once."""
     cluster.world.patch(session_module, "Client", SimulatedClient)
+    for module in (manifest_module, summary_module):
+        cluster.world.patch(module, "version", _version)
 
 
 class FileCommand(Command):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import redis
 import redis.connection
 from fakeredis import FakeServer
 from fakeredis._command_args_parsing import Timeout
-from fakeredis._commands import COMMANDS_WITH_SUB, SUPPORTED_COMMANDS, Key, Signature
+from fakeredis._commands import COMMANDS_WITH_SUB, Key, Signature
 from fakeredis._core import CommandItem, Database, Item
 from fakeredis._helpers import QUEUED, SimpleError, decode_command_bytes
 from fakeredis._msgs import (
@@ -37,7 +36,7 @@ from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE, _convert_redis
 from fakeredis.model import get_all_commands_info
 
 from tests.simulation.history import History
-from tests.simulation.world import Process, Task, world
+from tests.simulation.world import EPOCH, Process, Task, world
 
 Command = list[bytes]
 
@@ -74,53 +73,72 @@ _FLAGS: dict[str, frozenset[str]] = {}
 class Plan(NamedTuple):
     """How so many arguments of a command are read.
 
-    ``first``: places of those that are decoded, or of keys whose absence is the reply; ``keys``: places of
-    keys.
+    ``first``: places of those that are decoded, and how, or of keys without which a reply is known; ``keys``:
+    places of keys, and their types.
     """
 
-    first: tuple[tuple[int, Any], ...]
-    keys: tuple[tuple[int, Key], ...]
+    first: tuple[tuple[int, Callable[[bytes], Any] | None, Any], ...]
+    keys: tuple[tuple[int, Any], ...]
     creates: bool
     keeps_empty: bool
     in_scripts: bool
     converts: bool
 
 
-_PLANS: dict[tuple[Signature, int], Plan] = {}
+class Kind:
+    """What is known of a command by its name.
+
+    Attributes
+    ----------
+    function
+        The method of `Socket` that carries it out.
+    see
+        What the history does with it, if anything.
+    queues
+        Whether it is kept for the end of a transaction.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.function: Callable[..., Any] = getattr(Socket, signature.func_name)
+        self.see = History.SEEN.get(signature.name)
+        self.queues = FLAG_TRANSACTION not in signature.flags
+        self._plans: dict[int, Plan] = {}
+
+    def plan(self, arguments: Sequence[Any], version: Any) -> Plan:
+        """How the arguments are read; raises `SimpleError` if there are too few or too many."""
+        return self._plans.get(len(arguments)) or self._new_plan(arguments, version)
+
+    def _new_plan(self, arguments: Sequence[Any], version: Any) -> Plan:
+        signature = self.signature
+        signature.check_arity(arguments, version)
+        types: list[Any] = [*signature.fixed]
+        while len(types) < len(arguments):
+            types.append(signature.repeat[(len(types) - len(signature.fixed)) % len(signature.repeat)])
+        keys = [(place, kind) for place, kind in enumerate(types) if isinstance(kind, Key)]
+        decoded = [
+            (place, kind.decode, None)
+            for place, kind in enumerate(types)
+            if not isinstance(kind, Key) and kind is not bytes
+        ]
+        needed = [
+            (place, None, kind.missing_return)
+            for place, kind in keys
+            if kind.missing_return is not Key.UNSPECIFIED
+        ]
+        found = Plan(
+            tuple(sorted(decoded + needed, key=lambda each: each[0])),
+            tuple((place, kind.type_) for place, kind in keys),
+            creates=FLAG_DO_NOT_CREATE not in signature.flags,
+            keeps_empty=FLAG_LEAVE_EMPTY_VAL in signature.flags,
+            in_scripts=FLAG_NO_SCRIPT not in signature.flags,
+            converts=FLAG_SKIP_CONVERT_TO_RESP2 not in signature.flags,
+        )
+        return self._plans.setdefault(len(arguments), found)
 
 
-def plan_of(signature: Signature, arguments: Sequence[Any], version: Any) -> Plan:
-    """How the arguments are read; raises `SimpleError` if there are too few or too many."""
-    if found := _PLANS.get((signature, len(arguments))):
-        return found
-    signature.check_arity(arguments, version)
-    types: list[Any] = [*signature.fixed]
-    while len(types) < len(arguments):
-        types.append(signature.repeat[(len(types) - len(signature.fixed)) % len(signature.repeat)])
-    keys = tuple((place, kind) for place, kind in enumerate(types) if isinstance(kind, Key))
-    first = tuple(
-        (place, kind)
-        for place, kind in enumerate(types)
-        if (kind.missing_return is not Key.UNSPECIFIED if isinstance(kind, Key) else kind is not bytes)
-    )
-    flags = signature.flags
-    found = Plan(
-        first,
-        keys,
-        creates=FLAG_DO_NOT_CREATE not in flags,
-        keeps_empty=FLAG_LEAVE_EMPTY_VAL in flags,
-        in_scripts=FLAG_NO_SCRIPT not in flags,
-        converts=FLAG_SKIP_CONVERT_TO_RESP2 not in flags,
-    )
-    return _PLANS.setdefault((signature, len(arguments)), found)
-
-
-_NAMES: dict[bytes, str] = {}
-
-
-def name_of(word: bytes) -> str:
-    """A word of a command, as fakeredis writes its name."""
-    return _NAMES.get(word) or _NAMES.setdefault(word, decode_command_bytes(word))
+_KINDS: dict[bytes, Kind] = {}
+"""By what clients and scripts call them; those with a subcommand by both words."""
 
 
 @dataclass(eq=False)
@@ -153,6 +171,10 @@ class Host(FakeServer):
         self.scripts: dict[bytes, Callable[[], Any]] = {}
         self.set_words: list[Callable[..., None]] = []
         self.data = self.dbs[0] = Watched(self.lock, self.changed)
+
+    def time(self) -> float:
+        """Seconds since 1970, by its clock."""
+        return EPOCH + world().now + self.clock
 
     def serve_blocked(self) -> None:
         """Serve the clients that wait for keys that have changed, the first before the others."""
@@ -196,6 +218,15 @@ class Host(FakeServer):
             if each.sock._killed:
                 self.blocked.remove(each)
                 world().wake(each.task)
+
+
+class Cell(CommandItem):
+    """A key of a command, with its value, or a new one if there is none."""
+
+    _modified = _expireat_modified = False
+
+    def __init__(self, key: bytes, data: Database, value: Any, expireat: float | None) -> None:
+        self.key, self.db, self._value, self._expireat = key, data, value, expireat
 
 
 class Watched(Database):
@@ -259,46 +290,71 @@ class Socket(FakeSocket):
     def _process_command(self, fields: Command) -> None:
         """Carry out a command, or keep it for its transaction, and leave its reply."""
         host: Any = self._server
-        name, arguments = name_of(fields[0]), fields[1:]
-        if name in COMMANDS_WITH_SUB and arguments:
-            name, arguments = f"{name} {name_of(arguments[0])}", arguments[1:]
         while host.closed_sockets:
             if gone := host.closed_sockets.pop()():
                 gone._cleanup(host)
-        host.data.time = time.time()
+        host.data.time = EPOCH + self._world.now + host.clock
+        transaction = self._transaction
         try:
-            function, signature = self._name_to_func(name)
-            queued = self._transaction is not None and FLAG_TRANSACTION not in signature.flags
-            if self._transaction is not None:
-                plan_of(signature, arguments, host.version)  # else it is looked for when the command runs
+            kind, arguments = self._known(fields[0], fields[1:])
+            if transaction is not None:
+                kind.plan(arguments, host.version)  # else it is looked for when the command runs
         except SimpleError as error:
-            if self._transaction is not None:
+            if transaction is not None:
                 self._transaction_failed = True
             self.responses.append(self._decode_result(error))  # type: ignore[union-attr]
             return
-        if queued:
-            self._transaction.append((function, signature, arguments))  # type: ignore[union-attr]
-            found = QUEUED
+        if transaction is not None and kind.queues:
+            transaction.append((kind, kind.signature, arguments))
+            found: Any = QUEUED.value
         else:
-            found = self._run_command(function, signature, arguments, False)
+            found = self._run_command(kind, kind.signature, arguments, False)
         if self.responses is not None:
             self.responses.append(found if type(found) in _PLAIN else self._decode_result(found))  # type: ignore[attr-defined]
+
+    def _known(self, word: bytes, arguments: list[bytes]) -> tuple[Kind, list[bytes]]:
+        """A command's kind and arguments; raises `SimpleError` if it is unknown, or refused now."""
+        kind = _KINDS.get(word)
+        if kind is None:
+            name = decode_command_bytes(word)
+            if name in COMMANDS_WITH_SUB and arguments:
+                word = f"{name} {decode_command_bytes(arguments[0])}".encode()
+                return self._known(word, arguments[1:])
+            # Fakeredis does not wait where the list of a BLMOVE is not there.
+            signature = _BLMOVE if name == "blmove" else self._name_to_func(name)[1]
+            kind = _KINDS[word] = Kind(signature)
+        refusals = self._world.redis.refusals
+        if refusals and (why := self._refusal(kind.signature.name, refusals)):
+            raise SimpleError(why)
+        return kind, arguments
 
     def _decode_error(self, error: SimpleError) -> Any:
         return redis.connection.DefaultParser.parse_error(error.value)  # type: ignore[no-untyped-call]
 
+    def _expireat(self, key: CommandItem, timestamp: float, *args: bytes) -> int:
+        if args:
+            return super()._expireat(key, timestamp, *args)
+        if key:
+            key.expireat = timestamp
+        return int(bool(key))
+
+    def _convert_redis_result(self, lua_runtime: Any, result: Any) -> Any:
+        if result is None:
+            return False
+        if type(result) is list:
+            plain = (bytes, int)
+            convert = self._convert_redis_result
+            return lua_runtime.table_from(
+                [item if type(item) in plain else convert(lua_runtime, item) for item in result]
+            )
+        return super()._convert_redis_result(lua_runtime, result)
+
+    def _convert_lua_result(self, result: Any, nested: bool = True) -> Any:
+        plain = type(result) is bytes or type(result) is int
+        return result if plain else super()._convert_lua_result(result, nested)
+
     def _empty_stream_read_reply(self, res: Any) -> Any:
         return res or None  # as a real server: fakeredis sends an empty map where nobody waits
-
-    def _name_to_func(self, cmd_name: str) -> tuple[Any, Signature]:
-        refusals = self._world.redis.refusals
-        if refusals and (why := self._refusal(cmd_name, refusals)):
-            raise SimpleError(why)
-        if cmd_name == "blmove":  # fakeredis does not wait where the list is not there
-            return self.blocking_move, _BLMOVE
-        if signature := SUPPORTED_COMMANDS.get(cmd_name):
-            return getattr(self, signature.func_name), signature
-        return super()._name_to_func(cmd_name)
 
     def _refusal(self, name: str, refusals: Sequence[Refusal]) -> str | None:
         """Why the server does not carry out a command now; for a transaction, any of its commands."""
@@ -323,18 +379,20 @@ class Socket(FakeSocket):
         return None
 
     def _run_command(self, func: Any, sig: Signature, args: list[Any], from_script: bool) -> Any:
+        """Carry out a command; `func` is its `Kind`, which fakeredis hands through in a transaction."""
+        kind: Kind = func
         items: list[CommandItem] = []
         data: Any = self._db
         try:
-            plan = plan_of(sig, args, self._server.version)
-            found = self._called(func, plan, args, items, from_script)
+            plan = kind.plan(args, self._server.version)
+            found = self._called(kind.function, plan, args, items, from_script)
         except SimpleError as error:
             found = error
         for item in items:
             if item._modified:
                 data.write_back(item, keeps_empty=plan.keeps_empty)
-        if (see := History.SEEN.get(sig.name)) and not isinstance(found, Exception):
-            see(self._world.history, args, found)
+        if kind.see and not isinstance(found, Exception):
+            kind.see(self._world.history, args, found)
         if from_script and self._world.redis.refusals and "write" in flags_of(sig.name):
             self._has_written = True
         return found
@@ -343,22 +401,26 @@ class Socket(FakeSocket):
         self, function: Any, plan: Plan, arguments: list[Any], items: list[CommandItem], from_script: bool
     ) -> Any:
         """The reply of a command to its arguments; `items` gets those that are keys."""
-        data, read = self._db, list(arguments)
-        for place, kind in plan.first:
-            if not isinstance(kind, Key):
-                read[place] = kind.decode(read[place])
+        data, read = self._db, arguments.copy()
+        for place, decode, missing in plan.first:
+            if decode:
+                read[place] = decode(read[place])
             elif read[place] not in data:
-                return kind.missing_return
-        for place, key in plan.keys:
-            item, kept = data.get(read[place]), key.type_
-            if kept is not None and item is not None and type(item.value) is not kept:
+                return missing
+        for place, kept in plan.keys:
+            key = read[place]
+            item = data.get(key)
+            if item is None:
+                new = kept() if kept is not None and kept is not bytes and plan.creates else None
+                read[place] = Cell(key, data, new, None)
+            elif kept is not None and type(item.value) is not kept:
                 raise SimpleError(WRONGTYPE_MSG)
-            new = kept() if plan.creates and item is None and kept not in {None, bytes} else None
-            read[place] = CommandItem(read[place], data, item, default=new)
+            else:
+                read[place] = Cell(key, data, item.value, item.expireat)
             items.append(read[place])
         if from_script and not plan.in_scripts:
             raise SimpleError(COMMAND_IN_SCRIPT_MSG)
-        found = function(*read)
+        found = function(self, *read)
         if plan.converts and type(found) not in _PLAIN and self._resp_version == 2:
             found = convert_to_resp2(found, "valkey")
         return found
@@ -367,12 +429,9 @@ class Socket(FakeSocket):
         """Nobody is told which fields of a hash have changed."""
 
     def _lua_redis_call(self, lua_runtime: Any, expected_globals: Any, op: bytes, *args: Any) -> Any:
-        name = name_of(op)
-        if name in COMMANDS_WITH_SUB and args:
-            name, args = f"{name} {name_of(_convert_redis_arg(args[0]))}", args[1:]
-        function, signature = self._name_to_func(name)
         words = [word if type(word) is bytes else _convert_redis_arg(word) for word in args]
-        found = self._run_command(function, signature, words, True)
+        kind, arguments = self._known(op, words)
+        found = self._run_command(kind, kind.signature, arguments, True)
         plain = type(found) is bytes or type(found) is int
         return found if plain else self._convert_redis_result(lua_runtime, found)
 

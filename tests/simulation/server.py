@@ -20,7 +20,7 @@ from rankmill.jobs.runtime.patience import Patience
 from tests.simulation import connection as connections
 from tests.simulation.connection import Client, Connection
 from tests.simulation.host import CLOSED, Command, Host, Refusal, Socket
-from tests.simulation.world import EPOCH, Process, World
+from tests.simulation.world import Process, World
 
 
 class Late(NamedTuple):
@@ -86,14 +86,17 @@ class Server:
 
     def time(self) -> float:
         """Seconds since 1970, by the server's clock."""
-        return EPOCH + self.world.now + self.host.clock
+        return self.host.time()
 
     def client(self, wait_seconds: float = 600.0) -> redis.Redis:
         """A client as `rankmill.jobs.runtime.connection.client_for` makes it."""
         pool: Any = pool_for("redis://simulated", Patience(wait_seconds))
         pool.connection_class = Connection
         pool.connection_kwargs |= {"server": self.host, "driver_info": connections.NAMELESS}
-        return Client.from_pool(pool)
+        client: Any = Client.from_pool(pool)
+        # Redis-py writes names of commands in capitals: none has to be changed to these.
+        client.response_callbacks = dict(client.response_callbacks)
+        return client  # type: ignore[no-any-return]
 
     @property
     def serves(self) -> bool:
@@ -156,7 +159,8 @@ class Server:
         deadline = self.world.now + float(connection.socket_timeout or "inf")
         chance = self.world.random.random() if self.broken else 1.0
         try:
-            self._under_way(sock, deadline)
+            if sock.silent or self.cut_off or self.world.now < self.frozen:
+                self._under_way(sock, deadline)
         except TimeoutError:
             self.world.tell(commands, "no answer to")
             if not sock.silent:
@@ -173,7 +177,8 @@ class Server:
         if self.after:
             self._count(sock.process)
         try:
-            self._under_way(sock, deadline, answered=True)
+            if sock.silent or self.cut_off:
+                self._under_way(sock, deadline, answered=True)
         except TimeoutError:
             self.world.tell("its reply does not come")
             raise redis.TimeoutError("Timeout reading from simulated") from None

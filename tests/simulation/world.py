@@ -7,6 +7,7 @@ Nothing waits for real: when nobody can go on, the clock jumps to whoever wakes 
 from __future__ import annotations
 
 import asyncio.events
+import functools
 import heapq
 import itertools
 import os
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 EPOCH = 1_800_000_000.0
 """When a world begins, in seconds since 1970."""
 
+
+_running_loop = asyncio.events._get_running_loop
 
 _TICK = 1e-9
 """Seconds that an event takes: else who waits for a time that is over but for a rounding waits for ever."""
@@ -205,7 +208,10 @@ class World:
         if task.process.stopped:
             task.process.held.append(task)
             return None
-        self._tick()
+        self.events += 1  # as `_tick` does
+        self.now += _TICK
+        if self.events > self.most_events:
+            raise TooLong(f"more than {self.most_events:,} events")
         self.current = task
         return task
 
@@ -224,7 +230,8 @@ class World:
                 heapq.heappush(self.timers, (when, next(self._sequence), generation, task))
                 self.now = until
                 raise TooLong(f"not done after {until:,.0f} s")
-            self.now = max(self.now, when)
+            if when > self.now:
+                self.now = when
             task.woken = False
             self._go_on(task)
             return
@@ -312,19 +319,18 @@ class World:
 
     def _leave(self) -> None:
         """Let others run; each thread has an event loop of its own."""
-        loop = asyncio.events._get_running_loop()
+        loop = _running_loop()
         if loop is None:
-            self._switch()
+            self._switch(greenlet.getcurrent())
             return
         asyncio.events._set_running_loop(None)
         try:
-            self._switch()
+            self._switch(greenlet.getcurrent())
         finally:
             asyncio.events._set_running_loop(loop)
 
-    def _switch(self) -> None:
+    def _switch(self, here: greenlet.greenlet) -> None:
         """Go to who is next, at once if that is a task, else by way of `run`."""
-        here = greenlet.getcurrent()
         while self.ready and not self.killed and self.events < self.most_events:
             if task := self._next():
                 if task.resume is not here:
@@ -497,19 +503,20 @@ class Lock:
     reentrant = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        here = world().current
-        world().give_way()
+        mine = world()
+        here = mine.current
+        mine.give_way()
         if self.reentrant and self._holder is here and here is not None and self._depth:
             self._depth += 1
             return True
-        deadline = None if timeout < 0 else world().now + timeout
+        deadline = None if timeout < 0 else mine.now + timeout
         while self._depth and not (self._holder and not self._holder.process.alive):
-            left = None if deadline is None else deadline - world().now
+            left = None if deadline is None else deadline - mine.now
             if not blocking or (left is not None and left <= 0):
                 return False
             assert here
             self._waiting.append(here)
-            world().wait(left)
+            mine.wait(left)
             if here in self._waiting:
                 self._waiting.remove(here)
         self._holder, self._depth = here, 1
@@ -606,13 +613,14 @@ class Event:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
+        mine = world()
+        here = mine.current
         if self._set:
-            world().give_way()
+            mine.give_way()
             return True
-        here = world().current
         assert here
         self._waiting.append(here)
-        world().wait(timeout)
+        mine.wait(timeout)
         if here in self._waiting:
             self._waiting.remove(here)
         return self._set
@@ -730,6 +738,17 @@ class Executor:
         self.shutdown()
 
 
+@functools.lru_cache(maxsize=1)
+def _places(modules: int) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]:
+    """Where the code asks RQ for the time, and for an id; looked for again when there are more `modules`."""
+    ours = [each for name, each in sys.modules.items() if name.startswith(("rq.", "rankmill."))]
+    now, new_id = (
+        [(module, name) for module in ours for name, value in vars(module).items() if value is seen]
+        for seen in (_rq_now, _uuid4)
+    )
+    return now, new_id
+
+
 @contextmanager
 def living_in(mine: World) -> Iterator[World]:
     """Let the code of this block live in a world: its clocks, threads and chance are the world's."""
@@ -756,11 +775,11 @@ def living_in(mine: World) -> Iterator[World]:
     mine.patch(time, "monotonic", mine.monotonic)
     mine.patch(time, "sleep", mine.sleep)
     mine.patch(uuid, "uuid4", lambda: uuid.UUID(mine.unique_id()))
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("rq.", "rankmill.")):
-            for seen, replacement in ((_rq_now, mine.date), (_uuid4, lambda: uuid.UUID(mine.unique_id()))):
-                for attribute in [each for each, value in vars(module).items() if value is seen]:
-                    mine.patch(module, attribute, replacement)
+    now, new_id = _places(len(sys.modules))
+    for module, attribute in now:
+        mine.patch(module, attribute, mine.date)
+    for module, attribute in new_id:
+        mine.patch(module, attribute, lambda: uuid.UUID(mine.unique_id()))
     random.seed(mine.random.random())
     try:
         yield mine
