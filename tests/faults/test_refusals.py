@@ -81,6 +81,22 @@ def test_a_worker_without_the_settled_precision_hands_the_chunks_back(
     assert "left to other workers: precision bf16 is not supported" in (tmp_path / "worker.log").read_text()
 
 
+def test_runs_of_one_model_with_two_precisions_are_each_scored_where_theirs_is(
+    client: Client, workers: StartWorker
+) -> None:
+    runs = {precision: client.submit(PAIRS) for precision in ("bf16", "fp32")}
+    for precision, run in runs.items():
+        client.store.settle(run._driver.run, Settled(precision, None))  # as if another worker were the first
+    odd(workers, "fp32", AUTO="fp32", LACKS="bf16")
+    odd(workers, "bf16", AUTO="bf16", LACKS="fp32")
+    for precision, run in runs.items():
+        parts = list(run.tables())
+        assert {(each.stats.precision, each.stats.worker) for each in parts if each.stats} == {
+            (precision,) * 2
+        }
+        assert not run.errors
+
+
 @pytest.mark.parametrize(
     ("backend", "kinds"), [("openvino", ["int8-64", "int8-128"]), ("onnx", ["int8-dynamic-7bit"])]
 )
