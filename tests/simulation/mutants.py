@@ -344,8 +344,8 @@ MUTANTS = (
     ),
     Mutant(
         "a worker scores in its own precision", _CHUNKS,
-        "        if found != mine:\n            engine",
-        "        if False:\n            engine",
+        "        if found != mine:\n            try",
+        "        if False:\n            try",
         ("other machines",),
     ),
     Mutant(

@@ -80,7 +80,8 @@ def test_a_row_that_raises_or_exhausts_memory(
     assert list(run.errors) == [77]
     assert np.isnan(scores[77])
     assert np.isfinite(np.delete(scores, 77)).all()
-    assert len(forwards.read_text().splitlines()) <= 2 + 2 * 8  # logarithmic in the chunk
+    # A small batch, the others together, their halves, and a look whether there is memory for another row.
+    assert len(forwards.read_text().splitlines()) <= 3 + 2 * 8
 
 
 @pytest.mark.slow
