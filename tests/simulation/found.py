@@ -75,13 +75,14 @@ def _older_worker(kind: str) -> Scenario:
 
 FOUND = (
     # A server that was away for more than a minute: the run then ended with NoWorkers, as the time in which
-    # nobody could look at the workers counted as time without workers.
+    # nobody could look at the workers counted as time without workers. The worker goes on when the producer
+    # has looked.
     Scenario(
         seed=4,
         workers=(0.05,),
         clocks=(0.0,),
         runs=(Submitted("run-0", _pairs(200), 1.0, "live"),),
-        faults=(Fault(5.0, "restart", 70.0, 0),),
+        faults=(Fault(4.9, "stop", 73.0, 0), Fault(5.0, "restart", 70.0, 0)),
         chunk_size=16,
     ),
     # A worker whose host's clock is hours ahead dies: its lease ended by its own clock, hours later.
