@@ -441,7 +441,7 @@ FOUND = (
         workers=(0.05,),
         clocks=(0.0,),
         runs=(Submitted("run-0", _pairs(40), 1.0, "submitted parquet"),),
-        faults=(Fault(0.5, "stop_at_write", 20.0, 20),),
+        faults=(Fault(0.5, "stop_at_write", 20.0, 19),),
         chunk_size=4,
         runners=(0.0, 0.0),
     ),
