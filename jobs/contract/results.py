@@ -14,7 +14,8 @@ from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.contract.spec import CONTENT
 from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
-_WITHDRAWAL = b"withdrawal"
+WITHDRAWAL = "withdrawal"
+"""The field of a withdrawal's entry."""
 
 
 def worst(bounds: Collection[float | None]) -> float | None:
@@ -151,7 +152,7 @@ class BadResult:
 def to_entry(result: ChunkResult | Withdrawal) -> dict[str, str | int | bytes]:
     """Return the stream entry for a result."""
     if isinstance(result, Withdrawal):
-        return {_WITHDRAWAL.decode(): result.model_dump_json()}
+        return {WITHDRAWAL: result.model_dump_json()}
     if isinstance(result, ChunkFailure):
         return {
             "chunk": result.chunk,
@@ -197,8 +198,8 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
 def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult | Withdrawal:
     """Like `from_entry`, for all entries, which are not trusted: an invalid one is a `BadResult`."""
     try:
-        if entry.keys() == {_WITHDRAWAL}:
-            return Withdrawal.read_json(entry[_WITHDRAWAL], "a withdrawal of scores")
+        if entry.keys() == {WITHDRAWAL.encode()}:
+            return Withdrawal.read_json(entry[WITHDRAWAL.encode()], "a withdrawal of scores")
         return from_entry(entry)
     except WireError as error:
         return BadResult(_chunk_number(entry), str(error))

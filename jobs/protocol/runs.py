@@ -22,7 +22,14 @@ from rq.serializers import JSONSerializer
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, Payload, job_data
-from rankmill.jobs.contract.results import BadResult, ChunkResult, Withdrawal, read_entry, to_entry
+from rankmill.jobs.contract.results import (
+    WITHDRAWAL,
+    BadResult,
+    ChunkResult,
+    Withdrawal,
+    read_entry,
+    to_entry,
+)
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
 from rankmill.jobs.contract.schema import FORMAT, Count, WireModel
 from rankmill.jobs.contract.usage import Usage
@@ -77,6 +84,15 @@ if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('UNLINK', unpack(KEYS, 2))
 """
 """For the end of the transaction that settles something for a run: it may be cancelled meanwhile, and whoever
 settles may be cut off or killed before it hears that. KEYS: the run, then what is settled."""
+
+_KEEP_WITHDRAWALS = """
+local kept = false
+for _, each in ipairs(redis.pcall('XRANGE', KEYS[1], '-', '+')) do
+  if each[2][1] == ARGV[1] then kept = true else redis.call('XDEL', KEYS[1], each[1]) end
+end
+if not kept then redis.call('UNLINK', KEYS[1]) end
+"""
+"""KEYS: a run's results. ARGV: the field of a withdrawal. A stream with withdrawals keeps its expiry."""
 
 _SENT_AGAIN = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
@@ -505,6 +521,7 @@ class RunStore:
         answered: Iterable[int] = (),
         tell: bool = False,
         usage: RunUsage | None = None,
+        keep_withdrawals: bool = False,
     ) -> int:
         """Delete the run, and the waiting jobs of `chunks`; returns how many jobs were waiting.
 
@@ -512,11 +529,16 @@ class RunStore:
 
         Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
         have their result, so no job. `tell` leaves a note for the producer that the run was cancelled. What
-        the run has used is counted in the transaction in which it ends.
+        the run has used is counted in the transaction in which it ends. `keep_withdrawals` leaves those that
+        nobody has taken note of, for whoever has the scores in a journal: `withdrawals` returns them.
         """
         known, done = list(chunks), list(answered)
-        with self._counting(usage, keys.of_run(run.id)) as pipe:  # first, so that no worker scores any of it
+        stream = keys.results(run.id)
+        gone = [key for key in keys.of_run(run.id) if not (keep_withdrawals and key == stream)]
+        with self._counting(usage, gone) as pipe:  # first, so that no worker scores any of it
             pipe.zrem(keys.runs(), run.id)
+            if keep_withdrawals:
+                pipe.eval(_KEEP_WITHDRAWALS, 1, stream, WITHDRAWAL)
             if tell:
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
             else:

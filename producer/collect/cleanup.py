@@ -35,7 +35,7 @@ class RunCleaner:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._lock = system.Lock()
-        self._left: deque[tuple[Run, list[int], float, RunUsage | None]] = deque()
+        self._left: deque[tuple[Run, list[int], float, RunUsage | None, bool]] = deque()
         self._busy = False
 
     def remove(
@@ -46,10 +46,12 @@ class RunCleaner:
         answered: Iterable[int] = (),
         hurry: bool = False,
         usage: RunUsage | None = None,
+        keep_withdrawals: bool = False,
     ) -> bool:
         """Delete a run and the waiting jobs of its `chunks`; do not try twice if the caller is in a `hurry`.
 
         `answered` chunks have no jobs any more, but pairs. What the run has used is counted first.
+        `keep_withdrawals` is as of `RunStore.delete`.
 
         Returns
         -------
@@ -64,19 +66,19 @@ class RunCleaner:
         until = system.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
         try:
             with redis_errors(), waiting(most=0 if hurry else _AT_ONCE_SECONDS, until=until):
-                self._store.delete(run, left, answered=done, usage=usage)
+                self._store.delete(run, left, answered=done, usage=usage, keep_withdrawals=keep_withdrawals)
         except RedisUnavailable as error:
             with about(run=run.id):
                 logger.warning("the run's keys in Redis will be removed later: %s", error)
-            self._later(run, [*left, *done], usage)
+            self._later(run, [*left, *done], usage, keep_withdrawals)
             return False
         return True
 
-    def _later(self, run: Run, chunks: list[int], usage: RunUsage | None) -> None:
+    def _later(self, run: Run, chunks: list[int], usage: RunUsage | None, keep: bool) -> None:
         if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's
             self._begin()
         with self._lock:
-            self._left.append((run, chunks, system.monotonic() + run.ttl, usage))
+            self._left.append((run, chunks, system.monotonic() + run.ttl, usage, keep))
             if not self._busy:
                 self._busy = True
                 self._store.later(self._remove_all)
@@ -87,13 +89,13 @@ class RunCleaner:
                 if not self._left:
                     self._busy = False
                     return
-                run, chunks, until, usage = self._left.popleft()
+                run, chunks, until, usage, keep = self._left.popleft()
             try:
                 with about(run=run.id), redis_errors():
-                    self._store.delete(run, chunks, usage=usage)
+                    self._store.delete(run, chunks, usage=usage, keep_withdrawals=keep)
             except RedisUnavailable:
                 if system.monotonic() < until:
                     with self._lock:
-                        self._left.append((run, chunks, until, usage))
+                        self._left.append((run, chunks, until, usage, keep))
             except Exception:
                 logger.exception("the keys of run %s in Redis cannot be removed", run.id)

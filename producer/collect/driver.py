@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -141,6 +141,7 @@ class RunDriver:
         self._sized = sizes.chunks.known  # when workers were last looked at
         self._after = "0"  # where a detached run's stream is read on
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
+        self._keeps_withdrawals = journal is not None  # until the journal has taken them back
         self._cancelled = False
         self._late = False  # whether the caller's time was over, when it was last looked at
         self._chunks = dict(detached.chunks if detached else ())
@@ -193,7 +194,7 @@ class RunDriver:
         self._spool.close()
         if not self.is_detached:
             self._count(complete=True)
-            self._cleaner.remove(self.run, [], answered=collector.answered, usage=self._usage)
+            self._remove([], answered=collector.answered)
         self._span.end()
         with about(run=self.run.id):
             done = self.progress
@@ -235,9 +236,19 @@ class RunDriver:
         else:
             with suppress(InputError, OutputError):  # a journal that cannot be read keeps no run from its end
                 self._count()
-            gone = self._cleaner.remove(self.run, chunks, hurry=self._late, usage=self._usage)
+            gone = self._remove(chunks, hurry=self._late)
             if gone and self._journal:
                 self._journal.is_in_redis = False
+
+    def _remove(self, chunks: Iterable[int], *, answered: Iterable[int] = (), hurry: bool = False) -> bool:
+        return self._cleaner.remove(
+            self.run,
+            chunks,
+            answered=answered,
+            hurry=hurry,
+            usage=self._usage,
+            keep_withdrawals=self._keeps_withdrawals,
+        )
 
     def _wants_chunks(self) -> bool:
         has_room = not self.collector.ready or self._spool.has_room(self.collector.most_bytes)
@@ -362,6 +373,7 @@ class RunDriver:
         if self._journal:
             in_parts = min(rows) < self._journal.finished.rows
             self._journal.withdraw(rows)
+            self._keeps_withdrawals = False
         if not self.is_detached:
             self.cancel()
         chunks = "the chunk" if len(rows) == 1 else f"{len(rows)} chunks, the first"

@@ -318,6 +318,7 @@ def _revision(journal: Journal, settings: Settings) -> str | None:
 
 def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> None:
     """Move the finished chunks of a run whose producer died to the journal; delete the run from Redis."""
+    withdrawn: list[Withdrawal] = []
     try:
         left = store.load(journal.run) if journal.run else None
         if left and resumes:
@@ -340,7 +341,8 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return
     if left:
-        store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
+        usage = RunUsage(left, journal.used_by_run)
+        store.delete(left, store.chunks(left), usage=usage, keep_withdrawals=resumes and not withdrawn)
     journal.is_in_redis = False
 
 

@@ -13,7 +13,7 @@ from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload, attempt
-from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
+from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, Withdrawal
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.protocol.queues import QueueCapacity, write_capacity
 from rankmill.jobs.protocol.recovery import enqueue_due
@@ -95,6 +95,18 @@ def test_a_job_is_json_and_names_its_chunk(store: RunStore, run: Run) -> None:
 def test_a_result_for_a_run_that_is_gone_is_not_kept(store: RunStore, run: Run) -> None:
     store.delete(run, [])
     add(store, run, ChunkFailure(chunk=0, message="late", fatal=False))
+    assert store.redis.keys("*") == [keys.queues().encode()]
+
+
+def test_withdrawals_that_a_journal_needs_outlive_their_run(store: RunStore, run: Run) -> None:
+    withdrawal = Withdrawal(chunks=(0,), worker="w", reason="differs")
+    add(store, run, ChunkFailure(chunk=1, message="broken", fatal=False))
+    store.withdraw(run.id, withdrawal, run.ttl)
+    for _ in range(2):  # it may be repeated
+        store.delete(run, [], keep_withdrawals=True)
+    assert [each for _, each in store.results(run, block_ms=1)] == [withdrawal]
+    assert 0 < store.redis.ttl(keys.results(run.id)) <= run.ttl
+    store.delete(run, [])
     assert store.redis.keys("*") == [keys.queues().encode()]
 
 
