@@ -189,7 +189,7 @@ MUTANTS = (
     ),
     Mutant(
         "a finished run is not deleted", _DRIVER,
-        "            self._cleaner.remove(self.run, [], answered=collector.answered, usage=self._usage)\n",
+        "            self._remove([], answered=collector.answered)\n",
         "            pass\n",
     ),
     Mutant(
