@@ -86,8 +86,8 @@ if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('UNLINK', unpack(KEYS, 2))
 settles may be cut off or killed before it hears that. KEYS: the run, then what is settled."""
 
 _KEEP_WITHDRAWALS = """
-local kept = false
-for _, each in ipairs(redis.pcall('XRANGE', KEYS[1], '-', '+')) do
+local kept, read = false, redis.pcall('XREAD', 'STREAMS', KEYS[1], '0')  -- producers may read, not range
+for _, each in ipairs(read and read[1] and read[1][2] or {}) do
   if each[2][1] == ARGV[1] then kept = true else redis.call('XDEL', KEYS[1], each[1]) end
 end
 if not kept then redis.call('UNLINK', KEYS[1]) end
