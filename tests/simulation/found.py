@@ -528,4 +528,15 @@ FOUND = (
         faults=(Fault(2.0, "kill", 0.0, 0), Fault(45.0, "evict", 0.0, 0)),
         chunk_size=16,
     ),
+    # A worker that has stood still trusts no lease for a while, and has its heartbeats just before another's:
+    # if it kept the lock of the cleaning, nobody would take what a dead worker had. A break found this.
+    Scenario(
+        seed=1,
+        workers=(0.3, 0.3, 0.3),
+        clocks=(0.0, 0.0, 0.0),
+        runs=(Submitted("run-0", _pairs(200), 1.0, "live"),),
+        faults=(Fault(2.0, "stop", 11.6, 1), Fault(3.0, "kill", 40.0, 0)),
+        chunk_size=4,
+        settings=(("claim_ahead", 4),),
+    ),
 )

@@ -82,7 +82,7 @@ MUTANTS = (
         "who trusts no lease keeps the lock", _HEARTBEAT,
         "worker.connection.delete(queue.registry_cleaning_key)",
         "pass",
-        ("stop", "kills", "several workers"),
+        kept=True,
     ),
     Mutant(
         "a job whose reply was lost is not rescued", _RECOVERY,
