@@ -216,6 +216,7 @@ def compare(valkey: Server, shapes: list[list[Commands]], seed: int, commands: i
                 player.compare_data()
     finally:
         _current.remove(world)
+        world.unpatch()  # else other tests of this process would have fakeredis as a world has it
         valkey.client.flushall()
 
 
