@@ -102,6 +102,7 @@ local bell, transit, seen, id, now = KEYS[2], KEYS[3], KEYS[4], ARGV[3], tonumbe
 if not redis.call('LPOS', transit, id) then return end  -- its worker has begun it meanwhile
 local since = tonumber(redis.call('GET', seen) or '')
 if not since then
+  -- until long after the sweep that puts it back
   redis.call('SET', seen, ARGV[4], 'EX', math.ceil(4 * tonumber(ARGV[5])))
 elseif math.abs(now - since) > tonumber(ARGV[5]) then  -- or the server's clock has jumped back
   redis.call('LREM', transit, 1, id)

@@ -192,7 +192,7 @@ class WaitingRows(Generic[Work]):
         self._batches = deque(sorted(cut, key=lambda batch: int(batch[_NUMBER].min())))
 
     def cut_again(self, token_budget: int) -> None:
-        """Cut the batches that wait, of another budget, anew."""
+        """Cut the rows of the batches that wait again, by this budget."""
         if self._batches:
             self._cut = partial(self._cut, token_budget=token_budget)
             self._cut_together(self._batches)

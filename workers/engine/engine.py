@@ -181,7 +181,7 @@ class Engine:
         return self._sizes.see(self._planned(flight.parts), seconds)
 
     def cut_again(self, waiting: WaitingRows[Work]) -> None:
-        """Cut what waits for a model whose speed was not known, and may have been slow."""
+        """Cut again what was cut into small batches, as the model's speed was not known."""
         if not self.model.backend.shares_prefixes:  # their batches are large from the first
             waiting.cut_again(self._sizes.budget(self.token_budget))
 
