@@ -90,9 +90,11 @@ class Runner:
 
     def _take(self, claim: RunLease) -> None:
         with about(submitted=claim.run.id):
-            self._heartbeat.hold(replace(claim, run=self._begun(claim.run)))
-            run = self._heartbeat.claim.run
-            if done := made(run):
+            run = claim.run if claim.run.is_ended else self._begun(claim.run)
+            self._heartbeat.hold(replace(claim, run=run))
+            if run.is_ended:  # cancelled while it waited, after another runner had begun it
+                self._answer(run)
+            elif done := made(run):
                 self._finish(done)
             elif self._store.was_cancelled(run.id):
                 self._answer(run.end("cancelled"))

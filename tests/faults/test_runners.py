@@ -23,6 +23,7 @@ from benchmarks.faults.submitted import everybody_dies
 from rankmill import Client, SubmittedFile
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled, RunExpired, RunFailed
+from rankmill.jobs.protocol.submitted.store import FileRunStore
 from tests.conftest import (
     ENVIRON,
     QUICK_LEASE,
@@ -262,6 +263,30 @@ def test_cancelled_while_it_waits_and_while_it_runs(
     assert not output.exists()
     assert client.submit_file(str(source), str(output), limit=20).wait(60).state == "done"
     assert not list(queue.client.scan_iter("rq:job:*"))
+
+
+def test_cancelled_while_it_waits_after_its_runner_has_died(
+    queue: Server, client: Client, runners: StartRunner, source: Path, output: Path
+) -> None:
+    """Its chunks leave the queue of the workers, which else would score them for nobody."""
+    server: Any = queue.client
+    nobody = Client(queue.url, model=client.settings.model, queue="nobody-listens")
+    run = nobody.submit_file(str(source), str(output))
+    runner = runners(queue)
+    wait_for(lambda: server.llen("rq:queue:nobody-listens"), runner)
+    runner.kill()
+    runner.wait()
+    store = FileRunStore(server, "rankmill-files", 600)
+    leases = store.queue.started_job_registry.key
+    server.zadd(leases, dict.fromkeys(server.zrange(leases, 0, -1), 0))  # its lease has lapsed
+    store.recover(15, expired=True)
+    assert run.cancel().state == "cancelled"
+    next_runner = runners(queue)
+    wait_for(lambda: not server.llen("rq:queue:nobody-listens"), next_runner)
+    wait_for(lambda: not list(server.scan_iter("rq:job:*")), next_runner)
+    assert not list(server.scan_iter("rankmill:run:*"))
+    assert run.status().state == "cancelled"
+    assert not output.exists()
 
 
 @pytest.mark.slow

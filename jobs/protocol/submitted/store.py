@@ -132,21 +132,25 @@ class FileRunStore:
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
         """Cancel a run; a run that a runner has ends within its heartbeat.
 
-        Returns the run as it is then: cancelled if it waited.
+        Returns the run as it is then: cancelled if it waited. One that a runner has begun before stays in the
+        queue all the same: the next runner deletes what that one could not.
         """
         claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._pauses, self._leases]
         taken = self.redis.eval(scripts.CANCEL, 4, *places, run.id, self.ttl, lease_seconds, claim)
         if not taken:
             return self.load(run.id)
-        ended = run.end("cancelled")
-        self.end(RunLease(ended, f"{run.id}:{claim}"))
-        return ended
+        ended = RunLease(run.end("cancelled"), f"{run.id}:{claim}")
+        if run.started:
+            self.hand_back(ended, first=True)
+        else:
+            self.end(ended)
+        return ended.run
 
     def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
         """Take the first run that waits, except those in `leave`; ``None`` if there is none.
 
-        The run is as its last runner left it. A job that cannot be read is set aside.
+        The run is as its last runner left it, or cancelled since. A job that cannot be read is set aside.
         """
         token = system.unique_id()
         numbers = [lease_seconds, token, _LOOK_AT]
@@ -163,7 +167,7 @@ class FileRunStore:
             run, reason = None, str(error)
         else:
             reason = "its record and its job are gone"
-        if run is None or run.is_ended:
+        if run is None or (run.is_ended and run.state != "cancelled"):
             self.redis.zrem(self._leases, raw + f":{token}".encode())
             if run is None:
                 set_aside(self.queue, raw, reason)
