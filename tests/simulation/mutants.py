@@ -233,10 +233,10 @@ MUTANTS = (
         "        pipe.expire(keys.precision",
     ),
     Mutant(
-        "a job that was begun never expires", "workers/worker.py",
-        "            pipe.expire(job.key, job.run_ttl)\n",
-        "",
-        ("slow",),
+        "a job that is begun keeps the expiry of one that waits", "workers/worker.py",
+        "pipe.expire(job.key, job.run_ttl)",
+        "pipe.exists(job.key)",
+        ("by name", "slow"),
     ),
     Mutant(
         "a result makes the stream of a run that is gone", _RUNS,

@@ -59,6 +59,9 @@ _KILLING = 3
 """One in so many seeds may have rows that kill their worker: until these are alone, three to four minutes
 go by in which little else happens. In a sixth of all seeds they took almost half of the simulation's time."""
 
+_BY_NAME = 0.1
+"""Share of the seeds with a job by name, of those with one release."""
+
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, at most, until nothing of it may be left."""
 
@@ -122,6 +125,8 @@ class Scenario:
             changes = [Fault(at, "change_release", 0.0, which) for at, which in mixed[1]]
             # The release before is not told of scores that are withdrawn.
             faults = (*(each for each in faults if each.kind != "miscompute"), *changes)
+        else:
+            runs += _by_name(seed, len(runs))
         return cls(
             seed,
             workers,
@@ -213,6 +218,18 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "keeps data": lambda it: not {fault.kind for fault in it.faults} & LOSSES,
 }
 """What a scenario may have, by name."""
+
+
+def _by_name(seed: int, number: int) -> tuple[Submitted, ...]:
+    """Perhaps a job that a service enqueues by name; its dice decide nothing else that a seed does."""
+    dice = random.Random(f"by name {seed}")
+    if dice.random() >= _BY_NAME:
+        return ()
+    pairs = tuple(
+        (dice.choice(_QUERIES), f"{dice.choice(_PASSAGES)} {number} {row}")
+        for row in range(dice.choice([1, 3, 40]))
+    )
+    return (Submitted(f"run-{number}", pairs, dice.uniform(0.0, 10.0), "by name"),)
 
 
 def _run(dice: random.Random, number: int, *, kills: bool) -> Submitted:
@@ -371,7 +388,8 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.undisturbed = not scenario.faults and not scenario.stumbles
     alike = len(set(scenario.machines)) < 2
     history.willing = alike and all(run.model == MODEL for run in scenario.runs)
-    history.fair = history.willing and not any(scenario.lame)
+    # A job by name is no chunk: it may have more pairs, or fewer.
+    history.fair = history.willing and not any(scenario.lame) and not scenario.has("by name")
     history.one_engine = len({run.deterministic for run in scenario.runs}) < 2
     history.weights = {group_of(run.tenant.name): run.tenant.weight for run in scenario.runs}
     poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)
