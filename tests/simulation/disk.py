@@ -20,7 +20,7 @@ from typing import Any
 from rankmill.jobs.system import system
 from rankmill.producer.files.formats.parquet import ParquetWriter
 from rankmill.producer.files.formats.text import TextWriter
-from tests.simulation.world import Process, World, world
+from tests.simulation.world import Armed, Process, World, strike, world
 
 
 @dataclass(eq=False)
@@ -29,15 +29,6 @@ class Cell:
 
     number: int
     synced: bytes = b""
-
-
-@dataclass
-class Armed:
-    """A fault that waits for so many further steps, and then happens to the process that makes the step."""
-
-    left: int
-    do: Callable[[Process], None]
-    only: str = ""
 
 
 @dataclass
@@ -109,13 +100,10 @@ class Disk:
         process = self._here()
         if process is None:
             return
-        self.world.tell(f"disk: {what} {str(place).rpartition('/')[2]}")
+        step = f"{what} {str(place).rpartition('/')[2]}"
+        self.world.tell(f"disk: {step}")
         self.steps += 1
-        for fault in [each for each in self.armed if each.only in what]:
-            fault.left -= 1
-            if fault.left < 0:
-                self.armed.remove(fault)
-                fault.do(process)
+        strike(self.armed, step, process)
         self.world.give_way()
 
     def check_space(self, place: object) -> None:

@@ -540,4 +540,19 @@ FOUND = (
         chunk_size=4,
         settings=(("claim_ahead", 4),),
     ),
+    # The server evicts the record of a submitted run that waits, so that its runner, which is of the release
+    # before, reads the job instead: that has the name which it knows. A break found this.
+    Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, "submitted parquet"),),
+        faults=(
+            Fault(0.5, "stop_producer", 5.0, 1),
+            Fault(2.0, "evict_any", target="rankmill:file-run:"),
+        ),
+        chunk_size=16,
+        runners=(0.0,),
+        old=("runner 0",),
+    ),
 )

@@ -412,7 +412,7 @@ MUTANTS = (
         "new names are sent to runners of the release before", "jobs/protocol/submitted/store.py",
         "JOB_FUNCTION if self._all_take_new_names() else OLD_JOB_FUNCTION,",
         "JOB_FUNCTION,",
-        ("two releases", "submitted parquet"),
+        kept=True,
     ),
     Mutant(
         "a chunk that is sent again has all its attempts", _RUNS,
