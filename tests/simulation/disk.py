@@ -58,6 +58,8 @@ class Disk:
         How often a process has changed or synced something.
     lost_at
         When its host has last lost power.
+    has_failed
+        Whether it was full when something was written, or a sync has failed, or its host lost power.
     kept
         Rows that journals have for good, by their paths.
     """
@@ -74,6 +76,7 @@ class Disk:
         self.processes: list[Process] = []
         self.loses_power = False
         self.lost_at = -1.0
+        self.has_failed = False
         self._chance = random.Random(mine.random.random())
         self._cells: dict[int, Cell] = {}
         self._listed: dict[Path, dict[str, Cell | None]] = {}
@@ -110,6 +113,7 @@ class Disk:
         """Raise an error as a full disk does."""
         if self.world.now < self.full and self._here():
             self.world.tell("disk: it is full")
+            self.has_failed = True
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
 
     def _here(self) -> Process | None:
@@ -182,7 +186,7 @@ class Disk:
 
     def lose_power(self) -> None:
         """The host of all processes of this disk stops at once."""
-        self.loses_power, self.lost_at = True, self.world.now
+        self.loses_power, self.lost_at, self.has_failed = True, self.world.now, True
         for process in [each for each in self.processes if each.alive]:
             self.world.end(process, 137)
         if not self.world.killed:

@@ -40,7 +40,7 @@ def _cut_off(fault: Fault, *, seed: int, workers: int, loads: int) -> Scenario:
     )
 
 
-def _stands_still(kind: str, *, at_write: int, successor_at: int = 0) -> Scenario:
+def _stands_still(kind: str, *, at_write: str, successor_at: str = "mkdir") -> Scenario:
     """A runner stands still at a write, and loses its run; its successor stands still at one of its writes.
 
     When the first goes on the server is away, so that nobody tells it.
@@ -51,8 +51,8 @@ def _stands_still(kind: str, *, at_write: int, successor_at: int = 0) -> Scenari
         clocks=(0.0,),
         runs=(Submitted("run-0", _pairs(3), 1.0, kind),),
         faults=(
-            Fault(0.5, "stop_at_write", 20.0, at_write),
-            Fault(15.0, "stop_at_write", 20.0, successor_at),
+            Fault(0.5, "stop_at_write", 20.0, target=at_write),
+            Fault(15.0, "stop_at_write", 20.0, target=successor_at),
             Fault(21.0, "restart", 20.0, 0),
         ),
         chunk_size=16,
@@ -172,7 +172,7 @@ FOUND = (
         workers=(0.01,),
         clocks=(0.0,),
         runs=(Submitted("run-0", _pairs(3), 1.0, "submitted parquet"),),
-        faults=(Fault(0.5, "kill_at_write", 0.0, 45),),
+        faults=(Fault(0.5, "kill_at_write", target="unlink journal.db"),),
         chunk_size=2,
         runners=(0.0,),
     ),
@@ -182,7 +182,7 @@ FOUND = (
         workers=(0.01,),
         clocks=(0.0,),
         runs=(Submitted("run-0", _pairs(3), 1.0, "batch"),),
-        faults=(Fault(0.5, "kill_at_write", 0.0, 66),),
+        faults=(Fault(0.5, "kill_at_write", target="unlink journal.db"),),
         chunk_size=2,
         runners=(0.0,),
     ),
@@ -372,7 +372,10 @@ FOUND = (
         workers=(0.01,),
         clocks=(0.0,),
         runs=(Submitted("run-0", _pairs(3), 1.0, "submitted parquet"),),
-        faults=(Fault(0.5, "kill_at_write", 0.0, 52), Fault(2.6, "fail_sync", 0.0, 2)),
+        faults=(
+            Fault(0.5, "kill_at_write", target="unlink journal.db"),
+            Fault(2.6, "fail_sync", 0.0, 0),
+        ),
         chunk_size=2,
         runners=(0.0,),
     ),
@@ -406,12 +409,12 @@ FOUND = (
     ),
     # A runner stands still just before it moves a run's output into place, and goes on when its successor has
     # looked for that output, and does not have its lock yet: the run failed, as its output "exists already".
-    _stands_still("submitted parquet", at_write=44),
+    _stands_still("submitted parquet", at_write="replace output"),
     # The same with what a batch is scored to: it was scored and counted again (seed 8002972).
-    _stands_still("batch", at_write=68),
+    _stands_still("batch", at_write="replace output"),
     # The same with a batch's answers: the runner that had stood still removed what its successor was writing
     # beside them, and then all began anew.
-    _stands_still("batch", at_write=84, successor_at=2),
+    _stands_still("batch", at_write="replace output.jsonl", successor_at="to be on disk .rankmill-"),
     # A worker that has just recorded a failed attempt is cut off before the reply: it recorded it again when
     # others had tried the job meanwhile, and that had an attempt more than are allowed.
     _cut_off(Fault(1.4, "cut_off", 20.0, 37), seed=100, workers=3, loads=3),
@@ -442,7 +445,7 @@ FOUND = (
         workers=(0.05,),
         clocks=(0.0,),
         runs=(Submitted("run-0", _pairs(40), 1.0, "submitted parquet"),),
-        faults=(Fault(0.5, "stop_at_write", 20.0, 19),),
+        faults=(Fault(0.5, "stop_at_write", 20.0, 3, "commit journal.db"),),
         chunk_size=4,
         runners=(0.0, 0.0),
     ),
@@ -510,7 +513,7 @@ FOUND = (
         workers=(0.05,),
         clocks=(0.0,),
         runs=(Submitted("run-0", _pairs(3), 1.0, "batch"),),
-        faults=(Fault(0.5, "stop_at_write", 45.0, 73),),
+        faults=(Fault(0.5, "stop_at_write", 45.0, target="unlink output"),),
         chunk_size=16,
         runners=(0.0, 0.0),
     ),

@@ -76,7 +76,9 @@ def fail_sync(cluster: Cluster, fault: Fault) -> None:
     """One of the next syncs, or commits of a journal, fails."""
 
     def fail(process: Process) -> NoReturn:
+        assert cluster.disk
         cluster.world.tell("disk: it fails")
+        cluster.disk.has_failed = True
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     if cluster.disk:

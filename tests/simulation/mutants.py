@@ -481,6 +481,30 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "what a dead runner has left beside an output stays", "rankmill/runner/runner.py",
+        "        clear(run)\n",
+        "        pass\n",
+        kept=True,
+    ),
+    Mutant(
+        "what a dead runner has scored a batch to stays", "rankmill/gateway/batches/work.py",
+        "    clear_workspace(scored_place(output))\n",
+        "    pass\n",
+        kept=True,
+    ),
+    Mutant(
+        "what a dead runner has left is removed by who can sync it", "producer/files/workspace.py",
+        "            work.remove()\n",
+        "            sync(work.folder)\n            work.remove()\n",
+        kept=True,
+    ),
+    Mutant(
+        "a temporary folder stays where its removal is broken off", "producer/files/stores/writing.py",
+        "for _ in range(2):",
+        "for _ in range(1):",
+        kept=True,
+    ),
+    Mutant(
         "leases of a clock that was ahead stay", _RECOVERY,
         "_guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))",
         "pass",
