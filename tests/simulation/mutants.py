@@ -463,6 +463,18 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "a worker ends that is cut off while RQ ends a job", _CHUNKS,
+        "except (redis.ConnectionError, redis.TimeoutError):  # redis-py",
+        "except redis.WatchError:  # redis-py",
+        kept=True,
+    ),
+    Mutant(
+        "a job that is over is begun", "workers/queue/job.py",
+        "if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end",
+        "",
+        kept=True,
+    ),
+    Mutant(
         "a dead runner's run stays with it for another lease", "jobs/protocol/submitted/scripts.py",
         "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)",
         "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now - 15)",

@@ -281,6 +281,8 @@ class Outcome:
     worst: dict[str, float] = field(default_factory=dict)
     writes: int = 0
     """Changes of files, and their syncs."""
+    missed: list[str] = field(default_factory=list)
+    """Faults whose target nobody has sent or written."""
 
 
 def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) -> Outcome:
@@ -361,6 +363,10 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
             outcome.writes = cluster.disk.steps if cluster.disk else 0
+            armed = {
+                each.only for each in (*world.redis.armed, *(cluster.disk.armed if cluster.disk else ()))
+            }
+            outcome.missed = [str(each) for each in scenario.faults if each.target and each.target in armed]
             outcome.trace = world.trace
     finally:
         logging.disable(logging.NOTSET)
