@@ -571,4 +571,17 @@ FOUND = (
         faults=(Fault(0.5, "cut_off", 45.0, target="SMEMBERS rq:job:"),),
         chunk_size=16,
     ),
+    # score-file is killed while it removes the folder of an output that is in its place, and again before it
+    # puts the next one there: it forgot the first, and said that it exists already (seed 3798).
+    Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, "file jsonl"),),
+        faults=(
+            Fault(0.5, "kill_at_write", target="unlink journal.db"),
+            Fault(0.5, "kill_at_write", 0.0, 1, "replace output"),
+        ),
+        chunk_size=16,
+    ),
 )

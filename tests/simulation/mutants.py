@@ -523,6 +523,12 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "an output that was put in its place is forgotten for the next one", "producer/collect/journal.py",
+        '"\\n".join([*self.sealed, output])',
+        "output",
+        kept=True,
+    ),
+    Mutant(
         "a batch's folder is not synced", "rankmill/gateway/batches/folder.py",
         "            sync(self.path)  # else all in it is lost with the power\n",
         "            pass\n",
