@@ -384,9 +384,10 @@ class ScoringWorker(SimpleWorker):
         super().unsubscribe()  # type: ignore[no-untyped-call]
 
     def prepare_execution(self, job: Job) -> Execution:
-        """What RQ does in two steps, in one; but keep the job's expiry, which RQ would remove.
+        """What RQ does in two steps, in one; but the job expires as its run does, where RQ lets it stay.
 
-        The execution is none of this worker's `executions` if another one has the job.
+        Until it is begun it expires when it has waited too long: a service's ``ttl`` may be shorter than the
+        scoring. The execution is none of this worker's `executions` if another one has the job.
         """
         assert isinstance(job, ScoringJob)
         lease = self._heartbeat.lease_seconds

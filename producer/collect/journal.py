@@ -260,12 +260,12 @@ class Journal:
 
     def seal(self, output: str) -> None:
         """Record what the complete output is, just before it is moved into place."""
-        self._set_state("output", output)
+        self._set_state("output", "\n".join([*self.sealed, output]))
 
     @property
-    def sealed(self) -> str | None:
-        """What `seal` has recorded: if that is in place, the run moved it there and then died."""
-        return self._state("output")
+    def sealed(self) -> list[str]:
+        """What `seal` has recorded: if one of these is in place, the run moved it there and then died."""
+        return (self._state("output") or "").splitlines()
 
     def _state(self, name: str) -> str | None:
         with self._told():

@@ -44,7 +44,7 @@ class OutputFile:
         if not self.path.exists():
             return None
         sealed = journal.sealed
-        own = sealed and sealed == identity(self.path, in_store=isinstance(self.path, ObjectPath))
+        own = sealed and identity(self.path, in_store=isinstance(self.path, ObjectPath)) in sealed
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:

@@ -75,7 +75,10 @@ def main(
     )
     if failed and tail:
         _explain(failed[0] if whole else shrink(failed[0]), tail)
-    sys.exit(bool(failed))
+    missed = [f"seed {each.seed}, {fault}" for each, outcome in played for fault in outcome.missed]
+    if missed:
+        print(f"{len(missed)} faults found nothing to strike: {'; '.join(missed)}")
+    sys.exit(bool(failed or missed))
 
 
 def _while_time(scenarios: Iterator[Scenario], until: float, cpu_until: float) -> Iterator[Scenario]:

@@ -20,7 +20,7 @@ from typing import Any
 from rankmill.jobs.system import system
 from rankmill.producer.files.formats.parquet import ParquetWriter
 from rankmill.producer.files.formats.text import TextWriter
-from tests.simulation.world import Process, World, world
+from tests.simulation.world import Armed, Process, World, strike, world
 
 
 @dataclass(eq=False)
@@ -29,15 +29,6 @@ class Cell:
 
     number: int
     synced: bytes = b""
-
-
-@dataclass
-class Armed:
-    """A fault that waits for so many further steps, and then happens to the process that makes the step."""
-
-    left: int
-    do: Callable[[Process], None]
-    only: str = ""
 
 
 @dataclass
@@ -67,6 +58,8 @@ class Disk:
         How often a process has changed or synced something.
     lost_at
         When its host has last lost power.
+    has_failed
+        Whether it was full when something was written, or a sync has failed, or its host lost power.
     kept
         Rows that journals have for good, by their paths.
     """
@@ -83,6 +76,7 @@ class Disk:
         self.processes: list[Process] = []
         self.loses_power = False
         self.lost_at = -1.0
+        self.has_failed = False
         self._chance = random.Random(mine.random.random())
         self._cells: dict[int, Cell] = {}
         self._listed: dict[Path, dict[str, Cell | None]] = {}
@@ -109,19 +103,17 @@ class Disk:
         process = self._here()
         if process is None:
             return
-        self.world.tell(f"disk: {what} {str(place).rpartition('/')[2]}")
+        step = f"{what} {str(place).rpartition('/')[2]}"
+        self.world.tell(f"disk: {step}")
         self.steps += 1
-        for fault in [each for each in self.armed if each.only in what]:
-            fault.left -= 1
-            if fault.left < 0:
-                self.armed.remove(fault)
-                fault.do(process)
+        strike(self.armed, step, process)
         self.world.give_way()
 
     def check_space(self, place: object) -> None:
         """Raise an error as a full disk does."""
         if self.world.now < self.full and self._here():
             self.world.tell("disk: it is full")
+            self.has_failed = True
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
 
     def _here(self) -> Process | None:
@@ -194,7 +186,7 @@ class Disk:
 
     def lose_power(self) -> None:
         """The host of all processes of this disk stops at once."""
-        self.loses_power, self.lost_at = True, self.world.now
+        self.loses_power, self.lost_at, self.has_failed = True, self.world.now, True
         for process in [each for each in self.processes if each.alive]:
             self.world.end(process, 137)
         if not self.world.killed:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+import redis
 
 from tests.simulation.history import LEASE
-from tests.simulation.host import Refusal
-from tests.simulation.world import Process
+from tests.simulation.host import CLOSED, Refusal
+from tests.simulation.world import Armed, Process
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -16,15 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong at a time, in seconds; ``amount`` is what its kind makes of it."""
+    """Something that goes wrong at a time, in seconds; ``amount`` is what its kind makes of it.
+
+    Its `target` is a part of what it strikes: of the commands that somebody sends, of a write and the name of
+    its file, or of a key. Without one a number or chance decides, and another thing is struck as soon as the
+    product sends or writes one more.
+    """
 
     at: float
     kind: str
     amount: float = 0.0
     which: int = 0
+    target: str = ""
 
     def __str__(self) -> str:
-        return f"{self.at:.2f} s: {self.kind} ({self.amount:.2f}, {self.which})"
+        target = f", {self.target!r}" if self.target else ""
+        return f"{self.at:.2f} s: {self.kind} ({self.amount:.2f}, {self.which}{target})"
 
 
 def kill(cluster: Cluster, fault: Fault) -> None:
@@ -128,8 +138,11 @@ def evict(cluster: Cluster, fault: Fault) -> None:
 
 
 def evict_any(cluster: Cluster, fault: Fault) -> None:
-    """For ten seconds, the server evicts any keys."""
-    _evicts(cluster, volatile=False)
+    """For ten seconds, the server evicts any keys, or at once all with the `target` in their names."""
+    if fault.target:
+        cluster.world.redis.evict(fault.target)
+    else:
+        _evicts(cluster, volatile=False)
 
 
 def freeze(cluster: Cluster, fault: Fault) -> None:
@@ -142,21 +155,24 @@ def freeze(cluster: Cluster, fault: Fault) -> None:
 def cut_off(cluster: Cluster, fault: Fault) -> None:
     """Nothing goes from and to a process for `amount` seconds.
 
-    For `which` of 32 and more it begins between one of its next commands and the reply.
+    For `which` of 32 and more it begins between one of its next commands and the reply; with a `target`,
+    between that and its reply, of whoever sends it: the first time or, by `which`, a later one.
     """
-    if not (here := _processes(cluster)):
-        return
-    server, process = cluster.world.redis, here[fault.which % len(here)]
+    server = cluster.world.redis
 
-    def begin() -> None:
+    def begin(process: Process) -> None:
         cluster.world.history.disturb(fault.amount + LEASE)
         server.cut_off[process] = cluster.world.now + fault.amount
         cluster.later(fault.amount, server.deliver_late)
 
-    if fault.which < 32:
-        begin()
-    else:
-        server.after[process] = fault.which % 8, begin
+    if fault.target:
+        server.armed.append(Armed(fault.which, begin, fault.target))
+    elif here := _processes(cluster):
+        process = here[fault.which % len(here)]
+        if fault.which < 32:
+            begin(process)
+        else:
+            server.after[process] = fault.which % 8, partial(begin, process)
 
 
 def half_open(cluster: Cluster, fault: Fault) -> None:
@@ -175,9 +191,21 @@ def server_clock(cluster: Cluster, fault: Fault) -> None:
 
 
 def breaks(cluster: Cluster, fault: Fault) -> None:
-    """For ten seconds, connections break at one in ten commands, before or after it is carried out."""
-    cluster.world.redis.broken = 0.1
-    cluster.later(10.0, lambda: setattr(cluster.world.redis, "broken", 0.0))
+    """For ten seconds, connections break at one in ten commands, before or after it is carried out.
+
+    With a `target`, one breaks before the reply to that: the first time or, by `which`, a later one.
+    """
+    server = cluster.world.redis
+
+    def lose(_: Process) -> NoReturn:
+        cluster.world.tell("its reply is lost")
+        raise redis.ConnectionError(CLOSED)
+
+    if fault.target:
+        server.armed.append(Armed(fault.which, lose, fault.target))
+    else:
+        server.broken = 0.1
+        cluster.later(10.0, lambda: setattr(server, "broken", 0.0))
 
 
 def miscompute(cluster: Cluster, fault: Fault) -> None:

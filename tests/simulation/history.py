@@ -280,7 +280,7 @@ class History:
         if status == b"started":
             if b"worker_name" in args[1::2]:
                 self._begin(name)
-        elif status in {b"scheduled", b"failed"}:
+        elif status in {b"scheduled", b"failed", b"finished"}:  # the last is a job's that brought its pairs
             self.jobs[name].holders.discard(self._here)
             self._move(name, status.decode())
 

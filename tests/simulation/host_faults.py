@@ -39,7 +39,7 @@ def end_runner(cluster: Cluster, fault: Fault) -> None:
 def kill_at_write(cluster: Cluster, fault: Fault) -> None:
     """Whoever makes one of the next changes of a file is killed there."""
     if cluster.disk:
-        cluster.disk.arm(fault.which, lambda process: cluster.world.kill(process, KILLED))
+        cluster.disk.arm(fault.which, lambda process: cluster.world.kill(process, KILLED), fault.target)
 
 
 def stop_at_write(cluster: Cluster, fault: Fault) -> None:
@@ -50,7 +50,7 @@ def stop_at_write(cluster: Cluster, fault: Fault) -> None:
         cluster.later(fault.amount, lambda: cluster.world.go_on(process))
 
     if cluster.disk:
-        cluster.disk.arm(fault.which, stop)
+        cluster.disk.arm(fault.which, stop, fault.target)
 
 
 def lose_power(cluster: Cluster, fault: Fault) -> None:
@@ -63,7 +63,7 @@ def lose_power(cluster: Cluster, fault: Fault) -> None:
         cluster.world.vanish()
 
     if cluster.disk:
-        cluster.disk.arm(fault.which, lose)
+        cluster.disk.arm(fault.which, lose, fault.target)
 
 
 def fill_disk(cluster: Cluster, fault: Fault) -> None:
@@ -76,7 +76,9 @@ def fail_sync(cluster: Cluster, fault: Fault) -> None:
     """One of the next syncs, or commits of a journal, fails."""
 
     def fail(process: Process) -> NoReturn:
+        assert cluster.disk
         cluster.world.tell("disk: it fails")
+        cluster.disk.has_failed = True
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     if cluster.disk:

@@ -233,10 +233,10 @@ MUTANTS = (
         "        pipe.expire(keys.precision",
     ),
     Mutant(
-        "a job that was begun never expires", "workers/worker.py",
-        "            pipe.expire(job.key, job.run_ttl)\n",
-        "",
-        ("slow",),
+        "a job that is begun keeps the expiry of one that waits", "workers/worker.py",
+        "pipe.expire(job.key, job.run_ttl)",
+        "pipe.exists(job.key)",
+        ("by name", "slow"),
     ),
     Mutant(
         "a result makes the stream of a run that is gone", _RUNS,
@@ -412,7 +412,7 @@ MUTANTS = (
         "new names are sent to runners of the release before", "jobs/protocol/submitted/store.py",
         "JOB_FUNCTION if self._all_take_new_names() else OLD_JOB_FUNCTION,",
         "JOB_FUNCTION,",
-        ("two releases", "submitted parquet"),
+        kept=True,
     ),
     Mutant(
         "a chunk that is sent again has all its attempts", _RUNS,
@@ -463,6 +463,18 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "a worker ends that is cut off while RQ ends a job", _CHUNKS,
+        "except (redis.ConnectionError, redis.TimeoutError):  # redis-py",
+        "except redis.WatchError:  # redis-py",
+        kept=True,
+    ),
+    Mutant(
+        "a job that is over is begun", "workers/queue/job.py",
+        "if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end",
+        "",
+        kept=True,
+    ),
+    Mutant(
         "a dead runner's run stays with it for another lease", "jobs/protocol/submitted/scripts.py",
         "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)",
         "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now - 15)",
@@ -481,9 +493,39 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "what a dead runner has left beside an output stays", "rankmill/runner/runner.py",
+        "        clear(run)\n",
+        "        pass\n",
+        kept=True,
+    ),
+    Mutant(
+        "what a dead runner has scored a batch to stays", "rankmill/gateway/batches/work.py",
+        "    clear_workspace(scored_place(output))\n",
+        "    pass\n",
+        kept=True,
+    ),
+    Mutant(
+        "what a dead runner has left is removed by who can sync it", "producer/files/workspace.py",
+        "            work.remove()\n",
+        "            sync(work.folder)\n            work.remove()\n",
+        kept=True,
+    ),
+    Mutant(
+        "a temporary folder stays where its removal is broken off", "producer/files/stores/writing.py",
+        "for _ in range(2):",
+        "for _ in range(1):",
+        kept=True,
+    ),
+    Mutant(
         "leases of a clock that was ahead stay", _RECOVERY,
         "_guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))",
         "pass",
+        kept=True,
+    ),
+    Mutant(
+        "an output that was put in its place is forgotten for the next one", "producer/collect/journal.py",
+        '"\\n".join([*self.sealed, output])',
+        "output",
         kept=True,
     ),
     Mutant(

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from rq import Queue, Retry
+from rq.exceptions import InvalidJobOperation
+from rq.job import Job, JobStatus
+from rq.results import Result
+from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
@@ -16,6 +24,8 @@ from rankmill.jobs.contract.errors import (
     RunFailed,
     ScoresWithdrawn,
 )
+from rankmill.jobs.contract.priority import run_id_of_request
+from rankmill.jobs.protocol.pairs_job import PAIRS_FUNCTION
 from rankmill.jobs.system import system
 from rankmill.producer.client.async_client import AsyncClient
 from rankmill.producer.client.runs import ScoringRun
@@ -28,6 +38,12 @@ KILLED = 137
 
 _ATTEMPTS = 120
 """How often a command is given again, at most."""
+
+BY_NAME_SECONDS = 8
+"""How long a job by name may wait, as its service says; how long it is scored is another matter."""
+
+_LOOK_SECONDS, _PATIENCE = 0.5, 40.0
+"""Time between two looks of a service at its job, and until it gives up one that the server may have lost."""
 
 
 @dataclass
@@ -264,6 +280,58 @@ class Detached(Command):
         return super().wrong(lost_data=lost_data)
 
 
+class ByName(Command):
+    """A service without rankmill: it enqueues a job that brings its pairs, as whoever has RQ can, and waits.
+
+    It asks again when no worker has begun the job in time, and when the server has lost something of it.
+    """
+
+    def __init__(self, cluster: Cluster, run: Submitted) -> None:
+        self.times = 0
+        super().__init__(cluster, run)
+
+    def do(self) -> Any:
+        client, settings = self.cluster.world.redis.client(), self.cluster.settings
+        queue = Queue(settings.queue, connection=client, serializer=JSONSerializer)
+        pairs = [[*pair] for pair in self.run.pairs]
+        while self.times < _ATTEMPTS:
+            self.times += 1
+            name = f"{self.run.name}-{self.times}"
+            self.cluster.abandoned.add(run_id_of_request(name))  # what workers note of it stays for an hour
+            options = {"model": self.run.model, "ttl": BY_NAME_SECONDS, "retry": Retry(max=3)}
+            if found := self._waited(queue.enqueue(PAIRS_FUNCTION, pairs, job_id=name, **options)):
+                return found
+        return None
+
+    def _waited(self, job: Job) -> Found | None:
+        """The scores of a job; ``None``: it is gone, as nobody has begun it in its time, or it was lost."""
+        asked = seen = world().now
+        status, history = None, world().history
+        while not (found := job.latest_result()):
+            try:
+                status = job.get_status()
+            except InvalidJobOperation:
+                has_looked = world().now - seen < BY_NAME_SECONDS / 2 and not world().redis.host.clock
+                if status is JobStatus.STARTED and has_looked and not history.lost:
+                    raise RunFailed(f"job {job.id} was begun, and is gone") from None
+                return None
+            seen = world().now
+            if history.lost and seen - asked > _PATIENCE:
+                with suppress(ValueError):  # RQ cannot delete a job whose execution is lost
+                    job.delete()
+                return None
+            world().sleep(_LOOK_SECONDS)
+        if found.type is not Result.Type.SUCCESSFUL:
+            raise RunFailed(str(found.exc_string))
+        value: Any = found.return_value
+        scores = [math.nan if each is None else each for each in value["scores"]]
+        return Found(scores, {each["row"]: each["error"] for each in value["errors"]})
+
+    def used(self) -> tuple[int, int]:
+        rows = len(self.run.pairs)
+        return rows if self.is_complete else 0, rows * self.times
+
+
 CANCELLED = ("cancelled", "detached cancelled")
 """Runs of which nothing may be scored for long after they were cancelled."""
 
@@ -273,4 +341,5 @@ KINDS: dict[str, type[Command]] = {
     "requests": Requests,
     "detached": Detached,
     "cancelled": Cancelled,
+    "by": ByName,
 }

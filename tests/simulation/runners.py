@@ -42,10 +42,11 @@ _LINE_ROWS = 4
 """Passages in a line of a batch."""
 
 
-def _fails_for_others(why: str) -> bool:
+def _fails_for_others(cluster: Cluster, why: str) -> bool:
     """Whether a run has failed for what its runners have met, so that its user submits it again."""
-    dead = sum(each.name.startswith("runner-") and not each.alive for each in world().processes)
-    return _NO_RUNNER in why or (_DIED in why and dead >= _DEATHS)
+    dead = sum(each.name.startswith("runner-") and not each.alive for each in cluster.world.processes)
+    disk_fails = cluster.disk is not None and cluster.disk.has_failed
+    return (_NO_RUNNER in why and disk_fails) or (_DIED in why and dead >= _DEATHS)
 
 
 class _Confined(list[Roots]):
@@ -131,7 +132,7 @@ class SubmittedCommand(FileCommand):
 
     def is_final(self, error: RankmillError) -> bool:
         lost = isinstance(error, RunExpired)  # before it was attached
-        unlucky = isinstance(error, RunFailed) and _fails_for_others(str(error))
+        unlucky = isinstance(error, RunFailed) and _fails_for_others(self.cluster, str(error))
         if lost or unlucky or self.finds_other_machines(error):
             self.id = ""
             return False
@@ -191,7 +192,7 @@ class BatchCommand(Command):
             return "expired"
         disturbed = not self.cluster.world.history.undisturbed
         differs = disturbed and any(each in str(view) for each in REFUSALS)
-        if view["status"] == "failed" and (differs or _fails_for_others(str(view))):
+        if view["status"] == "failed" and (differs or _fails_for_others(self.cluster, str(view))):
             self.batch = ""
             raise OutputError(str(view))
         return view if view["status"] != "expired" else "expired"

@@ -59,6 +59,9 @@ _KILLING = 3
 """One in so many seeds may have rows that kill their worker: until these are alone, three to four minutes
 go by in which little else happens. In a sixth of all seeds they took almost half of the simulation's time."""
 
+_BY_NAME = 0.1
+"""Share of the seeds with a job by name, of those with one release."""
+
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, at most, until nothing of it may be left."""
 
@@ -122,6 +125,8 @@ class Scenario:
             changes = [Fault(at, "change_release", 0.0, which) for at, which in mixed[1]]
             # The release before is not told of scores that are withdrawn.
             faults = (*(each for each in faults if each.kind != "miscompute"), *changes)
+        else:
+            runs += _by_name(seed, len(runs))
         return cls(
             seed,
             workers,
@@ -215,6 +220,18 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
 """What a scenario may have, by name."""
 
 
+def _by_name(seed: int, number: int) -> tuple[Submitted, ...]:
+    """Perhaps a job that a service enqueues by name; its dice decide nothing else that a seed does."""
+    dice = random.Random(f"by name {seed}")
+    if dice.random() >= _BY_NAME:
+        return ()
+    pairs = tuple(
+        (dice.choice(_QUERIES), f"{dice.choice(_PASSAGES)} {number} {row}")
+        for row in range(dice.choice([1, 3, 40]))
+    )
+    return (Submitted(f"run-{number}", pairs, dice.uniform(0.0, 10.0), "by name"),)
+
+
 def _run(dice: random.Random, number: int, *, kills: bool) -> Submitted:
     pairs: list[Pair] = [
         (dice.choice(_QUERIES), f"{dice.choice(_PASSAGES)} {number} {row}")
@@ -264,6 +281,8 @@ class Outcome:
     worst: dict[str, float] = field(default_factory=dict)
     writes: int = 0
     """Changes of files, and their syncs."""
+    missed: list[str] = field(default_factory=list)
+    """Faults whose target nobody has sent or written."""
 
 
 def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) -> Outcome:
@@ -344,6 +363,10 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
             outcome.writes = cluster.disk.steps if cluster.disk else 0
+            armed = {
+                each.only for each in (*world.redis.armed, *(cluster.disk.armed if cluster.disk else ()))
+            }
+            outcome.missed = [str(each) for each in scenario.faults if each.target and each.target in armed]
             outcome.trace = world.trace
     finally:
         logging.disable(logging.NOTSET)
@@ -371,7 +394,8 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.undisturbed = not scenario.faults and not scenario.stumbles
     alike = len(set(scenario.machines)) < 2
     history.willing = alike and all(run.model == MODEL for run in scenario.runs)
-    history.fair = history.willing and not any(scenario.lame)
+    # A job by name is no chunk: it may have more pairs, or fewer.
+    history.fair = history.willing and not any(scenario.lame) and not scenario.has("by name")
     history.one_engine = len({run.deterministic for run in scenario.runs}) < 2
     history.weights = {group_of(run.tenant.name): run.tenant.weight for run in scenario.runs}
     poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)

@@ -20,7 +20,7 @@ from rankmill.jobs.runtime.patience import Patience
 from tests.simulation import connection as connections
 from tests.simulation.connection import Client, Connection
 from tests.simulation.host import CLOSED, Command, Host, Refusal, Socket
-from tests.simulation.world import Process, World
+from tests.simulation.world import Armed, Process, World, strike
 
 
 class Late(NamedTuple):
@@ -48,6 +48,8 @@ class Server:
         Until when nothing goes to and from these processes.
     after
         What happens when so many more commands of a process are carried out, and before the last one's reply.
+    armed
+        Faults that wait for commands with some text, and strike before the reply.
     left_behind, other
         Processes that talk to another host, which was the master before and does not know that.
     refusals
@@ -68,6 +70,7 @@ class Server:
     broken: float = 0.0
     cut_off: dict[Process, float] = field(default_factory=dict)
     after: dict[Process, tuple[int, Callable[[], object]]] = field(default_factory=dict)
+    armed: list[Armed] = field(default_factory=list)
     left_behind: set[Process] = field(default_factory=set)
     other: Host | None = None
     refusals: list[Refusal] = field(default_factory=list)
@@ -176,6 +179,9 @@ class Server:
         self._carry_out(sock, commands)
         if self.after:
             self._count(sock.process)
+        if self.armed and sock.process:
+            words = "; ".join(" ".join(each.decode(errors="replace") for each in words) for words in commands)
+            strike(self.armed, words, sock.process)
         try:
             if sock.silent or self.cut_off:
                 self._under_way(sock, deadline, answered=True)
@@ -230,6 +236,14 @@ class Server:
             self.world.tell(f"evicted: {key.decode(errors='replace')}")
             del data[key]
             self.world.history.lose()
+
+    def evict(self, part: str) -> None:
+        """Evict all keys with this in their names."""
+        data = self.host.data._dict
+        for key in [each for each in data if part.encode() in each]:
+            self.world.tell(f"evicted: {key.decode(errors='replace')}")
+            del data[key]
+        self.world.history.lose()
 
     def deliver_late(self) -> None:
         """Carry out what clients had sent that have given up meanwhile; of some, nothing arrives any more."""

@@ -795,6 +795,24 @@ def living_in(mine: World) -> Iterator[World]:
         _current.remove(mine)
 
 
+@dataclass(eq=False)
+class Armed:
+    """A fault that strikes whoever makes the next event with `only` in its text, or one so many later."""
+
+    left: int
+    do: Callable[[Process], object]
+    only: str = ""
+
+
+def strike(armed: list[Armed], event: str, process: Process) -> None:
+    """An event has come, and with it the time of some faults, perhaps."""
+    for fault in [each for each in armed if each.only in event]:
+        fault.left -= 1
+        if fault.left < 0:
+            armed.remove(fault)
+            fault.do(process)
+
+
 def words_of(commands: Sequence[list[bytes]]) -> str:
     """The beginning of some commands, for the trace."""
     texts = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar
@@ -206,7 +206,7 @@ class PairsClaim(ChunkClaim):
             if isinstance(result, ChunkScores):
                 assert self.run
                 self.store.count_request(self.run, used_by(result), self.job.key)
-                worker._finalize_success(self.job, self.queue, self.execution, return_value(result))
+                self._succeed(worker, return_value(result))
             elif result is not None:
                 self.fail(worker, RunFailed(result.message))
             else:
@@ -217,6 +217,15 @@ class PairsClaim(ChunkClaim):
             if isinstance(error, RedisUnavailable) or cannot_serve(error):
                 raise
             raise DamagedJob(f"RQ cannot end it ({type(error).__name__}: {error})") from None
+
+    def _succeed(self, worker: SimpleWorker, value: Mapping[str, object]) -> None:
+        """End the job as RQ does; again if a connection is lost while RQ watches keys, which it raises."""
+        while True:
+            try:
+                worker._finalize_success(self.job, self.queue, self.execution, value)
+                return
+            except (redis.ConnectionError, redis.TimeoutError):  # redis-py has tried once to take back WATCH
+                logger.debug("a connection was lost while RQ ended the job; again")
 
     def fail(self, worker: SimpleWorker, error: Exception) -> None:
         """Record it as RQ does; what rankmill has the reason of, no other attempt would change."""
