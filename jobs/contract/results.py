@@ -43,20 +43,11 @@ class ChunkStats(WireModel):
     deterministic run alone, of which no older release knows.
     """
 
-    seldom: ClassVar[frozenset[str]] = frozenset(
-        {
-            "windows",
-            "labels",
-            "tokenize_seconds",
-            "forward_seconds",
-            "digest",
-            "bound",
-            "reference",
-            "kind",
-            "device_name",
-            "device_seconds",
-        }
+    latest: ClassVar[frozenset[str]] = frozenset(
+        {"digest", "bound", "reference", "kind", "device_name", "device_seconds"}
     )
+    """Fields of which the release before knows nothing; a journal has them apart, where it does not look."""
+    seldom: ClassVar[frozenset[str]] = latest | {"windows", "labels", "tokenize_seconds", "forward_seconds"}
     """Fields that are written only where they have a value."""
     added: ClassVar[frozenset[str]] = seldom | {"int8_gain"}
 
@@ -82,12 +73,11 @@ class ChunkStats(WireModel):
     device_name: str | None = None
     device_seconds: Seconds | None = None
 
-    def written(self) -> str:
-        """As JSON."""
+    def written(self, without: frozenset[str] = frozenset()) -> str:
+        """As JSON, `without` some fields."""
         fields = type(self).model_fields
-        return self.model_dump_json(
-            exclude={name for name in self.seldom if getattr(self, name) == fields[name].default}
-        )
+        empty = {name for name in self.seldom if getattr(self, name) == fields[name].default}
+        return self.model_dump_json(exclude=empty | without)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ It is a small SQLite database beside the output. A chunk's result is written and
 producer deletes it from Redis. So if this process or its machine dies, only the chunks in flight
 must be scored again. The journal holds scores, errors and statistics. It does not hold the input's
 columns, because they can be read again from the input.
+
+A runner of the release before may go on where one of this release has died. So what that release does not
+know is in a table of its own: it would take it for damage, and score the rows again.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ CREATE TABLE IF NOT EXISTS manifest (name TEXT PRIMARY KEY, value TEXT NOT NULL)
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS latest (chunk INTEGER PRIMARY KEY, stats TEXT NOT NULL);
+CREATE TRIGGER IF NOT EXISTS forgotten AFTER DELETE ON chunks
+    BEGIN DELETE FROM latest WHERE chunk = OLD.chunk; END;
 """
 
 _NEXT_CUT = """
@@ -49,6 +55,16 @@ WHERE chunk >= ? AND typeof(rows) = 'integer' AND rows BETWEEN 1 AND ? ORDER BY 
 
 _WITHDRAW = """
 DELETE FROM chunks WHERE chunk = (SELECT max(chunk) FROM chunks WHERE chunk <= ?) AND chunk + rows > ?
+"""
+
+_ADD_LATEST = """
+INSERT OR REPLACE INTO latest SELECT ?1, ?2 WHERE NOT EXISTS (SELECT * FROM chunks WHERE chunk = ?1)
+"""
+"""Before the chunk itself, whose first result stays."""
+
+_GET = """
+SELECT scores, CAST(about AS BLOB), CAST(stats AS BLOB), rows FROM chunks LEFT JOIN latest USING (chunk)
+WHERE chunk = ?
 """
 
 _USAGE = TypeAdapter(dict[str, Amounts])
@@ -66,6 +82,15 @@ class Finished(WireModel):
     row_errors: Count
     first: ChunkStats | None
     tally: str
+
+    def written(self) -> str:
+        """As JSON that the release before reads: of its latest fields, ``first`` has the ``kind`` alone.
+
+        That is there for a deterministic run, which no runner of that release takes.
+        """
+        first = self.first
+        left_out = {name for name in ChunkStats.latest if name != "kind" or not (first and first.kind)}
+        return self.model_dump_json(exclude={"first": left_out} if first else None)
 
 
 _NONE = Finished(parts=0, rows=0, row_errors=0, first=None, tally="")
@@ -206,19 +231,17 @@ class Journal:
         chunk is scored again.
         """
         with self._at_work():
-            row = self._db.execute(
-                "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?", (chunk,)
-            ).fetchone()
+            row = self._db.execute(_GET, (chunk,)).fetchone()
         if row is None:
             return None
         try:
-            return _result(chunk, rows, *row[:2])
+            return _result(chunk, rows, *row[:3])
         except WireError as error:
             logger.warning("chunk %d is scored again, it is damaged in %s: %s", chunk, self._path, error)
             with self._at_work():
                 self._db.execute("DELETE FROM chunks WHERE chunk = ?", (chunk,))
-            if row[2] in range(MAX_CHUNK_ROWS + 1):
-                self.damaged_rows += int(row[2])
+            if row[3] in range(MAX_CHUNK_ROWS + 1):
+                self.damaged_rows += int(row[3])
             return None
 
     def next_cut(self, start: int) -> tuple[int, int] | None:
@@ -234,6 +257,7 @@ class Journal:
         """
         results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
         with self._at_work():
+            self._db.executemany(_ADD_LATEST, _latest(results))
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
             self._write_state("used", _USAGE.dump_json(dict(used)).decode())
         self._check()
@@ -246,8 +270,7 @@ class Journal:
     def finish(self, finished: Finished) -> None:
         """Record that parts are in place, and delete the results of their rows."""
         with self._at_work():
-            record = ("finished", finished.model_dump_json())
-            self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", record)
+            self._write_state("finished", finished.written())
             self._db.execute("DELETE FROM chunks WHERE chunk < ?", (finished.rows,))
         self.finished = finished
 
@@ -304,17 +327,30 @@ def _records(
         if isinstance(result, ChunkFailure) and result.fatal:
             continue
         entry = to_entry(result)
+        if isinstance(result, ChunkScores):
+            entry["stats"] = result.stats.written(without=ChunkStats.latest)
         scores = entry.pop("scores", None)
         assert scores is None or isinstance(scores, bytes)
         yield chunk, rows, scores, json.dumps(entry)
 
 
-def _result(chunk: int, rows: int | None, scores: object, about: bytes) -> ChunkResult:
+def _latest(results: Mapping[int, tuple[int, ChunkResult]]) -> Iterator[tuple[int, str]]:
+    """What `_records` leaves out of the statistics."""
+    for chunk, (_, result) in results.items():
+        if isinstance(result, ChunkScores):
+            latest = result.stats.model_dump_json(include={*ChunkStats.latest}, exclude_defaults=True)
+            if latest != "{}":
+                yield chunk, latest
+
+
+def _result(chunk: int, rows: int | None, scores: object, about: bytes, latest: bytes | None) -> ChunkResult:
     """Read a result from its record; any damage raises `WireError`."""
     try:
         found = from_json(about)
+        if latest is not None:
+            found["stats"] = json.dumps({**from_json(found["stats"]), **from_json(latest)})
         entry = {name.encode(): str(value).encode() for name, value in found.items()}
-    except (AttributeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WireError(str(error)) from None
     if scores is not None:
         if not isinstance(scores, bytes):

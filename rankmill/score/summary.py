@@ -78,9 +78,12 @@ class Tally:
     def read(written: str) -> Tally:
         """Read the sums of an earlier process; raises `InputError` if they are damaged."""
         try:
-            return _TALLY.validate_json(written) if written else Tally()
+            found = _TALLY.validate_json(written) if written else Tally()
         except ValidationError:
             raise InputError("the journal's sums are damaged; start over with --restart") from None
+        if found.how and not found.bounds:  # of the release before: no bound is known of those rows
+            found.bounds = {None}
+        return found
 
     def add(self, part: ScoredTable) -> None:
         """Count the chunk, of which several models may have a part."""

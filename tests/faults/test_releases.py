@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -21,11 +23,13 @@ import pytest
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from benchmarks.faults.kills import finished_jobs
 from rankmill import Client, ScoringRun
 from rankmill.jobs.contract.encodings import TokensAsked
 from rankmill.jobs.contract.job import JOB_FUNCTION
 from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartRunner, StartWorker, wait_for
+from tests.harness.environ import BIN
 from tests.harness.models.tiny import cross_encoder
 from tests.harness.tools import tool
 
@@ -237,6 +241,52 @@ def test_runners_of_both_releases_score_what_an_upgraded_producer_submits(
     old_runner.terminate()  # upgraded as well
     assert old_runner.wait(timeout=60) == 0
     assert submitted("new.parquet") == "rankmill.score_file"
+
+
+@pytest.fixture
+def worker_of_a_hub(server: Server, tiny_model: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that has ``some/model`` from a hub. It is no fork: the hub's client looks when imported."""
+    kept, commit = tmp_path / "hub" / "models--some--model", "0123456789" * 4
+    shutil.copytree(tiny_model, kept / "snapshots" / commit)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(commit)
+    options = ["--worker-class", "rankmill.ScoringWorker", "--serializer", "json", "--url", server.url]
+    command = [str(BIN / "rq"), "worker", "rankmill", *options]
+    with (tmp_path / "worker.log").open("wb") as log:
+        environ = {**ENVIRON, "HF_HOME": str(tmp_path)}
+        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: queue_workers(server.client, "rankmill").scoring, process)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_runner_of_the_release_before_goes_on_where_an_upgraded_one_was_killed(
+    server: Server, worker_of_a_hub: subprocess.Popen[bytes], runners: StartRunner,
+    old_runner: subprocess.Popen[bytes], tmp_path: Path, tiny_model: Path,
+) -> None:  # fmt: skip
+    """What that has journalled, of parts in place and of the next one, is not scored again."""
+    rows, part, chunk, window = 800, 300, 4, 4
+    pairs = [("big cat", f"moon river {number}") for number in range(rows)]
+    source, output = tmp_path / "a.parquet", tmp_path / "out"
+    pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*pairs, strict=True), strict=True))), source)
+    client = Client(server.url, model="some/model", precision="fp32", chunk_size=chunk)
+    old_runner.send_signal(signal.SIGSTOP)
+    try:
+        run = client.submit_file(str(source), str(output), rows_per_part=part)
+        upgraded = runners(server, environ={"RANKMILL_WINDOW": str(window)})
+        wait_for(lambda: run.status().progress.rows > part + 100, upgraded)
+        upgraded.kill()
+        upgraded.wait()
+    finally:
+        old_runner.send_signal(signal.SIGCONT)
+    assert run.wait(timeout=60).state == "done"
+    found = pq.read_table(output)["score"].to_numpy()
+    np.testing.assert_allclose(found, cross_encoder(tiny_model).predict(pairs), atol=1e-5)
+    assert finished_jobs(server.client) <= rows // chunk + window
 
 
 def test_an_upgraded_runner_scores_what_the_release_before_submits(

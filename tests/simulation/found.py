@@ -584,4 +584,18 @@ FOUND = (
         ),
         chunk_size=16,
     ),
+    # A runner of the release before goes on where one of this release was killed, which had journalled what
+    # that does not know: it scored and counted those rows again (seed 9840871), and when a part was in place,
+    # the run failed, as its journal was "damaged". The other runner is killed just before, so it is not that.
+    Scenario(
+        seed=1,
+        workers=(0.03,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(200), 1.0, "submitted parts"),),
+        faults=(Fault(4.8, "kill_producer", 0.0, 1), Fault(19.7, "kill_producer", 0.0, 2)),
+        chunk_size=4,
+        settings=(("window", 8),),
+        runners=(0.0, 0.0),
+        old=("runner 0",),
+    ),
 )

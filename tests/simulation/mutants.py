@@ -367,6 +367,12 @@ MUTANTS = (
         ("miscompute", "slow", "long"),
     ),
     Mutant(
+        "a journal has what the release before does not know", "producer/collect/journal.py",
+        "result.stats.written(without=ChunkStats.latest)",
+        "result.stats.written()",
+        kept=True,
+    ),
+    Mutant(
         "what was used before is counted again", "producer/collect/journal.py",
         'return beyond(self.used, self._usage("used before"))',
         "return self.used",

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import rankmill.jobs.protocol.runs as runs_module
+import rankmill.producer.collect.journal as journal_module
 import rankmill.workers.queue.chunks as chunks_module
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ForeignJobError, FormatError, WireError
@@ -27,6 +28,7 @@ from rankmill.jobs.protocol.set_aside import read_job
 from rankmill.jobs.protocol.submitted import store as submitted_module
 from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.protocol.worker_report import DOING_FIELD, SCORING_FIELD
+from rankmill.producer.collect.journal import Finished
 from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.worker import ScoringWorker
 from tests.simulation.cluster import Cluster, Submitted
@@ -162,16 +164,22 @@ def _prepare_runners(cluster: Cluster) -> None:
 
 def _prepare_readers(cluster: Cluster) -> None:
     plain = WireModel.__dict__["_read"].__func__
+    journalled = journal_module._result
 
     def read(cls: type[WireModel], found: dict[str, Any], what: str) -> Any:
         if _is_old():
             if str(found.get("format")) == str(EXTENDED_FORMAT):
                 raise FormatError(f"{what} has format {EXTENDED_FORMAT}")
-            if cls is ChunkStats and (unknown := found.keys() & _NEW_STATS):
-                raise WireError(f"{what} is damaged: {', '.join(unknown)}")
+            stats = found if cls is ChunkStats else found.get("first") if cls is Finished else None
+            if stats and (unknown := stats.keys() & _NEW_STATS):
+                raise WireError(f"{what} is damaged: {', '.join(sorted(unknown))}")
         return plain(cls, found, what)
 
+    def result(chunk: int, rows: Any, scores: Any, about: Any, latest: Any) -> Any:
+        return journalled(chunk, rows, scores, about, None if _is_old() else latest)
+
     cluster.world.patch(WireModel, "_read", classmethod(read))
+    cluster.world.patch(journal_module, "_result", result)
 
 
 def _unless_old(call: Callable[..., Any], known: Any) -> Callable[..., Any]:

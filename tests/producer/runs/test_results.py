@@ -24,7 +24,7 @@ from rankmill.jobs.contract.wire import encode_scores
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver
-from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from tests.conftest import Server, StartWorker
@@ -246,6 +246,46 @@ def test_what_is_damaged_in_the_journal_is_scored_again(
     assert journal.first == STATS
     assert len(scored(lambda *_: pytest.fail("all of it is in the journal"), journal)) == CHUNKS
     journal.close()
+
+
+PROVEN = STATS.model_copy(update={"bound": 1e-4, "device_name": "cpu of a host"})
+"""Statistics with fields of which the release before knows nothing."""
+
+
+def kept(journal: Journal, stats: ChunkStats) -> None:
+    """Put the result of the first chunk into a journal."""
+    scores, errors = pa.array([1.0] * ROWS, pa.float32()), pa.nulls(ROWS, pa.string())
+    journal.add({0: (ROWS, ChunkScores(0, scores, errors, stats))}, {})
+
+
+def test_the_release_before_finds_nothing_unknown_in_a_journal(journal: Journal) -> None:
+    """It would take that for damage: it scores such rows again, and refuses such parts."""
+    kept(journal, PROVEN)
+    with journal._db as db:
+        [(about,)] = db.execute("SELECT about FROM chunks")
+    assert json.loads(json.loads(about)["stats"]).keys().isdisjoint(ChunkStats.latest)
+    kept(journal, STATS)  # a second result of the chunk
+    assert journal.first == PROVEN
+    with journal._db as db:
+        db.execute("DELETE FROM chunks")  # as that release does, which then scores the chunk
+    kept(journal, STATS)
+    kept(journal, PROVEN)
+    assert journal.first == STATS
+    journal.finish(Finished(parts=1, rows=ROWS, row_errors=0, first=PROVEN, tally=""))
+    finished = json.loads(journal._state("finished") or "")
+    assert finished["first"].keys().isdisjoint(ChunkStats.latest)
+    assert journal._read_finished().first == STATS
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", '{"chunk": 0}', '{"bound": "much"}', 7, b"\xff"])
+def test_a_chunk_whose_latest_statistics_are_damaged_is_scored_again(value: object, journal: Journal) -> None:
+    kept(journal, PROVEN)
+    with journal._db as db:
+        db.execute("UPDATE latest SET stats = ?", (value,))
+    assert journal.get(0) is None
+    assert journal.damaged_rows == ROWS
+    kept(journal, STATS)
+    assert journal.first == STATS
 
 
 def test_a_neighbours_results_in_the_stream_change_nothing(
