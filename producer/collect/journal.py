@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -52,6 +54,8 @@ DELETE FROM chunks WHERE chunk = (SELECT max(chunk) FROM chunks WHERE chunk <= ?
 """
 
 _USAGE = TypeAdapter(dict[str, Amounts])
+
+_COPIES = "SELECT chunk, CAST(about AS BLOB) FROM chunks WHERE instr(about, '\"copied\"')"
 
 
 class Finished(WireModel):
@@ -227,21 +231,33 @@ class Journal:
             found = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
         return found and (int(found[0]), int(found[1]))
 
-    def add(self, results: Mapping[int, tuple[int, ChunkResult]], used: Usage) -> None:
+    def add(
+        self,
+        results: Mapping[int, tuple[int, ChunkResult]],
+        used: Usage,
+        copied: Mapping[int, Collection[tuple[int, int]]] | None = None,
+    ) -> None:
         """Store ``{chunk: (rows, result)}`` and what all runs have `used`, synced when this returns.
 
-        Fatal failures are not stored, nor are results of rows in finished parts.
+        Fatal failures are not stored, nor are results of rows in finished parts. Some chunks have `copied`
+        scores of others, of which each has a first row and a number of rows.
         """
         results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
         with self._at_work():
-            self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
+            self._db.executemany(
+                "INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results, copied or {})
+            )
             self._write_state("used", _USAGE.dump_json(dict(used)).decode())
         self._check()
 
     def withdraw(self, rows: Iterable[int]) -> None:
-        """Delete the results of the chunks that have one of these rows."""
+        """Delete the results of the chunks that have one of these rows, or a copy of its score."""
+        gone = sorted(rows)
         with self._at_work():
-            self._db.executemany(_WITHDRAW, ((row, row) for row in rows))
+            self._db.executemany(_WITHDRAW, ((row, row) for row in gone))
+            copies = self._db.execute(_COPIES).fetchall()
+            wrong = [(chunk,) for chunk, about in copies if _copies_any(about, gone)]
+            self._db.executemany("DELETE FROM chunks WHERE chunk = ?", wrong)
 
     def finish(self, finished: Finished) -> None:
         """Record that parts are in place, and delete the results of their rows."""
@@ -298,22 +314,35 @@ class Journal:
 
 
 def _records(
-    results: Mapping[int, tuple[int, ChunkResult]],
+    results: Mapping[int, tuple[int, ChunkResult]], copied: Mapping[int, Collection[tuple[int, int]]]
 ) -> Iterator[tuple[int, int, bytes | None, str]]:
     for chunk, (rows, result) in results.items():
         if isinstance(result, ChunkFailure) and result.fatal:
             continue
-        entry = to_entry(result)
+        entry: dict[str, Any] = dict(to_entry(result))
+        if chunk in copied:
+            entry["copied"] = sorted(copied[chunk])
         scores = entry.pop("scores", None)
         assert scores is None or isinstance(scores, bytes)
         yield chunk, rows, scores, json.dumps(entry)
+
+
+def _copies_any(about: bytes, rows: Sequence[int]) -> bool:
+    """Whether a chunk has copies of scores of one of these rows, in order; also if that cannot be read."""
+    try:
+        sources = [(int(first), int(count)) for first, count in from_json(about).get("copied", ())]
+    except (AttributeError, TypeError, ValueError):
+        return True
+    places = [(bisect_left(rows, first), first + count) for first, count in sources]
+    return any(rows[at] < end for at, end in places if at < len(rows))
 
 
 def _result(chunk: int, rows: int | None, scores: object, about: bytes) -> ChunkResult:
     """Read a result from its record; any damage raises `WireError`."""
     try:
         found = from_json(about)
-        entry = {name.encode(): str(value).encode() for name, value in found.items()}
+        fields = ((name, value) for name, value in found.items() if name != "copied")
+        entry = {name.encode(): str(value).encode() for name, value in fields}
     except (AttributeError, ValueError) as error:
         raise WireError(str(error)) from None
     if scores is not None:
