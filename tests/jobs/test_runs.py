@@ -17,7 +17,7 @@ from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.protocol.queues import QueueCapacity, write_capacity
 from rankmill.jobs.protocol.recovery import enqueue_due
-from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from tests.harness.runs import stored_run
 
@@ -116,6 +116,13 @@ def test_withdrawals_outlive_their_run_until_who_has_its_scores_has_read_them(
     assert not store.withdraw(run.id, withdrawal(4), run.ttl)
     store.forget_withdrawals(found)
     assert list(store.withdrawals([run.id, "another"]).values()) == [withdrawal(4)]
+
+
+def test_a_withdrawal_from_a_detached_run_names_it_as_who_has_its_scores_may_wait_no_more(
+    store: RunStore, run: Run
+) -> None:
+    store.write_chunks(run, DetachedChunks(chunks=((0, 4),)))
+    assert not store.withdraw(run.id, withdrawal(0), run.ttl)
 
 
 def test_a_withdrawal_that_comes_while_a_lost_run_is_stored_again_stays(

@@ -189,8 +189,8 @@ MUTANTS = (
     ),
     Mutant(
         "a finished run is not deleted", _DRIVER,
-        "            self._remove([], answered=collector.answered)\n",
-        "            pass\n",
+        "deleted = self._cleaner.remove(self.run, [], answered=collector.answered, usage=self._usage)\n",
+        "deleted = None\n",
     ),
     Mutant(
         "an outage counts as time without workers", "producer/collect/presence.py",
