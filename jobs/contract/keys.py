@@ -30,6 +30,11 @@ def results(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:results"
 
 
+def withdrawals(run_id: str) -> str:
+    """Stream: scores of a run that workers take back; it outlives the run, and expires by itself."""
+    return f"{PREFIX}:run:{run_id}:withdrawals"
+
+
 def progress(run_id: str) -> str:
     """String: the progress of a run, as JSON."""
     return f"{PREFIX}:run:{run_id}:progress"
@@ -91,7 +96,7 @@ def refused_until(run_id: str) -> str:
 
 
 def of_run(run_id: str) -> list[str]:
-    """All keys of a run, except those of its chunks and the note that it was cancelled."""
+    """All keys that end with a run: not those of chunks, its withdrawals, the note that it was cancelled."""
     state = (run, results, progress, errors, detached, failed_attempts, scored_rows, counted)
     workers = (precision, revision, kind, refusals, refused_until)
     return [name(run_id) for name in (*state, *workers)]

@@ -122,8 +122,7 @@ ChunkResult = ChunkScores | ChunkFailure
 class Withdrawal(WireModel):
     """A worker takes back its scores of some chunks of a run, which it has written before.
 
-    ``reason`` says what was wrong. For a release before, it is a result that cannot be used, which
-    names no chunk: a line in its log.
+    ``reason`` says what was wrong. Without ``chunks`` it takes back all scores of the run.
     """
 
     chunks: tuple[Count, ...]
@@ -185,14 +184,20 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
     return ChunkScores(chunk, scores, errors, stats, tokens)
 
 
-def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult | Withdrawal:
-    """Like `from_entry`, for all entries, which are not trusted: an invalid one is a `BadResult`."""
+def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
+    """Like `from_entry`, for entries that are not trusted: an invalid one is a `BadResult`."""
     try:
-        if entry.keys() == {WITHDRAWAL.encode()}:
-            return Withdrawal.read_json(entry[WITHDRAWAL.encode()], "a withdrawal of scores")
         return from_entry(entry)
     except WireError as error:
         return BadResult(_chunk_number(entry), str(error))
+
+
+def read_withdrawal(entry: Mapping[bytes, bytes]) -> Withdrawal:
+    """Read a withdrawal's entry; an invalid one may be about any chunk, so it takes back all."""
+    try:
+        return Withdrawal.read_json(entry.get(WITHDRAWAL.encode(), b""), "a withdrawal of scores")
+    except WireError as error:
+        return Withdrawal(chunks=(), worker="", reason=str(error))
 
 
 def _chunk_number(entry: Mapping[bytes, bytes]) -> int | None:

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 import redis
 from pydantic import Field
@@ -23,11 +23,11 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, Payload, job_data
 from rankmill.jobs.contract.results import (
-    WITHDRAWAL,
     BadResult,
     ChunkResult,
     Withdrawal,
     read_entry,
+    read_withdrawal,
     to_entry,
 )
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
@@ -85,15 +85,6 @@ if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('UNLINK', unpack(KEYS, 2))
 """For the end of the transaction that settles something for a run: it may be cancelled meanwhile, and whoever
 settles may be cut off or killed before it hears that. KEYS: the run, then what is settled."""
 
-_KEEP_WITHDRAWALS = """
-local kept, read = false, redis.pcall('XREAD', 'STREAMS', KEYS[1], '0')  -- producers may read, not range
-for _, each in ipairs(read and read[1] and read[1][2] or {}) do
-  if each[2][1] == ARGV[1] then kept = true else redis.call('XDEL', KEYS[1], each[1]) end
-end
-if not kept then redis.call('UNLINK', KEYS[1]) end
-"""
-"""KEYS: a run's results. ARGV: the field of a withdrawal. A stream with withdrawals keeps its expiry."""
-
 _SENT_AGAIN = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
 for at = 3, #KEYS do
@@ -126,6 +117,13 @@ class DetachedChunks(WireModel):
     """First row and number of rows of each chunk of a detached run, in order."""
 
     chunks: tuple[tuple[Count, Annotated[int, Field(ge=1)]], ...]
+
+
+class Deleted(NamedTuple):
+    """How many jobs of a deleted run were waiting, and what was withdrawn of its scores until it was gone."""
+
+    waiting: int
+    withdrawals: list[Withdrawal]
 
 
 class RunStore:
@@ -332,50 +330,56 @@ class RunStore:
             pipe.execute()
 
     def withdraw(self, run_id: str, withdrawal: Withdrawal, ttl: int) -> bool:
-        """Tell a run's collector that scores are withdrawn; return whether the run still exists.
+        """Withdraw scores of a run; return whether somebody will learn of it who waits for the run.
 
         Its collector may go on although the run is gone: the server has lost it, or another run continues its
-        file. So the withdrawal is written all the same, and stays for `ttl` seconds.
+        file. So the withdrawal is written all the same, and stays for `ttl` seconds. Nobody need wait for a
+        detached run any more.
         """
-        stream = keys.results(run_id)
+        stream = keys.withdrawals(run_id)
         try:
             with self.redis.pipeline() as pipe:
                 pipe.xadd(stream, cast("dict[Any, Any]", to_entry(withdrawal)))
                 pipe.expire(stream, ttl)
                 pipe.exists(keys.run(run_id))
-                return bool(pipe.execute()[-1])
+                pipe.exists(keys.detached(run_id))
+                *_, is_there, is_detached = pipe.execute()
         except redis.ResponseError as error:
             if cannot_serve(error):
                 raise
             return False  # the key is no stream
+        return bool(is_there and not is_detached)
 
-    def withdrawals(self, run_id: str) -> list[Withdrawal]:
-        """The withdrawals of scores of a run, which may be gone."""
-        try:
-            reply = self.redis.xread({keys.results(run_id): "0"})
-        except redis.ResponseError as error:
-            if cannot_serve(error):
-                raise
-            return []  # the key is no stream
-        found = (read_entry(fields) for _, entries in _streams(reply) for _, fields in entries)
-        return [each for each in found if isinstance(each, Withdrawal)]
+    def withdrawals(self, run_ids: Iterable[str]) -> dict[tuple[str, str], Withdrawal]:
+        """What is withdrawn of runs, which may be gone, by the names of stream and entry."""
+        if not (streams := dict.fromkeys(map(keys.withdrawals, run_ids), "0")):
+            return {}
+        return {
+            (stream.decode(), entry.decode()): read_withdrawal(fields)
+            for stream, entries in _streams(self.redis.xread(streams))
+            for entry, fields in entries
+        }
 
-    def forget_withdrawals(self, run_ids: Iterable[str]) -> None:
-        """Delete the withdrawals of runs that are over; their scores are taken back."""
-        self.redis.unlink(*map(keys.results, run_ids))
+    def forget_withdrawals(self, entries: Iterable[tuple[str, str]]) -> None:
+        """Delete withdrawals that are carried out, and no other: one may just have come."""
+        with self.redis.pipeline(transaction=False) as pipe:
+            for stream, entry in entries:
+                pipe.xdel(stream, entry)
+            pipe.execute()
 
     def results(
-        self, run: Run, *, after: str = "0", block_ms: int
+        self, run: Run, *, after: str = "0", block_ms: int, withdrawn_of: Iterable[str] = ()
     ) -> list[tuple[str, ChunkResult | BadResult | Withdrawal]]:
         """Read the results after entry `after` (``"0"``: all), waiting up to `block_ms` for the first.
 
         Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run
-        has such a chunk, and whether the number of rows is right.
+        has such a chunk, and whether the number of rows is right. What is withdrawn of some runs comes first.
         """
-        reply = self.redis.xread({keys.results(run.id): after}, block=block_ms or None)
+        streams, results = dict.fromkeys(map(keys.withdrawals, withdrawn_of), "0"), keys.results(run.id)
+        reply = self.redis.xread({**streams, results: after}, block=block_ms or None)
         return [
-            (entry.decode(), read_entry(fields))
-            for _, entries in _streams(reply)
+            (entry.decode(), read_entry(fields) if stream == results.encode() else read_withdrawal(fields))
+            for stream, entries in _streams(reply)
             for entry, fields in entries
         ]
 
@@ -392,7 +396,7 @@ class RunStore:
 
         Also write the run's new progress, and the new rows without a score, and count what it has used.
         """
-        with self._counting(usage) as pipe:
+        with self._counting(usage) as (pipe, _):
             if done := list(chunks):
                 pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in done))
                 pipe.hdel(keys.scored_rows(run.id), *map(str, done))
@@ -405,7 +409,7 @@ class RunStore:
 
     def note(self, run: Run, progress: Progress, usage: RunUsage | None = None) -> None:
         """Write the run's new progress, and count what it has used."""
-        with self._counting(usage) as pipe:
+        with self._counting(usage) as (pipe, _):
             self._note(pipe, run, progress)
 
     def count_request(self, run: Run, usage: Usage, marker: str) -> None:
@@ -415,19 +419,23 @@ class RunStore:
             pipe.execute()
 
     @contextmanager
-    def _counting(self, usage: RunUsage | None, delete: Iterable[str] = ()) -> Iterator[Pipeline]:
-        """A transaction, executed at the end; it begins by counting what a run has used, if that is new.
+    def _counting(
+        self, usage: RunUsage | None, delete: Iterable[str] = ()
+    ) -> Iterator[tuple[Pipeline, list[Any]]]:
+        """A transaction and its replies, executed at the end; it begins by counting what a run has used, if
+        that is new.
 
         It deletes the keys too, once that is counted.
         """
+        replies: list[Any] = []
         with self.redis.pipeline() as pipe:
             counts, total = usage is not None and usage.is_new, dict(usage.total) if usage else {}
             if usage and counts:
                 self.accountant.add(pipe, usage, delete)
             elif delete:
                 pipe.unlink(*delete)
-            yield pipe
-            replies = pipe.execute()
+            yield pipe, replies
+            replies += pipe.execute()
         if usage and counts:
             self.accountant.added(replies[0], usage, total)
 
@@ -507,7 +515,7 @@ class RunStore:
 
     def cancel(self, run: Run) -> int:
         """Delete the run and inform its producer; returns how many chunks were waiting."""
-        return self.delete(run, self.chunks(run), tell=True)
+        return self.delete(run, self.chunks(run), tell=True).waiting
 
     def was_cancelled(self, run: Run) -> bool:
         """Whether `cancel` was called. If not, and the run is gone, the server has lost it."""
@@ -521,28 +529,25 @@ class RunStore:
         answered: Iterable[int] = (),
         tell: bool = False,
         usage: RunUsage | None = None,
-        keep_withdrawals: bool = False,
-    ) -> int:
-        """Delete the run, and the waiting jobs of `chunks`; returns how many jobs were waiting.
+    ) -> Deleted:
+        """Delete the run, and the waiting jobs of `chunks`, but not what is withdrawn.
 
         It takes many short commands, so that other clients are served meanwhile; to be repeated if one fails.
 
         Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
         have their result, so no job. `tell` leaves a note for the producer that the run was cancelled. What
-        the run has used is counted in the transaction in which it ends. `keep_withdrawals` leaves those that
-        nobody has taken note of, for whoever has the scores in a journal: `withdrawals` returns them.
+        the run has used is counted in the transaction in which it ends. That also reads what was withdrawn:
+        whoever withdraws scores later finds the run gone.
         """
         known, done = list(chunks), list(answered)
-        stream = keys.results(run.id)
-        gone = [key for key in keys.of_run(run.id) if not (keep_withdrawals and key == stream)]
-        with self._counting(usage, gone) as pipe:  # first, so that no worker scores any of it
+        with self._counting(usage, keys.of_run(run.id)) as (pipe, replies):  # first: no worker scores it then
             pipe.zrem(keys.runs(), run.id)
-            if keep_withdrawals:
-                pipe.eval(_KEEP_WITHDRAWALS, 1, stream, WITHDRAWAL)
             if tell:
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
             else:
                 pipe.unlink(keys.cancelled(run.id))
+            pipe.xread({keys.withdrawals(run.id): "0"})
+        told = [read_withdrawal(fields) for _, entries in _streams(replies[-1]) for _, fields in entries]
         for batch in _batches([*known, *done]):  # a full server takes this, but not what the jobs need
             self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in batch))
         paused, queued = 0, list[int]()
@@ -553,7 +558,7 @@ class RunStore:
                 run, [each for each in batch if states[each] == JobStatus.SCHEDULED]
             )
         waiting = self.queue(run.queue).remove_run(run.id, queued) if queued else 0
-        return waiting + paused
+        return Deleted(waiting + paused, told)
 
     def _states(self, run: Run, chunks: Sequence[int]) -> dict[int, str]:
         """What the jobs of some chunks say of themselves, which expire from now on; RQ ends that for some."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.protocol.accounts import RunUsage
-from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.runs import Deleted, RunStore
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.system import system
@@ -35,7 +35,7 @@ class RunCleaner:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._lock = system.Lock()
-        self._left: deque[tuple[Run, list[int], float, RunUsage | None, bool]] = deque()
+        self._left: deque[tuple[Run, list[int], float, RunUsage | None]] = deque()
         self._busy = False
 
     def remove(
@@ -46,16 +46,14 @@ class RunCleaner:
         answered: Iterable[int] = (),
         hurry: bool = False,
         usage: RunUsage | None = None,
-        keep_withdrawals: bool = False,
-    ) -> bool:
+    ) -> Deleted | None:
         """Delete a run and the waiting jobs of its `chunks`; do not try twice if the caller is in a `hurry`.
 
         `answered` chunks have no jobs any more, but pairs. What the run has used is counted first.
-        `keep_withdrawals` is as of `RunStore.delete`.
 
         Returns
         -------
-        Whether it is deleted; otherwise it will be, unless this process ends before.
+        As `RunStore.delete`; ``None`` if it will be deleted later, unless this process ends before.
 
         Raises
         ------
@@ -66,19 +64,18 @@ class RunCleaner:
         until = system.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
         try:
             with redis_errors(), waiting(most=0 if hurry else _AT_ONCE_SECONDS, until=until):
-                self._store.delete(run, left, answered=done, usage=usage, keep_withdrawals=keep_withdrawals)
+                return self._store.delete(run, left, answered=done, usage=usage)
         except RedisUnavailable as error:
             with about(run=run.id):
                 logger.warning("the run's keys in Redis will be removed later: %s", error)
-            self._later(run, [*left, *done], usage, keep_withdrawals)
-            return False
-        return True
+            self._later(run, [*left, *done], usage)
+            return None
 
-    def _later(self, run: Run, chunks: list[int], usage: RunUsage | None, keep: bool) -> None:
+    def _later(self, run: Run, chunks: list[int], usage: RunUsage | None) -> None:
         if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's
             self._begin()
         with self._lock:
-            self._left.append((run, chunks, system.monotonic() + run.ttl, usage, keep))
+            self._left.append((run, chunks, system.monotonic() + run.ttl, usage))
             if not self._busy:
                 self._busy = True
                 self._store.later(self._remove_all)
@@ -89,13 +86,17 @@ class RunCleaner:
                 if not self._left:
                     self._busy = False
                     return
-                run, chunks, until, usage, keep = self._left.popleft()
+                run, chunks, until, usage = self._left.popleft()
             try:
                 with about(run=run.id), redis_errors():
-                    self._store.delete(run, chunks, usage=usage, keep_withdrawals=keep)
+                    deleted = self._store.delete(run, chunks, usage=usage)
+                    if deleted.withdrawals:  # whoever had its scores has gone on
+                        logger.error(
+                            "scores are withdrawn; score it again: %s", deleted.withdrawals[0].reason
+                        )
             except RedisUnavailable:
                 if system.monotonic() < until:
                     with self._lock:
-                        self._left.append((run, chunks, until, usage, keep))
+                        self._left.append((run, chunks, until, usage))
             except Exception:
                 logger.exception("the keys of run %s in Redis cannot be removed", run.id)

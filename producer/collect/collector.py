@@ -7,9 +7,8 @@ out, and the driver (`rankmill.producer.collect.driver`) does it.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -23,7 +22,6 @@ from rankmill.jobs.contract.results import (
     ChunkResult,
     ChunkScores,
     ChunkStats,
-    Withdrawal,
 )
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec
@@ -102,11 +100,15 @@ class UnfinishedChunk:
 
 
 class FinishedChunk(NamedTuple):
-    """A chunk with its scores; ``result`` is for the journal (``None``: it is there, or is tried again)."""
+    """A chunk with its scores; ``result`` is for the journal (``None``: it is there, or is tried again).
+
+    ``copied`` are the first rows and the numbers of rows of other chunks some of whose scores it has.
+    """
 
     number: int
     part: ScoredTable
     result: ChunkResult | None
+    copied: Collection[tuple[int, int]] = ()
 
 
 class Accepted(NamedTuple):
@@ -221,11 +223,6 @@ class Collector:
         """Numbers of the pieces that have a result; the driver empties it when Redis has forgotten them."""
         self.fatal: ChunkFailure | None = None
         """Why no chunk of the run can be scored."""
-        self.withdrawn: set[int] = set()
-        """A row of each chunk whose scores are withdrawn, or were copied from such a chunk."""
-        self.why_withdrawn = ""
-        self._copies: list[tuple[int, int]] = []
-        """Chunks that have scores of another chunk: the other one, and the chunk, in any order."""
         self.most_bytes = 0
         """Most bytes of tables that were in Redis at once."""
         self._run, self._window = run, window
@@ -318,21 +315,18 @@ class Collector:
         counts = (min(rows, len(pieces[number].table)) for number, rows in scored.items() if number in pieces)
         return self.rows.see(sum(counts), now)
 
-    def news(self, results: Iterable[ChunkResult | BadResult | Withdrawal]) -> Settled | None:
+    def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
         """What the run is scored with, if these results, which are not accepted yet, are the first to say."""
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))
 
-    def accept(self, results: Iterable[ChunkResult | BadResult | Withdrawal], now: float) -> Accepted:
+    def accept(self, results: Iterable[ChunkResult | BadResult], now: float) -> Accepted:
         """Take in results, which came at `now` (s since 1970), and note the chunks that they finish."""
         taken: list[tuple[Piece, ChunkResult]] = []
         fresh: list[Piece] = []
         unusable: dict[int, str] = {}
         unknown: list[ChunkFailure] = []
         for result in results:
-            if isinstance(result, Withdrawal):
-                self._withdraw(result)
-                continue
             bad = self._objection(result)
             if bad is not None or isinstance(result, BadResult):
                 with about(chunk="unknown" if result.chunk is None else result.chunk):
@@ -410,17 +404,6 @@ class Collector:
         self.taken += self._waiting.pop(number)
         return number
 
-    def _withdraw(self, withdrawal: Withdrawal) -> None:
-        """Note the chunks whose scores are taken back; one that has no result yet is scored anyway."""
-        numbers = {number for number in withdrawal.chunks if number not in self.pieces}
-        rows = {row for number in numbers if (row := number % FIRST_PIECE) < self.cut}
-        if not rows:
-            return
-        copied = sorted({source for source, _ in self._copies})
-        sources = {copied[at - 1] for row in rows if (at := bisect_right(copied, row))}  # or one before it
-        self.withdrawn |= rows | {chunk for source, chunk in self._copies if source in sources}
-        self.why_withdrawn = f"worker {withdrawal.worker}: {withdrawal.reason}"
-
     def _is_unknown(self, failure: ChunkFailure) -> bool:
         """Whether a piece has failed for its job's name, and was not sent again for that too often."""
         is_left = failure.chunk in self.pieces and self._renamed[failure.chunk] < _RENAMED_AT_MOST
@@ -453,11 +436,11 @@ class Collector:
         else:
             chunk.pairs.result = whole
             self._finish_if_complete(number, chunk.pairs)
-        self._copies += [(number, each) for each in answers]
         for each, found in answers.items():
             waiting = self._unfinished[each].pairs
             assert waiting
             waiting.add(found)
+            waiting.copied.add((number, len(chunk.table)))
             self._finish_if_complete(each, waiting)
 
     def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
@@ -467,14 +450,20 @@ class Collector:
             self._idle -= not chunk.rows
             if whole:  # else it is tried again if the run is resumed
                 self._count(chunk)
-            self._finish(number, pairs.table(chunk.table), whole)
+            self._finish(number, pairs.table(chunk.table), whole, copied=pairs.copied)
 
     def _finish(
-        self, number: int, part: ScoredTable, result: ChunkResult | None, *, fresh: bool = True
+        self,
+        number: int,
+        part: ScoredTable,
+        result: ChunkResult | None,
+        *,
+        fresh: bool = True,
+        copied: Collection[tuple[int, int]] = (),
     ) -> None:
         self.rows.add(number, part, fresh=fresh)
         self._waiting[number] = len(part.table)
-        self._finished.append(FinishedChunk(number, part, result))
+        self._finished.append(FinishedChunk(number, part, result, copied))
 
     def _count(self, chunk: UnfinishedChunk) -> None:
         """Count what a chunk that is finished has used."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
+from typing import NoReturn
 
 import pyarrow as pa
 from opentelemetry.trace import Span
@@ -36,7 +37,7 @@ from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.system import system
 from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.collector import AT_ONCE, Accepted, Collector, Piece
+from rankmill.producer.collect.collector import AT_ONCE, FIRST_PIECE, Accepted, Collector, Piece
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.presence import WorkerPresence
@@ -136,12 +137,13 @@ class RunDriver:
         self._encoders: ThreadPoolExecutor | None = None
         self._waits_since = self._collected = self._heard = system.monotonic()
         self._is_request = run.priority == "request" and journal is None and not detached
+        self._made_by = [] if self._is_request else [*(journal.runs if journal else ()), run.id]
+        """The runs of whose withdrawals it hears at once; for a request it is enough to look at its end."""
         self._new = self._is_request  # until the run is stored, together with its first chunks
         self._looked = self._heard if self._is_request else -math.inf
         self._sized = sizes.chunks.known  # when workers were last looked at
         self._after = "0"  # where a detached run's stream is read on
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
-        self._keeps_withdrawals = journal is not None  # until the journal has taken them back
         self._cancelled = False
         self._late = False  # whether the caller's time was over, when it was last looked at
         self._chunks = dict(detached.chunks if detached else ())
@@ -165,7 +167,7 @@ class RunDriver:
         ------
         RunFailed
             The run cannot be scored: for example, its model cannot be loaded. `ScoresWithdrawn`: a worker has
-            taken back scores.
+            taken back scores, perhaps after the last table.
         RunCancelled
             `cancel` was called, or another process cancelled the run.
         RunExpired
@@ -194,7 +196,9 @@ class RunDriver:
         self._spool.close()
         if not self.is_detached:
             self._count(complete=True)
-            self._remove([], answered=collector.answered)
+            deleted = self._cleaner.remove(self.run, [], answered=collector.answered, usage=self._usage)
+            if deleted and deleted.withdrawals:
+                raise withdrawn(self.run.id, deleted.withdrawals)
         self._span.end()
         with about(run=self.run.id):
             done = self.progress
@@ -236,19 +240,9 @@ class RunDriver:
         else:
             with suppress(InputError, OutputError):  # a journal that cannot be read keeps no run from its end
                 self._count()
-            gone = self._remove(chunks, hurry=self._late)
-            if gone and self._journal:
+            deleted = self._cleaner.remove(self.run, chunks, hurry=self._late, usage=self._usage)
+            if deleted and self._journal:
                 self._journal.is_in_redis = False
-
-    def _remove(self, chunks: Iterable[int], *, answered: Iterable[int] = (), hurry: bool = False) -> bool:
-        return self._cleaner.remove(
-            self.run,
-            chunks,
-            answered=answered,
-            hurry=hurry,
-            usage=self._usage,
-            keep_withdrawals=self._keeps_withdrawals,
-        )
 
     def _wants_chunks(self) -> bool:
         has_room = not self.collector.ready or self._spool.has_room(self.collector.most_bytes)
@@ -326,12 +320,14 @@ class RunDriver:
         """
         self._collected = system.monotonic()
         block = math.ceil(1000 * max(min(seconds, self.deadline - self._collected), 0))
-        entries = self._store.results(self.run, after=self._after, block_ms=block)
+        entries = self._store.results(self.run, after=self._after, block_ms=block, withdrawn_of=self._made_by)
         if not entries:
             self._check_existence()
             return
         self._heard = system.monotonic()
-        found = [result for _, result in entries]
+        if taken_back := [each for _, each in entries if isinstance(each, Withdrawal)]:
+            self._end_withdrawn(taken_back)
+        found = [result for _, result in entries if not isinstance(result, Withdrawal)]
         self._settle(found)
         accepted = self._accept(found)
         if accepted.unknown:
@@ -353,7 +349,7 @@ class RunDriver:
             lost = self._store.missing(self.run, why)
             self._retry({number: f"its result cannot be used: {why[number]}" for number in lost})
 
-    def _accept(self, results: Sequence[ChunkResult | BadResult | Withdrawal]) -> Accepted:
+    def _accept(self, results: Sequence[ChunkResult | BadResult]) -> Accepted:
         accepted = self.collector.accept(results, system.now())
         for piece, result in accepted.taken:
             if isinstance(result, ChunkScores):
@@ -363,25 +359,17 @@ class RunDriver:
             if not self.is_detached:  # whoever collects it again is told of nothing new
                 log_result(piece, result, self.run.id)
         self._keep_finished()
-        if self.collector.withdrawn:
-            self._end_withdrawn()
         return accepted
 
-    def _end_withdrawn(self) -> None:
-        """End the run, as its caller may have scores that are withdrawn; they leave the journal."""
-        rows, in_parts = self.collector.withdrawn, False
-        if self._journal:
-            in_parts = min(rows) < self._journal.finished.rows
-            self._journal.withdraw(rows)
-            self._keeps_withdrawals = False
+    def _end_withdrawn(self, withdrawals: Sequence[Withdrawal]) -> NoReturn:
+        """End the run, as its caller may have scores that are withdrawn.
+
+        The withdrawals stay: of a file, they are carried out in the journal once no result is in Redis.
+        """
+        self._check_existence()  # one that is cancelled meanwhile ends so
         if not self.is_detached:
             self.cancel()
-        chunks = "the chunk" if len(rows) == 1 else f"{len(rows)} chunks, the first"
-        raise ScoresWithdrawn(
-            f"scores of run {self.run.id} are withdrawn, of {chunks} at row {min(rows)}; score it again "
-            f"({self.collector.why_withdrawn})",
-            in_parts=in_parts,
-        )
+        raise withdrawn(self.run.id, withdrawals)
 
     def _check_existence(self) -> None:
         """Raise an error if the run was cancelled, or is detached and has expired."""
@@ -392,7 +380,7 @@ class RunDriver:
         if self.is_detached and self.collector.pieces and not self._store.exists(self.run.id):
             raise expired(self.run.id, self.run.ttl)
 
-    def _settle(self, results: Sequence[ChunkResult | BadResult | Withdrawal]) -> None:
+    def _settle(self, results: Sequence[ChunkResult | BadResult]) -> None:
         """Fix what the run is scored with, if these are its first results.
 
         Nobody need know where no other chunk is to be scored. The first result of a detached run is the same
@@ -408,7 +396,8 @@ class RunDriver:
         finished = self.collector.pop_finished()
         results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
         if self._journal and results:
-            self._journal.add(results, self.collector.used)
+            copied = {each.number: each.copied for each in finished if each.copied}
+            self._journal.add(results, self.collector.used, copied)
         for chunk in finished:
             self._spool.put(chunk.number, chunk.part)
             if span := self._spans.pop(chunk.number, None):
@@ -626,6 +615,15 @@ def log_result(piece: Piece, result: ChunkResult, run: str) -> None:
             logger.warning("%d rows whose workers died; trying their halves apart", rows)
         else:
             logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
+
+
+def withdrawn(run_id: str, withdrawals: Sequence[Withdrawal]) -> ScoresWithdrawn:
+    """The error for scores that workers have taken back."""
+    rows = {chunk % FIRST_PIECE for each in withdrawals for chunk in each.chunks}
+    chunks = "the chunk" if len(rows) == 1 else f"{len(rows)} chunks, the first"
+    where = f", of {chunks} at row {min(rows)}" if rows else ""
+    why = f"worker {withdrawals[0].worker}: {withdrawals[0].reason}"
+    return ScoresWithdrawn(f"scores of run {run_id} are withdrawn{where}; score it again ({why})")
 
 
 def expired(run_id: str, ttl: int) -> RunExpired:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,8 +45,11 @@ CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS latest (chunk INTEGER PRIMARY KEY, stats TEXT NOT NULL);
-CREATE TRIGGER IF NOT EXISTS forgotten AFTER DELETE ON chunks
-    BEGIN DELETE FROM latest WHERE chunk = OLD.chunk; END;
+CREATE TABLE IF NOT EXISTS copies
+    (chunk INTEGER, first INTEGER, rows INTEGER NOT NULL, PRIMARY KEY (chunk, first)) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS forgotten AFTER DELETE ON chunks BEGIN
+    DELETE FROM latest WHERE chunk = OLD.chunk; DELETE FROM copies WHERE chunk = OLD.chunk;
+END;
 """
 
 _NEXT_CUT = """
@@ -250,22 +254,36 @@ class Journal:
             found = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
         return found and (int(found[0]), int(found[1]))
 
-    def add(self, results: Mapping[int, tuple[int, ChunkResult]], used: Usage) -> None:
+    def add(
+        self,
+        results: Mapping[int, tuple[int, ChunkResult]],
+        used: Usage,
+        copied: Mapping[int, Collection[tuple[int, int]]] | None = None,
+    ) -> None:
         """Store ``{chunk: (rows, result)}`` and what all runs have `used`, synced when this returns.
 
-        Fatal failures are not stored, nor are results of rows in finished parts.
+        Fatal failures are not stored, nor are results of rows in finished parts. Some chunks have `copied`
+        scores of others, of which each has a first row and a number of rows.
         """
         results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
         with self._at_work():
             self._db.executemany(_ADD_LATEST, _latest(results))
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
+            copies = ((chunk, *source) for chunk, sources in (copied or {}).items() for source in sources)
+            self._db.executemany("INSERT OR IGNORE INTO copies VALUES (?, ?, ?)", copies)
             self._write_state("used", _USAGE.dump_json(dict(used)).decode())
         self._check()
 
     def withdraw(self, rows: Iterable[int]) -> None:
-        """Delete the results of the chunks that have one of these rows."""
+        """Delete the results of the chunks that have one of these rows, or a copy of its score."""
+        gone = sorted(rows)
         with self._at_work():
-            self._db.executemany(_WITHDRAW, ((row, row) for row in rows))
+            self._db.executemany(_WITHDRAW, ((row, row) for row in gone))
+            copies = self._db.execute(
+                "SELECT chunk, CAST(first AS INTEGER), CAST(rows AS INTEGER) FROM copies"
+            ).fetchall()
+            wrong = {chunk for chunk, first, count in copies if _has_any(range(first, first + count), gone)}
+            self._db.executemany("DELETE FROM chunks WHERE chunk = ?", ((chunk,) for chunk in wrong))
 
     def finish(self, finished: Finished) -> None:
         """Record that parts are in place, and delete the results of their rows."""
@@ -332,6 +350,12 @@ def _records(
         scores = entry.pop("scores", None)
         assert scores is None or isinstance(scores, bytes)
         yield chunk, rows, scores, json.dumps(entry)
+
+
+def _has_any(span: range, rows: Sequence[int]) -> bool:
+    """Whether any of these rows, which are in order, is in a span."""
+    at = bisect_left(rows, span.start)
+    return at < len(rows) and rows[at] in span
 
 
 def _latest(results: Mapping[int, tuple[int, ChunkResult]]) -> Iterator[tuple[int, str]]:

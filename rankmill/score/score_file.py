@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputChanged, InputError, RunFailed, ScoresWithdrawn, WireError
-from rankmill.jobs.contract.results import ChunkScores, Withdrawal
+from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.contract.usage import joined, used_by
 from rankmill.jobs.contract.wire import decode_rows
@@ -243,6 +243,7 @@ def _score(
     client, watch = session.client, session.watch
     for each in work.journals:
         _settle_last_run(client.store, each, resumes=work.resumes)
+        _take_back(client.store, each)
     journal = work.journal
     tally.resumed_rows = min(each.rows for each in work.journals)
     if tally.resumed_rows:
@@ -284,7 +285,8 @@ def _score(
                 watch.look()
                 look()
             for each in work.journals:
-                _take_back(client.store, each)
+                if why := _take_back(client.store, each):
+                    raise ScoresWithdrawn(f"scores of this output are withdrawn: {why}")
         return run.scoring_since
     except RunFailed as error:
         if output.rows or isinstance(error, ScoresWithdrawn):
@@ -318,14 +320,11 @@ def _revision(journal: Journal, settings: Settings) -> str | None:
 
 def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> None:
     """Move the finished chunks of a run whose producer died to the journal; delete the run from Redis."""
-    withdrawn: list[Withdrawal] = []
     try:
         left = store.load(journal.run) if journal.run else None
         if left and resumes:
             results = [result for _, result in store.results(left, after="0", block_ms=1)]
-            withdrawn = [each for each in results if isinstance(each, Withdrawal)]
-            gone = {chunk for each in withdrawn for chunk in each.chunks}
-            scored = [each for each in results if isinstance(each, ChunkScores) and each.chunk not in gone]
+            scored = [each for each in results if isinstance(each, ChunkScores)]
             how = HowScored(left.spec, journal.first)
             how.settled = how.news(result.stats for result in scored) or how.settled
             ours = [result for result in scored if not how.objection(result.stats)]
@@ -336,13 +335,11 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
             first = {result.chunk: result for result in reversed(known)}
             used = reduce(joined, map(used_by, first.values()), journal.used)
             journal.add({chunk: (len(result.scores), result) for chunk, result in first.items()}, used)
-            _withdraw(journal, withdrawn)
     except WireError as error:
         logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return
     if left:
-        usage = RunUsage(left, journal.used_by_run)
-        store.delete(left, store.chunks(left), usage=usage, keep_withdrawals=resumes and not withdrawn)
+        store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
     journal.is_in_redis = False
 
 
@@ -357,26 +354,24 @@ def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
                 _settle_last_run(store, journal, resumes=False)
 
 
-def _take_back(store: RunStore, journal: Journal) -> None:
-    """Raise `ScoresWithdrawn` if a broken device has scored for an earlier run of this output.
+def _take_back(store: RunStore, journal: Journal) -> str | None:
+    """Delete from a journal what is withdrawn of its runs, none of which is in Redis; return why.
 
-    The last run learns of it in its stream; nobody reads those of the runs before any more.
+    Raises
+    ------
+    ScoresWithdrawn
+        Finished parts have some of it, or it may be anything: the output is made anew.
     """
-    found = {run: told for run in journal.runs if (told := store.withdrawals(run))}
-    if found:
-        withdrawn = [each for told in found.values() for each in told]
-        _withdraw(journal, withdrawn)
-        store.forget_withdrawals(found)
-        raise ScoresWithdrawn(f"scores of an earlier run are withdrawn: {withdrawn[0].reason}")
-
-
-def _withdraw(journal: Journal, withdrawn: Sequence[Withdrawal]) -> None:
-    """Delete withdrawn scores from a journal; raise `ScoresWithdrawn` if finished parts have some."""
-    rows = {chunk % FIRST_PIECE for each in withdrawn for chunk in each.chunks}
-    if rows and min(rows) < journal.finished.rows:
-        why = withdrawn[0].reason
+    found = store.withdrawals(journal.runs)
+    if not found:
+        return None
+    why = next(iter(found.values())).reason
+    rows = {chunk % FIRST_PIECE for each in found.values() for chunk in each.chunks}
+    if not all(each.chunks for each in found.values()) or min(rows) < journal.finished.rows:
         raise ScoresWithdrawn(f"scores in finished parts are withdrawn: {why}", in_parts=True)
     journal.withdraw(rows)
+    store.forget_withdrawals(found)
+    return why
 
 
 def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:

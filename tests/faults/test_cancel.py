@@ -93,7 +93,7 @@ def test_chunks_that_workers_have_or_that_pause_are_counted_and_expire(server: S
         store.redis.lrem("rq:queue:q", 1, keys.job_id(run.id, chunk))
         store.redis.hset(job_key(run, chunk), "status", "started" if chunk in claimed else "scheduled")
     store.redis.zadd("rq:scheduled:q", {keys.job_id(run.id, chunk): 1e12 for chunk in paused})
-    assert store.delete(run, chunks) == 45
+    assert store.delete(run, chunks).waiting == 45
     left = {key.decode() for key in server.client.scan_iter(f"*{run.id}*")}
     assert left == {job_key(run, chunk) for chunk in claimed}  # their workers find the run gone
     assert all(0 < store.redis.ttl(key) <= run.ttl for key in left)

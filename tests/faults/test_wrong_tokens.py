@@ -62,7 +62,7 @@ def test_chunks_with_wrong_tokens_come_again_and_the_runs_before_are_named(
     collector.join()
     expected = cross_encoder(model).predict(pairs)
     np.testing.assert_allclose(found[0], expected, atol=1e-5)
-    named = f"score these runs again, which are over, or were jobs: {before.id} (1 chunks)"
+    named = f"score these runs again, which are over, or detached, or were jobs: {before.id} (1 chunks)"
     wait_for(lambda: named in said(tmp_path))
 
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from rq.job import Job
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
@@ -38,9 +39,10 @@ class QueueByHand:
         reuse: EarlierScores | None = None,
         source: Iterator[pa.Table] | None = None,
         chunks: ChunkSize | None = None,
+        priority: Priority | None = None,
     ) -> None:
         self.store = RunStore(fakeredis.FakeRedis())
-        self.run = stored_run(self.store, ttl=100, max_retries=1)
+        self.run = stored_run(self.store, ttl=100, max_retries=1, priority=priority)
         columns = ("query", "passage")
         sizes = Sizes(window, chunks or ChunkSize(len(tables[0]), "m", journal, {}))
         self.driver = RunDriver(

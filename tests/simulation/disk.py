@@ -373,7 +373,7 @@ class _Database(sqlite3.Connection):
             for path in (self._path, self._path.with_name(f"{self._path.name}-wal")):
                 if path.exists():
                     self._disk.synced(path)
-        if changes:
+        if changes and self._process.alive:  # one that is killed unwinds, and its files are then as they were
             self._disk.kept[self._path] = int(self.execute(_KEPT_ROWS).fetchone()[0])
             self._disk.step("commit is done", self._path)
         return found

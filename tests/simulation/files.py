@@ -57,6 +57,9 @@ class FileCommand(Command):
         self.kept = 0
         super().__init__(cluster, run)
 
+    def looks_good(self) -> None:
+        """Other runs have scored again what was withdrawn; the output says whether they have."""
+
     @property
     def request(self) -> FileRequest:
         """What is asked for."""

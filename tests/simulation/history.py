@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -156,6 +156,8 @@ class History:
         self._noticed: set[Process] = set()
         self.told_of: set[str] = set()
         """Streams in which scores are withdrawn: such a word stays, as its run may be over, or go on."""
+        self.in_doubt: set[str] = set()
+        """Runs of which scores were withdrawn when they were there: no worker names them as over."""
         self.orphans: set[str] = set()
         """Runs whose producer has died, and whose successor deletes them."""
         self.abandoned: set[str] = set()
@@ -331,6 +333,8 @@ class History:
         """A result was written, unless its run was gone; or a word that some are withdrawn."""
         if b"withdrawal" in args:
             self.told_of.add(args[0].decode())
+            run = args[0].decode().split(":")[2]
+            self.in_doubt |= {run} if self._exists(f"rankmill:run:{run}:meta") else set()
         if reply is None or not args[0].endswith(b":results") or b"chunk" not in args:
             return
         first = args.index(b"chunk")
@@ -639,6 +643,12 @@ class History:
     @property
     def _is_up(self) -> bool:
         return self.world.redis.serves
+
+    def ends_well(self, runs: Iterable[str]) -> None:
+        """Runs of a producer are over, and it has no reason to doubt their scores."""
+        for run in self.in_doubt.intersection(runs):
+            if not self.lost and not self._exists(f"rankmill:run:{run}:meta"):  # else it is removed later
+                self._tell(f"{run} ends well, and before its end scores of it were withdrawn")
 
     def _rows(self, run: str) -> int:
         item = self._data.get(f"rankmill:run:{run}:meta".encode())

@@ -189,8 +189,8 @@ MUTANTS = (
     ),
     Mutant(
         "a finished run is not deleted", _DRIVER,
-        "            self._remove([], answered=collector.answered)\n",
-        "            pass\n",
+        "deleted = self._cleaner.remove(self.run, [], answered=collector.answered, usage=self._usage)\n",
+        "deleted = None\n",
     ),
     Mutant(
         "an outage counts as time without workers", "producer/collect/presence.py",
@@ -350,14 +350,27 @@ MUTANTS = (
     ),
     Mutant(
         "scores that are withdrawn stay", _DRIVER,
-        "        if self.collector.withdrawn:\n",
-        "        if not self.collector.rows:\n",
-        ("miscompute", "slow", "long"),
+        "withdrawn_of=self._made_by",
+        "withdrawn_of=()",
+        ("miscompute", "slow", "long", "detached"),
     ),
     Mutant(
-        "an earlier run's scores are not taken back", "rankmill/score/score_file.py",
-        "                _take_back(client.store, each)\n",
-        "                pass\n",
+        "scores that are withdrawn just before the end of their run stay", _DRIVER,
+        "            if deleted and deleted.withdrawals:\n",
+        "            if deleted is None:\n",
+        ("miscompute", "slow", "requests"),
+    ),
+    Mutant(
+        "the end of a run deletes what is withdrawn", _RUNS,
+        "            pipe.xread({keys.withdrawals(run.id): \"0\"})\n",
+        "            pipe.unlink(keys.withdrawals(run.id))\n"
+        "            pipe.xread({keys.withdrawals(run.id): \"0\"})\n",
+        ("miscompute", "slow", "long file"),
+    ),
+    Mutant(
+        "an earlier run's scores are not taken back", "producer/collect/journal.py",
+        'return (self._state("runs") or "").split()',
+        "return []",
         ("miscompute", "kill_producer", "long file", "slow"),
     ),
     Mutant(

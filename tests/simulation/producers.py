@@ -106,6 +106,10 @@ class Command:
         """What the process does; what it returns is found."""
         raise NotImplementedError
 
+    def looks_good(self) -> None:
+        """What it has found is the whole answer: nothing must say that it may be wrong."""
+        world().history.ends_well(self.cluster.begun[self.process])
+
     def is_final(self, error: RankmillError) -> bool:
         """Whether the user does not give the same command again after an error."""
         if isinstance(error, ConnectionFailed | ScoresWithdrawn):  # the server was away when it began
@@ -154,6 +158,7 @@ class Command:
         try:
             self.found = self.do()
             self.over = True
+            self.looks_good()
         except RankmillError as error:
             world().tell(f"ends with {type(error).__name__}: {error}")
             self.found, self.over = error, self.is_final(error)

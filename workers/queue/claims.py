@@ -391,19 +391,22 @@ class Claims:
         self._withdraw(unproven, f"its device gets wrong scores now: {figures}")
 
     def _withdraw(self, answered: Answered, reason: str) -> None:
-        """Tell the runs' collectors which scores are withdrawn, and log the runs that are over."""
+        """Withdraw scores, and name their runs: those whose producers are told, and the others."""
         found: dict[tuple[str, int], list[int]] = {}
         for run, chunk, ttl in list(answered):
             found.setdefault((run, ttl), []).append(chunk)
-        over = []
+        told, over = list[str](), list[str]()
         for (run, ttl), chunks in found.items():
             withdrawal = Withdrawal(chunks=tuple(chunks), worker=self._worker.name, reason=reason)
-            if not ttl or not self._store.withdraw(run, withdrawal, ttl):
-                over.append(f"{run} ({len(chunks)} chunks)")
-        if over:
-            more = f" and {len(over) - _NAMED} more" if len(over) > _NAMED else ""
-            runs = ", ".join(over[-_NAMED:])
-            logger.critical("score these runs again, which are over, or were jobs: %s%s", runs, more)
+            is_told = ttl and self._store.withdraw(run, withdrawal, ttl)
+            (told if is_told else over).append(f"{run} ({len(chunks)} chunks)")
+        for runs, what in (
+            (told, "the producers of these runs are told"),
+            (over, "score these runs again, which are over, or detached, or were jobs"),
+        ):
+            if runs:
+                more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
+                logger.critical("%s: %s%s", what, ", ".join(runs[-_NAMED:]), more)
 
     @contextmanager
     def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:

@@ -168,12 +168,10 @@ class LoopRedis(redis.Redis):
         return LoopPipeline(self, transaction)
 
     def xread(self, streams: Any, count: int | None = None, block: int | None = None, *more: Any) -> Any:
-        """As redis-py's; what waits for one stream shares its command with all others that wait."""
+        """As redis-py's, but for one of the streams; what waits shares its command with all that wait."""
         if not block:
             return super().xread(streams, count, block, *more)
-        ((stream, after),) = streams.items()
-        entries = self.patiently(lambda: self.streams.read(stream, after, block / 1000))
-        return [(stream.encode(), entries)] if entries else []
+        return self.patiently(lambda: self.streams.read(streams, block / 1000))
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
         """Carry out a command as often as `Patience` has it; it takes no longer than the time left."""

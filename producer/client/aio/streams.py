@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+from collections.abc import Mapping
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -19,13 +20,14 @@ _BLOCK_SECONDS = 1.0
 _BELL_SECONDS = 60
 
 _PAUSE_SECONDS = 1e-4
-"""Least time between two commands, for each stream in them: results that come together cost one command,
-which takes about a tenth of this for each of its streams."""
+"""Least time between two commands, for each run that waits: results that come together cost one command,
+which takes about a tenth of this for each of its streams; a run has one or two."""
 
 _EARLY = 1000
 """Streams of which entries are kept for a run that does not wait at the moment, at most."""
 
 Entries: TypeAlias = list[tuple[bytes, dict[bytes, bytes]]]
+Found: TypeAlias = list[tuple[bytes, Entries]]
 
 
 class Streams:
@@ -44,7 +46,7 @@ class Streams:
         self._client: Any = client
         self._bell = keys.reader_bell(system.unique_id())
         self._rung, self._rings = "0", count(1)
-        self._waiting: dict[str, tuple[str, asyncio.Future[Entries]]] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Future[Found]]] = {}
         self._asked: set[str] = set()
         self._early: dict[str, Entries] = {}
         """Results that came while a run was busy; it reads them first."""
@@ -54,23 +56,29 @@ class Streams:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def read(self, stream: str, after: str, seconds: float) -> Entries:
-        """The entries of `stream` after one, waiting up to `seconds` for the first."""
-        early = [entry for entry in self._early.pop(stream, []) if _place(entry[0].decode()) > _place(after)]
-        if early:
-            return early
-        future: asyncio.Future[Entries] = asyncio.get_running_loop().create_future()
-        self._waiting[stream] = after, future
+    async def read(self, streams: Mapping[str, str], seconds: float) -> Found:
+        """The entries after one of the first of `streams` that has some, waiting up to `seconds` for it."""
+        for stream, after in streams.items():
+            early = self._early.pop(stream, [])
+            if left := [entry for entry in early if _place(entry[0].decode()) > _place(after)]:
+                return [(stream.encode(), left)]
+        future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        self._waiting |= {stream: (after, future) for stream, after in streams.items()}
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read_all())
-        elif self._asked and stream not in self._asked and (self._ringing is None or self._ringing.done()):
+        elif (
+            self._asked
+            and not self._asked >= streams.keys()
+            and (self._ringing is None or self._ringing.done())
+        ):
             self._ringing = asyncio.create_task(self._ring())
         try:
             return await asyncio.wait_for(future, seconds)
         except TimeoutError:
             return []
         finally:
-            del self._waiting[stream]
+            for stream in streams:
+                del self._waiting[stream]
 
     async def close(self) -> None:
         """Stop reading."""
@@ -83,13 +91,14 @@ class Streams:
         try:
             while self._waiting:
                 asked = {stream: after for stream, (after, _) in self._waiting.items()}
+                runs = len({future for _, future in self._waiting.values()})
                 self._asked = set(asked)
                 block = math.ceil(1000 * _BLOCK_SECONDS)
                 reply = await self._client.xread({**asked, self._bell: self._rung}, block=block)
                 self._asked = set()
                 for name, entries in reply.items() if isinstance(reply, dict) else reply or ():
                     self._take(name.decode(), entries)
-                await asyncio.sleep(_PAUSE_SECONDS * len(asked))
+                await asyncio.sleep(_PAUSE_SECONDS * runs)
         except Exception as error:
             for _, future in self._waiting.values():
                 if not future.done():
@@ -105,7 +114,7 @@ class Streams:
             if len(self._early) > _EARLY:
                 del self._early[next(iter(self._early))]  # its run reads it again, or has ended
         elif not self._waiting[stream][1].done():
-            self._waiting[stream][1].set_result(entries)
+            self._waiting[stream][1].set_result([(stream.encode(), entries)])
 
     async def _ring(self) -> None:
         try:

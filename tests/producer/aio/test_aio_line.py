@@ -87,7 +87,7 @@ def test_results_that_the_shared_reader_has_not_brought_yet_are_not_lost(
 ) -> None:
     """The sweep for lost chunks reads the stream itself: a job that is gone may have ended just now."""
 
-    async def nothing(self: Streams, stream: str, after: str, seconds: float) -> list[Any]:
+    async def nothing(self: Streams, streams: Any, seconds: float) -> list[Any]:
         await asyncio.sleep(0)
         return []
 

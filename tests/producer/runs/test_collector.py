@@ -14,16 +14,14 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.errors import RunCancelled, ScoresWithdrawn
+from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.results import (
     BadResult,
     ChunkFailure,
     ChunkResult,
     ChunkScores,
     Withdrawal,
-    from_entry,
-    read_entry,
-    to_entry,
 )
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -136,41 +134,62 @@ def test_attempts_are_counted_whatever_ends_them(second: str, monkeypatch: pytes
 
 
 def test_what_is_withdrawn_takes_its_copies_with_it(tmp_path: Path) -> None:
-    run = new_run(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=RETRIES)
-    columns = ("query", "passage")
-    collector = Collector(run, WindowSize(9, 1 << 20), RowCounter(0), reuse=no_earlier(columns))
-    tables = [pairs(4, 0), pairs(4, 4), pa.concat_tables([pairs(2, 0), pairs(2, 20)]), pairs(4, 30)]
-    pieces = [piece for table in tables if (piece := collector.add(table))]
-
-    def scored(piece: Piece) -> ChunkScores:
-        scores = pa.array([1.0] * len(piece.table), pa.float32())
-        return ChunkScores(piece.number, scores, pa.nulls(len(scores), pa.string()), STATS)
-
-    def withdraw(*numbers: int) -> None:
-        told = Withdrawal(chunks=numbers, worker="w", reason="differs")
-        collector.accept([read_entry({b"withdrawal": str(to_entry(told)["withdrawal"]).encode()})], 1.0)
-
-    results = [scored(piece) for piece in pieces[:3]]
-    collector.how.settled = collector.news(results) or collector.how.settled
-    collector.accept(results, 1.0)
-    withdraw(pieces[3].number)
-    assert not collector.withdrawn  # it has no score yet
-    withdraw(0)
-    assert collector.withdrawn == {0, 8}
+    """Also in a journal that another process reads, which has not seen them made."""
     journal = Journal(tmp_path / "journal")
-    journal.add(
-        {
-            each.number: (len(each.part.table), each.result)
-            for each in collector.pop_finished()
-            if each.result
-        },
-        {},
-    )
-    journal.withdraw([*collector.withdrawn, 30])
-    assert [journal.get(number) is not None for number in (0, 4, 8)] == [False, True, False]
+    tables = [
+        pairs(4, 0),
+        pairs(4, 4),
+        pa.concat_tables([pairs(2, 2), pairs(2, 20)]),
+        pairs(4, 0),
+        pairs(4, 30),
+    ]
+    queue = QueueByHand(tables, WindowSize(9, 1 << 20), journal, reuse=no_earlier(("query", "passage")))
+    assert queue.scores(queue.score_all) == [*range(8), 2, 3, 20, 21, *range(4), *range(30, 34)]
+    journal.close()
+    journal = Journal(tmp_path / "journal")
+    journal.withdraw([0, 17])
+    assert [journal.get(number) is not None for number in (0, 4, 8, 12, 16)] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
-def test_a_release_before_takes_a_withdrawal_for_a_result_that_it_cannot_use() -> None:
-    entry = to_entry(Withdrawal(chunks=(0,), worker="w", reason="differs"))
-    with pytest.raises(WireError, match="does not name its chunk"):
-        from_entry({name.encode(): str(value).encode() for name, value in entry.items()})
+@pytest.mark.parametrize("priority", ["bulk", "request"])
+def test_a_run_whose_scores_are_withdrawn_before_it_is_over_does_not_end_well(priority: Priority) -> None:
+    """Either its caller is told, or the worker, which names it in its log."""
+    queue = QueueByHand([pairs(3)], WindowSize(4, 1 << 20), priority=priority)
+    queue.driver.on_wait = queue.score_all
+    tables = queue.driver.tables()
+    next(tables)
+    told = Withdrawal(chunks=(0,), worker="w", reason="differs")
+    assert queue.store.withdraw(queue.run.id, told, 60)
+    with pytest.raises(ScoresWithdrawn, match=r"of the chunk at row 0; score it again \(worker w: differs\)"):
+        next(tables)
+    assert not queue.store.withdraw(queue.run.id, told, 60)
+
+
+def test_a_run_that_continues_a_file_hears_at_once_what_is_withdrawn_of_those_before(tmp_path: Path) -> None:
+    """At its end, days later, that might have expired."""
+    journal = Journal(tmp_path / "journal")
+    journal.begin("before")
+    queue = QueueByHand([pairs(3), pairs(3, 3)], WindowSize(1, 1 << 20), journal)
+    queue.driver.on_wait = queue.score_all
+    tables = queue.driver.tables()
+    next(tables)
+    queue.store.withdraw("before", Withdrawal(chunks=(9,), worker="w", reason="differs"), 60)
+    with pytest.raises(ScoresWithdrawn):
+        next(tables)
+
+
+def test_a_run_that_is_cancelled_when_its_scores_are_withdrawn_stays_cancelled() -> None:
+    queue = QueueByHand([pairs(3), pairs(3, 3)], WindowSize(1, 1 << 20))
+    queue.driver.on_wait = queue.score_all
+    tables = queue.driver.tables()
+    next(tables)
+    queue.store.withdraw(queue.run.id, Withdrawal(chunks=(0,), worker="w", reason="differs"), 60)
+    queue.store.cancel(queue.run)
+    with pytest.raises(RunCancelled):
+        next(tables)

@@ -427,7 +427,7 @@ def test_a_worker_whose_device_breaks_answers_nothing_more(
     assert worker.returncode == 1
     said = (tmp_path / "worker.log").read_text()
     assert "gets wrong scores on this device now: torch fp32 on cpu, padded: differs by 0.01" in said
-    assert "score these runs again, which are over, or were jobs: " in said
+    assert "score these runs again, which are over, or detached, or were jobs: " in said
     workers()
     np.testing.assert_allclose(list(run), own_scores(bert), atol=1e-4)
 
