@@ -71,6 +71,8 @@ SELECT scores, CAST(about AS BLOB), CAST(stats AS BLOB), rows FROM chunks LEFT J
 WHERE chunk = ?
 """
 
+_COPIES = "SELECT chunk, CAST(first AS INTEGER), CAST(rows AS INTEGER) FROM copies"
+
 _USAGE = TypeAdapter(dict[str, Amounts])
 
 
