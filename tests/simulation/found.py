@@ -598,4 +598,15 @@ FOUND = (
         runners=(0.0, 0.0),
         old=("runner 0",),
     ),
+    # The server evicts what a run is scored with, and another worker settles it anew with its own precision:
+    # the producer takes none of its results, and says again what it was. A break found this.
+    Scenario(
+        seed=1,
+        workers=(0.05, 0.05),
+        clocks=(0.0, 0.0),
+        runs=(Submitted("run-0", _pairs(200), 1.0, "live", "bulk"),),
+        faults=(Fault(3.0, "evict_any", target=":precision"),),
+        chunk_size=16,
+        machines=(0, 1),
+    ),
 )

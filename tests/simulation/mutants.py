@@ -220,7 +220,7 @@ MUTANTS = (
         "a worker goes on with a cancelled run", _CLAIMS,
         "if claim.work and not claim.is_wanted():",
         "if claim.work and claim.run is None:",
-        ("cancelled", "slow", "long",),
+        ("cancelled", "slow", "long", "calm"),
     ),
     Mutant(
         "pairs never expire", _RUNS,
@@ -340,7 +340,7 @@ MUTANTS = (
         "a result in another precision is taken", _COLLECTOR,
         "        if mine.precision != self.settled.precision:",
         "        if False:",
-        ("other machines", "evict", "slow", "long"),
+        kept=True,
     ),
     Mutant(
         "a worker scores in its own precision", _CHUNKS,

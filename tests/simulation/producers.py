@@ -322,7 +322,7 @@ class ByName(Command):
                 return None
             seen = world().now
             if history.lost and seen - asked > _PATIENCE:
-                with suppress(ValueError):  # RQ cannot delete a job whose execution is lost
+                with suppress(ValueError, KeyError):  # RQ cannot delete a job whose execution is lost
                     job.delete()
                 return None
             world().sleep(_LOOK_SECONDS)
@@ -331,6 +331,11 @@ class ByName(Command):
         value: Any = found.return_value
         scores = [math.nan if each is None else each for each in value["scores"]]
         return Found(scores, {each["row"]: each["error"] for each in value["errors"]})
+
+    @property
+    def may_be_wrong(self) -> bool:
+        """Nobody reads a withdrawal: the worker names the job in its log."""
+        return bool(self.cluster.world.history.broken)
 
     def used(self) -> tuple[int, int]:
         rows = len(self.run.pairs)
