@@ -521,6 +521,8 @@ def test_a_run_whose_scores_its_caller_has_ends_when_they_are_withdrawn(
     told = r"at row 0; score it again \(worker .*: its device gets wrong scores now"
     with pytest.raises(ScoresWithdrawn, match=told):
         read(run, look)
+    said = f"the producers of these runs are told: {run.id} ("
+    wait_for(lambda: said in (tmp_path / "worker.log").read_text())
 
 
 def read(run: Iterable[float], look: Callable[[int], None]) -> None:
