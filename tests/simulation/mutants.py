@@ -358,7 +358,7 @@ MUTANTS = (
         "an earlier run's scores are not taken back", "rankmill/score/score_file.py",
         "                _take_back(client.store, each)\n",
         "                pass\n",
-        ("miscompute", "kill_producer", "long file", "slow"),
+        kept=True,
     ),
     Mutant(
         "a worker keeps to itself what its broken device has scored", "workers/engine/pipeline.py",
