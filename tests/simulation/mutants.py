@@ -371,7 +371,7 @@ MUTANTS = (
         "an earlier run's scores are not taken back", "producer/collect/journal.py",
         'return (self._state("runs") or "").split()',
         "return []",
-        ("miscompute", "kill_producer", "long file", "slow"),
+        kept=True,
     ),
     Mutant(
         "a worker keeps to itself what its broken device has scored", "workers/engine/pipeline.py",
