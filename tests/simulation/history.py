@@ -550,9 +550,9 @@ class History:
                 each for each in self.world.processes if each.name.startswith("runner-") and each.alive
             ]
             self._look_at_runs(runners, passed)
-            if (
+            if (  # a runner that stands still, or is cut off, perhaps has the output
                 self._waits_for_producers()
-                or any(each.stopped for each in runners)  # perhaps it has the output
+                or any(each.stopped or not self.world.redis.reaches(each) for each in runners)
                 or any(each in self.computing for each in able)
             ):
                 self._advanced = max(self._advanced, now)
