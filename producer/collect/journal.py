@@ -40,6 +40,7 @@ _TABLES = """
 PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
+BEGIN;
 CREATE TABLE IF NOT EXISTS manifest (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks
@@ -50,7 +51,9 @@ CREATE TABLE IF NOT EXISTS copies
 CREATE TRIGGER IF NOT EXISTS forgotten AFTER DELETE ON chunks BEGIN
     DELETE FROM latest WHERE chunk = OLD.chunk; DELETE FROM copies WHERE chunk = OLD.chunk;
 END;
+COMMIT;
 """
+"""In one transaction, which is synced once."""
 
 _NEXT_CUT = """
 SELECT chunk, rows FROM chunks

@@ -192,9 +192,9 @@ def test_no_wait_at_the_server_is_longer_than_the_time_that_is_left(
     waits: list[int] = []
     results = client.store.results
 
-    def noted(run: Run, *, after: str, block_ms: int) -> Any:
+    def noted(run: Run, *, block_ms: int, **more: Any) -> Any:
         waits.append(block_ms)
-        return results(run, after=after, block_ms=block_ms)
+        return results(run, block_ms=block_ms, **more)
 
     monkeypatch.setattr(client.store, "results", noted)
     run = client.submit(PAIRS)
