@@ -99,6 +99,8 @@ class FileCommand(Command):
 
     def _ended(self) -> None:
         assert self.cluster.disk
+        if self._leaves_keys():
+            self.cluster.abandoned |= self.cluster.begun.get(self.process, set())
         self.cluster.leave_runs_of(self.process)
         if self.process.status == KILLED or not self.over:
             self.kept = self.cluster.disk.kept.get(workspace_of(self.output) / "journal.db", 0)

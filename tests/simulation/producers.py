@@ -145,6 +145,10 @@ class Command:
         rows = len(self.run.pairs)
         return rows if self.is_complete else 0, rows * self.attempts
 
+    def _leaves_keys(self) -> bool:
+        """Whether it has ended before it could delete its run: the server did not answer at the end."""
+        return self.over and not self.cluster.world.redis.reaches(self.process)
+
     def _begin(self, wait: float) -> Process:
         self.attempts += 1
         process = self.cluster.world.process(self.run.name, partial(self._main, wait))
@@ -166,7 +170,7 @@ class Command:
     def _ended(self) -> None:
         self.cluster.world.history.open.pop(self.run.name, None)
         self.ended = self.cluster.world.now
-        if self.process.status == KILLED:
+        if self.process.status == KILLED or self._leaves_keys():
             self.cluster.abandoned |= self.cluster.begun.pop(self.process, set())
         elif self.process.status:  # it has crashed
             self.over = True
