@@ -126,6 +126,7 @@ class Scenario:
         if mixed:
             runs = tuple(map(releases.plain, runs))
             changes = [Fault(at, "change_release", 0.0, which) for at, which in mixed[1]]
+            lame = 0.0 if changes else lame  # all others may end at once, and then every live worker refuses
             # The release before is not told of scores that are withdrawn.
             faults = (*(each for each in faults if each.kind != "miscompute"), *changes)
         else:
