@@ -197,7 +197,7 @@ def read_withdrawal(entry: Mapping[bytes, bytes]) -> Withdrawal:
     try:
         return Withdrawal.read_json(entry.get(WITHDRAWAL.encode(), b""), "a withdrawal of scores")
     except WireError as error:
-        return Withdrawal(chunks=(), worker="", reason=str(error))
+        return Withdrawal(chunks=(), worker="unknown", reason=str(error))
 
 
 def _chunk_number(entry: Mapping[bytes, bytes]) -> int | None:

@@ -91,9 +91,8 @@ class RunCleaner:
                 with about(run=run.id), redis_errors():
                     deleted = self._store.delete(run, chunks, usage=usage)
                     if deleted.withdrawals:  # whoever had its scores has gone on
-                        logger.error(
-                            "scores are withdrawn; score it again: %s", deleted.withdrawals[0].reason
-                        )
+                        why = deleted.withdrawals[0].reason
+                        logger.error("scores of the run are withdrawn; score it again: %s", why)
             except RedisUnavailable:
                 if system.monotonic() < until:
                     with self._lock:

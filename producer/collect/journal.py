@@ -75,6 +75,7 @@ WHERE chunk = ?
 """
 
 _COPIES = "SELECT chunk, CAST(first AS INTEGER), CAST(rows AS INTEGER) FROM copies"
+"""Numbers also where the file is damaged."""
 
 _USAGE = TypeAdapter(dict[str, Amounts])
 
@@ -284,9 +285,7 @@ class Journal:
         gone = sorted(rows)
         with self._at_work():
             self._db.executemany(_WITHDRAW, ((row, row) for row in gone))
-            copies = self._db.execute(
-                "SELECT chunk, CAST(first AS INTEGER), CAST(rows AS INTEGER) FROM copies"
-            ).fetchall()
+            copies = self._db.execute(_COPIES).fetchall()
             wrong = {chunk for chunk, first, count in copies if _has_any(range(first, first + count), gone)}
             self._db.executemany("DELETE FROM chunks WHERE chunk = ?", ((chunk,) for chunk in wrong))
 

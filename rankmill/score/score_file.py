@@ -368,7 +368,7 @@ def _take_back(store: RunStore, journal: Journal) -> str | None:
     why = next(iter(found.values())).reason
     rows = {chunk % FIRST_PIECE for each in found.values() for chunk in each.chunks}
     if not all(each.chunks for each in found.values()) or min(rows) < journal.finished.rows:
-        raise ScoresWithdrawn(f"scores in finished parts are withdrawn: {why}", in_parts=True)
+        raise ScoresWithdrawn(f"scores are withdrawn, and the output is made anew: {why}", in_parts=True)
     journal.withdraw(rows)
     store.forget_withdrawals(found)
     return why
