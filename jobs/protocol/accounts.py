@@ -19,6 +19,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.priority import GROUP, group_in, group_of
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.usage import NOTHING, Amounts, Usage
+from rankmill.jobs.runtime.patience import each_reply
 from rankmill.jobs.system import system
 
 KEPT_DAYS = 400
@@ -207,11 +208,8 @@ def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> 
     """The usage of the last `days`, today included; only that of `tenant`, if given."""
     today = int(system.now() // _DAY)
     wanted = range(today - min(days, KEPT_DAYS) + 1, today + 1)
-    with client.pipeline(transaction=False) as pipe:
-        pipe.hgetall(keys.usage())
-        for day in wanted:
-            pipe.hgetall(keys.usage(day))
-        state, *found = pipe.execute(raise_on_error=False)
+    days_keys = (keys.usage(day) for day in wanted)
+    state, *found = each_reply(client, [("hgetall", key) for key in (keys.usage(), *days_keys)])
     known = _texts(state)
     entries = [entry for day, raw in zip(wanted, found, strict=True) for entry in _entries(day, _texts(raw))]
     names = {entry.group: entry.tenant for entry in entries if entry.tenant}

@@ -20,6 +20,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.leases import hold
+from rankmill.jobs.runtime.patience import each_reply
 from rankmill.jobs.system import system
 
 IDLE_SECONDS = 5
@@ -390,14 +391,12 @@ class OrderedQueue(Queue):
 
     def _has(self, job_ids: Sequence[str]) -> bool:
         """Whether each of a few jobs is in one of the lists; a job that moves meanwhile may be missed."""
-        client: Any = self.connection
-        with client.pipeline(transaction=False) as pipe:
-            pipe.zrange(self.started_job_registry.key, 0, -1)
-            for job_id in job_ids:
-                pipe.lpos(self.key, job_id)
-                pipe.lpos(self.intermediate_queue_key, job_id)
-                pipe.zscore(self.scheduled_job_registry.key, job_id)
-            leases, *found = pipe.execute(raise_on_error=False)
+        commands: list[tuple[Any, ...]] = [("zrange", self.started_job_registry.key, 0, -1)]
+        for job_id in job_ids:
+            commands.append(("lpos", self.key, job_id))
+            commands.append(("lpos", self.intermediate_queue_key, job_id))
+            commands.append(("zscore", self.scheduled_job_registry.key, job_id))
+        leases, *found = each_reply(self.connection, commands)
         if isinstance(leases, Exception):  # or a list of another type, which a person must repair first
             return True
         leased = {entry.rpartition(b":")[0].decode(errors="replace") for entry in leases}

@@ -37,7 +37,7 @@ from rankmill.jobs.protocol.accounts import Accountant, RunUsage
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.worker_report import all_take_new_names
-from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.runtime.patience import cannot_serve, each_reply
 from rankmill.jobs.system import system
 
 _UNDER_WAY = frozenset(
@@ -563,15 +563,8 @@ class RunStore:
     def _states(self, run: Run, chunks: Sequence[int]) -> dict[int, str]:
         """What the jobs of some chunks say of themselves, which expire from now on; RQ ends that for some."""
         jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]
-        with self.redis.pipeline(transaction=False) as pipe:
-            for job in jobs:
-                pipe.hget(job, "status")
-            for job in jobs:
-                pipe.expire(job, run.ttl)
-            found = pipe.execute(raise_on_error=False)
-        for error in found:
-            if isinstance(error, Exception) and cannot_serve(error):
-                raise error
+        commands = [("hget", job, "status") for job in jobs] + [("expire", job, run.ttl) for job in jobs]
+        found = each_reply(self.redis, commands)
         texts = [each.decode(errors="replace") if isinstance(each, bytes) else "" for each in found]
         return dict(zip(chunks, texts, strict=False))
 

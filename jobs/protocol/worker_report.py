@@ -17,7 +17,7 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.orders import Answer
-from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.runtime.patience import cannot_serve, each_reply
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,8 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> frozenset[Doing]:
     """What the workers `names` do that keeps them from scoring."""
-    with client.pipeline(transaction=False) as pipe:
-        for name in names:
-            pipe.hget(_WORKER_PREFIX + name, DOING_FIELD)
-        found = pipe.execute(raise_on_error=False)  # of a damaged key nothing is known
+    commands = [("hget", _WORKER_PREFIX + name, DOING_FIELD) for name in names]
+    found = each_reply(client, commands)  # of a damaged key nothing is known
     return frozenset(doing for doing in DOINGS if doing and doing.encode() in found)
 
 
@@ -229,15 +227,9 @@ def all_take_new_names(client: redis.Redis, queue: str) -> bool:
     but for plain RQ workers, which say what they lack for the new names alone. What is not known
     counts as such a worker: nobody is listed, or the list or a record was lost.
     """
-    connection: Any = client
-    with connection.pipeline(transaction=False) as pipe:
-        pipe.exists(keys.lost_list(queue))
-        for name in listed_workers(client, queue):
-            pipe.hmget(_WORKER_PREFIX + name, "birth", SCORING_FIELD)
-        lost, *found = pipe.execute(raise_on_error=False)
-    for error in (lost, *found):
-        if isinstance(error, Exception) and cannot_serve(error):
-            raise error
+    records = [_WORKER_PREFIX + name for name in listed_workers(client, queue)]
+    commands = [("hmget", record, "birth", SCORING_FIELD) for record in records]
+    lost, *found = each_reply(client, [("exists", keys.lost_list(queue)), *commands])
     workers = [(None, None) if isinstance(each, Exception) else each for each in found]  # a damaged key
     if any(mark == b"1" for _, mark in workers):
         return False

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -145,6 +145,29 @@ def redis_errors() -> Iterator[None]:
         if reason:
             raise RedisUnavailable(f"Redis cannot serve: {reason}") from None
         raise RedisFailed(f"Redis has refused a command: {_reply(error)[1]}") from None
+
+
+def each_reply(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What each of some commands replies, by their methods' names and arguments; in one round trip.
+
+    The error of a command that can never succeed, as of a damaged key, is its reply: then they are sent
+    again, one by one, so commands that may be repeated only. The server is waited for, as for any command.
+    """
+    with client.pipeline(transaction=False) as pipe:
+        for name, *arguments in commands:
+            getattr(pipe, name)(*arguments)
+        with suppress(redis.ResponseError):
+            return pipe.execute()
+    return [_one_reply(client, *command) for command in commands]
+
+
+def _one_reply(client: redis.Redis, name: str, *arguments: Any) -> Any:
+    try:
+        return getattr(client, name)(*arguments)
+    except redis.ResponseError as error:
+        if cannot_serve(error):
+            raise
+        return error
 
 
 class Patience(Retry):

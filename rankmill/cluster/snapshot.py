@@ -35,6 +35,7 @@ from rankmill.jobs.protocol.worker_report import (
 )
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability
+from rankmill.jobs.runtime.patience import each_reply
 from rankmill.jobs.system import system
 
 PAGE_RUNS = 50
@@ -385,10 +386,8 @@ class _Reader:
         other arguments.
         """
         asked = [commands(item) for item in items]
-        with self._client.pipeline(transaction=False) as pipe:
-            for name, key, _, *arguments in (each for one in asked for each in one):
-                getattr(pipe, name)(key, *arguments)
-            replies = iter(pipe.execute(raise_on_error=False) if asked else ())
+        sent = [(name, key, *arguments) for one in asked for name, key, _, *arguments in one]
+        replies = iter(each_reply(self._client, sent))
         return [[self._checked(next(replies), key, default) for _, key, default, *_ in one] for one in asked]
 
     def _checked(self, reply: Any, key: str, default: Any) -> Any:

