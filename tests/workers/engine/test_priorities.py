@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -441,11 +443,13 @@ def test_a_small_bulk_run_behind_a_large_window_of_small_chunks_takes_twice_its_
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [pytest.param(False, id="late"), pytest.param(True, id="killed")])
 def test_workers_that_come_late_are_given_chunks_and_each_row_is_scored_once(kill: bool) -> None:
-    with simulated_cluster(1, 10.0, QUICK) as cluster:
-        given = pairs(12 * 100)
+    with simulated_cluster(1, 10.0, QUICK if kill else {**QUICK, "RANKMILL_LEASE_SECONDS": "60"}) as cluster:
+        given, first = pairs(12 * 100), cast(int, cluster.workers["simulated-0"].pid)
         run = client_of(cluster, chunk_size=100).submit(given)
         wait_until(lambda: cluster.client.llen("rq:queue:rankmill") <= 4)  # the first has claimed most
+        os.kill(first, signal.SIGSTOP)  # on a busy machine it could score all before the others listen
         cluster.start(2)
+        os.kill(first, signal.SIGCONT)
         if kill:
             wait_until(lambda: finished(cluster.client, run.id) >= 2)
             cluster.workers.pop("simulated-0").kill()
