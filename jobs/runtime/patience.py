@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -150,15 +150,18 @@ def redis_errors() -> Iterator[None]:
 def each_reply(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
     """What each of some commands replies, by their methods' names and arguments; in one round trip.
 
-    The error of a command that can never succeed, as of a damaged key, is its reply: then they are sent
-    again, one by one, so commands that may be repeated only. The server is waited for, as for any command.
+    The error of a command that can never succeed, as of a damaged key, is its reply. What the server cannot
+    serve now is sent again, on its own, and waited for as any command is.
     """
     with client.pipeline(transaction=False) as pipe:
         for name, *arguments in commands:
             getattr(pipe, name)(*arguments)
-        with suppress(redis.ResponseError):
-            return pipe.execute()
-    return [_one_reply(client, *command) for command in commands]
+        replies = pipe.execute(raise_on_error=False)
+    refused = [isinstance(reply, Exception) and bool(cannot_serve(reply)) for reply in replies]
+    return [
+        _one_reply(client, *command) if again else reply
+        for command, reply, again in zip(commands, replies, refused, strict=True)
+    ]
 
 
 def _one_reply(client: redis.Redis, name: str, *arguments: Any) -> Any:

@@ -387,7 +387,7 @@ class _Reader:
         """
         asked = [commands(item) for item in items]
         sent = [(name, key, *arguments) for one in asked for name, key, _, *arguments in one]
-        replies = iter(each_reply(self._client, sent))
+        replies = iter(each_reply(self._client, sent) if sent else ())
         return [[self._checked(next(replies), key, default) for _, key, default, *_ in one] for one in asked]
 
     def _checked(self, reply: Any, key: str, default: Any) -> Any:
