@@ -9,6 +9,7 @@ from typing import Any
 from rankmill.jobs.contract.errors import RankmillError, RunCancelled, RunExpired, RunFailed
 from rankmill.jobs.contract.priority import group_of
 from tests.simulation.cluster import MACHINES, NO_MODEL, POISON, REQUEST_ROWS, Submitted, first_token, told_by
+from tests.simulation.history import History
 from tests.simulation.world import World
 
 
@@ -80,7 +81,7 @@ def crashes(world: World) -> list[str]:
 
 
 def wrong(
-    run: Submitted, found: Any, *, lost_data: bool, may_be_wrong: bool = False, max_retries: int = 3
+    run: Submitted, found: Any, history: History, *, lost_data: bool, may_be_wrong: bool = False
 ) -> list[str]:
     """What is wrong with a run's scores; they `may_be_wrong` if nobody has told that a device was broken."""
     if isinstance(found, RunExpired) and lost_data and run.kind == "detached":
@@ -99,9 +100,13 @@ def wrong(
     for row, (query, passage) in enumerate(run.pairs):
         should_fail = (query is None and not run.of_texts) or passage is None or passage == POISON
         if should_fail:
-            attempts = f"after attempt {max_retries + 1}:" if passage == POISON and not lost_data else ""
+            attempts = (
+                f"after attempt {history.max_retries + 1}:" if passage == POISON and not lost_data else ""
+            )
             if attempts not in found.errors.get(row, ""):
                 findings.append(f"{run.name}: row {row} has no error, or another: {found.errors.get(row)}")
+        elif row in found.errors and history.may_be_lost(row, found.errors[row]):
+            continue
         elif row in found.errors:
             findings.append(f"{run.name}: row {row} failed: {found.errors[row]}")
         elif why := wrong_score(run, row, float(found[row]), may_be_wrong=may_be_wrong):

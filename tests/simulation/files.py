@@ -24,6 +24,7 @@ from rankmill.score.progress import progress_view
 from rankmill.score.score_file import score_file
 from tests.simulation.checker import mixed, wrong_score
 from tests.simulation.cluster import POISON, Cluster, Pair, SimulatedClient, Submitted
+from tests.simulation.history import History
 from tests.simulation.producers import KILLED, Command
 from tests.simulation.world import Process
 
@@ -99,17 +100,21 @@ class FileCommand(Command):
 
     def _ended(self) -> None:
         assert self.cluster.disk
-        if self._leaves_keys():
-            self.cluster.abandoned |= self.cluster.begun.get(self.process, set())
+        begun = self.cluster.begun.get(self.process, set())
         self.cluster.leave_runs_of(self.process)
         if self.process.status == KILLED or not self.over:
             self.kept = self.cluster.disk.kept.get(workspace_of(self.output) / "journal.db", 0)
         super()._ended()
+        self.cluster.abandoned |= begun if self.leaves_keys else set()
 
     def wrong(self, *, lost_data: bool) -> list[str]:
         """What is wrong with the output."""
         assert self.cluster.disk
-        if self.problems or (found := wrong_output(self.run, self.output, may_be_wrong=self.may_be_wrong)):
+        if self.problems or (
+            found := wrong_output(
+                self.run, self.output, self.cluster.world.history, may_be_wrong=self.may_be_wrong
+            )
+        ):
             return self.problems or found
         if self.cluster.disk.lost_at >= self.ended:
             return []  # what was deleted just before may be there again
@@ -117,7 +122,8 @@ class FileCommand(Command):
 
     def used(self) -> tuple[int, int]:
         rows = len(self.run.pairs)  # once, however often the command is given: its results are in the journal
-        return rows if self.is_complete else 0, rows * self.cluster.world.history.times_counted
+        counted = self.is_complete and not self.leaves_keys
+        return rows if counted else 0, rows * self.cluster.world.history.times_counted
 
     def expected(self) -> set[str]:
         """Names of all that may be in the folder at the end."""
@@ -135,7 +141,7 @@ def write_pairs(path: Path, pairs: tuple[Pair, ...]) -> Path:
     return path
 
 
-def wrong_output(run: Submitted, output: Path, *, may_be_wrong: bool) -> list[str]:
+def wrong_output(run: Submitted, output: Path, history: History, *, may_be_wrong: bool) -> list[str]:
     """Whether each row is in the output once, in order, with its own score or its error."""
     if not output.exists():
         return [f"{run.name} has no output"]
@@ -148,7 +154,10 @@ def wrong_output(run: Submitted, output: Path, *, may_be_wrong: bool) -> list[st
         if (found["query"], found["passage"]) != (query, passage):
             return [f"{run.name}: row {number} has other texts"]
         fails = query is None or passage is None or passage == POISON
-        if fails != (number in errors) or fails != (score is None or math.isnan(score)):
+        lost = score is None or math.isnan(score)
+        if not fails and lost and history.may_be_lost(number, errors.get(number)):
+            continue
+        if fails != (number in errors) or fails != lost:
             return [f"{run.name}: row {number} has the score {score}, and as error {errors.get(number)}"]
         if not fails and (why := wrong_score(run, number, score, may_be_wrong=may_be_wrong)):
             return [why]

@@ -133,6 +133,8 @@ class History:
         """Whether one engine scores all runs; else workers put jobs aside, and count them when they begin."""
         self.undisturbed = False
         """Whether nothing goes wrong at all."""
+        self.evicts = False
+        """Whether the server evicts keys: a chunk may be lost in each of its attempts."""
         self.lost = False
         """Whether the server has lost data, and with them the count of attempts."""
         self.jobs: defaultdict[str, Job] = defaultdict(Job)
@@ -252,6 +254,13 @@ class History:
         """Whether nobody had told by `since`, when a run ended, that a device is broken, or it was lost."""
         told = [self._withdrawn.get(each, math.inf) for each in self.broken]
         return any(at >= since or any(0 <= loss - at <= LAG for loss in self._losses) for at in told)
+
+    def may_be_lost(self, row: int, error: str | None) -> bool:
+        """Whether a good row may have this error: keys are evicted, and its chunk has had all attempts."""
+        attempts = self.max_retries + 1
+        tried = {int(name.rpartition("-")[2]) for name, job in self.jobs.items() if job.attempts >= attempts}
+        lost = any(first <= row < first + self.chunk_pairs for first in tried)
+        return self.evicts and lost and error == f"given up after attempt {attempts}: it was lost"
 
     @property
     def times_counted(self) -> int:

@@ -246,7 +246,7 @@ MUTANTS = (
     ),
     Mutant(
         "the pairs of a finished run stay", _RUNS,
-        "            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in batch))\n",
+        "            self.redis.unlink(*(keys.pairs(run_id, chunk) for chunk in batch))\n",
         "            pass\n",
     ),
     Mutant(

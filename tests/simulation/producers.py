@@ -71,13 +71,15 @@ class Command:
         What it has seen that must not be.
     ended
         When its process has ended last, in seconds.
+    leaves_keys
+        Whether it has ended before it could delete its run: the server took no writes of it at the end.
     """
 
     def __init__(self, cluster: Cluster, run: Submitted) -> None:
         self.cluster, self.run = cluster, run
         self.found: Any = None
         self.problems: list[str] = []
-        self.over = False
+        self.over = self.leaves_keys = False
         self.attempts, self.ended = 0, 0.0
         self.process = self._begin(run.at)
         cluster.producers.append(self)
@@ -127,7 +129,11 @@ class Command:
     def wrong(self, *, lost_data: bool) -> list[str]:
         """What is wrong with what it has found."""
         return self.problems or checker.wrong(
-            self.run, self.found, lost_data=lost_data, may_be_wrong=self.may_be_wrong
+            self.run,
+            self.found,
+            self.cluster.world.history,
+            lost_data=lost_data,
+            may_be_wrong=self.may_be_wrong,
         )
 
     @property
@@ -143,11 +149,7 @@ class Command:
     def used(self) -> tuple[int, int]:
         """How many rows it has used, at least and at most; a process that dies has told of some, or none."""
         rows = len(self.run.pairs)
-        return rows if self.is_complete else 0, rows * self.attempts
-
-    def _leaves_keys(self) -> bool:
-        """Whether it has ended before it could delete its run: the server did not answer at the end."""
-        return self.over and not self.cluster.world.redis.reaches(self.process)
+        return rows if self.is_complete and not self.leaves_keys else 0, rows * self.attempts
 
     def _begin(self, wait: float) -> Process:
         self.attempts += 1
@@ -170,7 +172,8 @@ class Command:
     def _ended(self) -> None:
         self.cluster.world.history.open.pop(self.run.name, None)
         self.ended = self.cluster.world.now
-        if self.process.status == KILLED or self._leaves_keys():
+        self.leaves_keys = self.over and not self.cluster.world.redis.takes_writes_of(self.process)
+        if self.process.status == KILLED or self.leaves_keys:
             self.cluster.abandoned |= self.cluster.begun.pop(self.process, set())
         elif self.process.status:  # it has crashed
             self.over = True

@@ -324,7 +324,6 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame, machine=machine, place=place)
             world.process("checker", lambda: _look(world))
             lost = any(fault.kind in LOSSES for fault in scenario.faults)
-            evicts = any(fault.kind.startswith("evict") for fault in scenario.faults)
             commands = [RUNS[run.kind.partition(" ")[0]](cluster, run) for run in scenario.runs]
             if cluster.disk:
                 cluster.disk.settle()
@@ -361,7 +360,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                     checker.miscounted(
                         world, [(name, 0 if lost else least, most) for name, least, most in used]
                     )
-                    if not evicts
+                    if not world.history.evicts
                     else []
                 )
             outcome.seconds, outcome.events = world.now, world.events
@@ -395,6 +394,7 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.claim_ahead_jobs = (1024 if ahead == "auto" else ahead) // scenario.chunk_size
     window = settings.get("window", "auto")
     history.window = None if window == "auto" else window
+    history.evicts = any(fault.kind.startswith("evict") for fault in scenario.faults)
     history.undisturbed = not scenario.faults and not scenario.stumbles
     alike = len(set(scenario.machines)) < 2
     history.willing = alike and all(run.model == MODEL for run in scenario.runs)

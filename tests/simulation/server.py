@@ -112,6 +112,11 @@ class Server:
         cut = self.world.now < self.cut_off.get(process, -1.0)
         return not cut and not any(sock.silent and sock.process is process for sock in self.host.sockets)
 
+    def takes_writes_of(self, process: Process) -> bool:
+        """Whether a process can write something now."""
+        refuses = any(refusal.flag in {"write", "loading"} for refusal in self.refusals)
+        return self.reaches(process) and not refuses and self.world.now >= max(self.away, self.frozen)
+
     # Who finds whom
 
     def host_for(self, process: Process | None) -> Host:
