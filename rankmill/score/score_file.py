@@ -339,7 +339,9 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return
     if left:
-        store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
+        store.delete(left, store.chunks(left.id), usage=RunUsage(left, journal.used_by_run))
+    elif journal.run:  # its producer may have died while it deleted the run
+        store.delete_pairs(journal.run, store.chunks(journal.run))
     journal.is_in_redis = False
 
 
