@@ -109,23 +109,36 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 def made(run: FileRun) -> FileRun | None:
     """The run with its outcome, if its output is in its place, and complete; else ``None``.
 
-    Its runner died, or left it, just after; or the server has lost the end of the run.
+    Its runner died, or left it, just after; or the server has lost the end of the run, and knows none or
+    that of an earlier attempt.
     """
+    return next((each for each in (run, _sealed(run)) if _is_in_place(each)), None)
+
+
+def _sealed(run: FileRun) -> FileRun:
+    """The run with the outcome that a confined runner has noted beside the output, if one has."""
     try:
-        if not run.seal or not run.outcome:
-            place = as_path(run.order.request.output or "")
-            if roots := confined():
-                roots.check(place, "write")
-            seal, outcome = OutputRecord(place).sealed(run.id)
-            found = Seal.model_validate_json(seal), RunOutcome.model_validate_json(outcome)
-            run = run.changed(seal=found[0], outcome=found[1])
-        assert run.seal
+        place = as_path(run.order.request.output or "")
+        if roots := confined():
+            roots.check(place, "write")
+        seal, outcome = OutputRecord(place).sealed(run.id)
+        found = Seal.model_validate_json(seal), RunOutcome.model_validate_json(outcome)
+    except (RankmillError, OSError, ValueError):
+        return run
+    return run.changed(seal=found[0], outcome=found[1])
+
+
+def _is_in_place(run: FileRun) -> bool:
+    """Whether the output is as it was made, and complete."""
+    if not run.seal or not run.outcome:
+        return False
+    try:
         output = as_path(run.seal.path)
         if roots := confined():  # the record is in Redis, where others can write as well
             roots.check(output, "write")
-        return run if output.exists() and _identity(output, output) == run.seal.identity else None
+        return output.exists() and _identity(output, output) == run.seal.identity
     except (RankmillError, OSError, ValueError):
-        return None
+        return False
 
 
 def drop(run: FileRun, settings: Settings) -> None:
