@@ -515,7 +515,7 @@ class RunStore:
 
     def cancel(self, run: Run) -> int:
         """Delete the run and inform its producer; returns how many chunks were waiting."""
-        return self.delete(run, self.chunks(run.id), tell=True).waiting
+        return self.delete(run, self.chunks(run), tell=True).waiting
 
     def was_cancelled(self, run: Run) -> bool:
         """Whether `cancel` was called. If not, and the run is gone, the server has lost it."""
@@ -548,7 +548,8 @@ class RunStore:
                 pipe.unlink(keys.cancelled(run.id))
             pipe.xread({keys.withdrawals(run.id): "0"})
         told = [read_withdrawal(fields) for _, entries in _streams(replies[-1]) for _, fields in entries]
-        self.delete_pairs(run.id, [*known, *done])  # a full server takes this, but not what the jobs need
+        for batch in _batches([*known, *done]):  # a full server takes this, but not what the jobs need
+            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in batch))
         paused, queued = 0, list[int]()
         for batch in _batches(known):
             states = self._states(run, batch)
@@ -577,14 +578,9 @@ class RunStore:
             gone = [Job.key_for(job) for job, removed in zip(jobs, pipe.execute(), strict=True) if removed]
         return int(self.redis.unlink(*gone)) if gone else 0
 
-    def delete_pairs(self, run_id: str, chunks: Sequence[int]) -> None:
-        """Delete the pairs of some chunks; of no use while the run is there."""
-        for batch in _batches(chunks):
-            self.redis.unlink(*(keys.pairs(run_id, chunk) for chunk in batch))
-
-    def chunks(self, run_id: str) -> list[int]:
-        """Chunks of a run whose pairs are in Redis; scans all keys of the server."""
-        found = self.redis.scan_iter(keys.pairs(run_id, "*"), count=1000)
+    def chunks(self, run: Run) -> list[int]:
+        """Chunks of the run whose pairs are in Redis; scans all keys of the server."""
+        found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
         return [int(number) for key in found if (number := key.rpartition(b":")[2]).isdigit()]
 
     def capacity(self, queue: str) -> QueueCapacity:
@@ -605,7 +601,7 @@ class RunStore:
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 
 
-def _batches(chunks: Sequence[int]) -> Iterable[Sequence[int]]:
+def _batches(chunks: list[int]) -> Iterable[list[int]]:
     return (chunks[first : first + _AT_ONCE] for first in range(0, len(chunks), _AT_ONCE))
 
 

@@ -339,9 +339,7 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return
     if left:
-        store.delete(left, store.chunks(left.id), usage=RunUsage(left, journal.used_by_run))
-    elif journal.run:  # its producer may have died while it deleted the run
-        store.delete_pairs(journal.run, store.chunks(journal.run))
+        store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
     journal.is_in_redis = False
 
 

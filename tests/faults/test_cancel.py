@@ -80,7 +80,7 @@ def test_a_run_with_many_waiting_chunks_is_cancelled_while_the_server_serves_oth
     assert [raw.decode() for raw in store.redis.lrange("rq:queue:q", 0, -1)] == [*waiting, "by-name"]
     left = set(server.client.scan_iter(f"*{run.id}*", count=10_000))
     assert left == {keys.cancelled(run.id).encode()}
-    assert len(store.chunks(other.id)) == len(waiting)
+    assert len(store.chunks(other)) == len(waiting)
 
 
 def test_chunks_that_workers_have_or_that_pause_are_counted_and_expire(server: Server) -> None:

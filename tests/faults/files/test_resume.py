@@ -108,19 +108,6 @@ def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     assert {entry.tenant for entry in entries} == {"killed"}
 
 
-def test_what_a_producer_leaves_that_dies_while_it_deletes_its_run_is_deleted(
-    command: list[object], output: Path, queue: Server
-) -> None:
-    interrupt(command, output)
-    client: Any = queue.client
-    (run,) = client.zrange("rankmill:runs", 0, -1)
-    client.unlink(f"rankmill:run:{run.decode()}:meta")  # the first command of its end
-    client.set(f"rankmill:run:{run.decode()}:pairs:{ROWS}", b"", ex=3600)
-    assert score_file(*command).code == 0
-    wait_for(lambda: queue.client.llen("rq:queue:rankmill") == 0)
-    assert not list(client.scan_iter(f"rankmill:run:{run.decode()}:pairs:*"))
-
-
 @pytest.mark.slow
 def test_a_ranked_compressed_text_file_continues_too(
     source: Path, command: list[object], tmp_path: Path, undisturbed: Path
