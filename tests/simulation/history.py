@@ -212,7 +212,7 @@ class History:
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether none could tell a server that is up, for a minute, that it is there."""
+        """Whether none could tell a server that takes writes, for a minute, that it is there."""
         return self.world.now - self._met > NO_WORKERS
 
     def set_back(self) -> None:
@@ -519,7 +519,7 @@ class History:
         there = [each for each in workers if not each.stopped and self.world.redis.reaches(each)]
         if not there:
             self._apart = now
-        if not self._is_up or now - self._apart > BEAT:
+        if not self.world.redis.takes_writes or now - self._apart > BEAT:
             self._met = now
         if not self._is_up and now - passed < self._set_back_until:  # no heartbeat can bound leases now
             self._set_back_until += passed
