@@ -513,8 +513,14 @@ MUTANTS = (
     ),
     Mutant(
         "what a dead runner has left beside an output stays", "rankmill/runner/runner.py",
-        "        clear(run)\n",
-        "        pass\n",
+        "        drop(run, self._settings)\n        clear(run)\n",
+        "        drop(run, self._settings)\n",
+        kept=True,
+    ),
+    Mutant(
+        "what a runner has that has lost its run stays beside the output", "rankmill/runner/runner.py",
+        '            if self._store.load(run.id).state == "done":\n',
+        "            if False:\n",
         kept=True,
     ),
     Mutant(
