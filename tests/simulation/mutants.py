@@ -246,8 +246,8 @@ MUTANTS = (
     ),
     Mutant(
         "the pairs of a finished run stay", _RUNS,
-        "            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in batch))\n",
-        "            pass\n",
+        "                pipe.unlink(*pairs[0])\n",
+        "                pass\n",
     ),
     Mutant(
         "unread results are deleted", _RUNS,
