@@ -95,6 +95,10 @@ class Share:
     taken: Counter[str] = field(default_factory=Counter)
 
 
+def _is_run(key: bytes) -> bool:
+    return key.startswith(b"rankmill:run:") and key.endswith(b":meta")
+
+
 class History:
     """What has happened in a world so far.
 
@@ -156,6 +160,8 @@ class History:
         self._noticed: set[Process] = set()
         self.told_of: set[str] = set()
         """Streams in which scores are withdrawn: such a word stays, as its run may be over, or go on."""
+        self.over: dict[Process | str, float] = {}
+        """When a process has deleted its last run; by their ids also when runners did, of submitted runs."""
         self.in_doubt: set[str] = set()
         """Runs of which scores were withdrawn when they were there: no worker names them as over."""
         self.orphans: set[str] = set()
@@ -249,7 +255,7 @@ class History:
         self._noticed.add(process)
 
     def may_be_wrong(self, since: float) -> bool:
-        """Whether nobody had told by `since`, when a run ended, that a device is broken, or it was lost."""
+        """Whether nobody had told by `since`, when a run was over, of a broken device, or that was lost."""
         told = [self._withdrawn.get(each, math.inf) for each in self.broken]
         return any(at >= since or any(0 <= loss - at <= LAG for loss in self._losses) for at in told)
 
@@ -276,6 +282,9 @@ class History:
     # What the server has carried out
 
     def _hset(self, args: list[bytes], reply: Any) -> None:
+        if _is_run(args[0]):  # it is begun, or stored again
+            for name in self._deleters():
+                self.over.pop(name, None)
         if not args[0].startswith(b"rq:job:") or b"status" not in args[1::2]:
             return
         name, status = args[0][7:].decode(), args[args.index(b"status", 1) + 1]
@@ -309,6 +318,13 @@ class History:
         for key in args:
             if key.startswith(b"rq:job:") and key.count(b":") == 2:
                 self._end(key[7:].decode())
+            elif _is_run(key):
+                self.over |= dict.fromkeys(self._deleters(), self.world.now)
+
+    def _deleters(self) -> list[Process | str]:
+        """For whom the current process begins or deletes a run: itself, and the submitted run that it has."""
+        held = [run for run, (_, runner) in self._runs_held.items() if runner is self._here]
+        return [self._here, *held] if self._here else []
 
     def _zadd(self, args: list[bytes], reply: Any) -> None:
         """A runner has claimed a submitted run, unless the lease is known: it is renewed, also by others."""
