@@ -536,12 +536,6 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a temporary folder stays where its removal is broken off", "producer/files/stores/writing.py",
-        "for _ in range(2):",
-        "for _ in range(1):",
-        kept=True,
-    ),
-    Mutant(
         "leases of a clock that was ahead stay", _RECOVERY,
         "_guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))",
         "pass",
