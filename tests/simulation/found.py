@@ -1,6 +1,6 @@
 """Failures that the simulation has found in the product, as small as they could be made; they are mended.
 
-The newest are last. Breaks of the product found the last three, as seeds have their like too rarely.
+The newest are last. Breaks of the product found some, as seeds have their like too rarely.
 """
 
 from __future__ import annotations
