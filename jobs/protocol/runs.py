@@ -540,7 +540,10 @@ class RunStore:
         whoever withdraws scores later finds the run gone.
         """
         known, done = list(chunks), list(answered)
+        pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*known, *done])]
         with self._counting(usage, keys.of_run(run.id)) as (pipe, replies):  # first: no worker scores it then
+            if pairs:  # mostly all: if this process dies then, nobody looks for the others
+                pipe.unlink(*pairs[0])
             pipe.zrem(keys.runs(), run.id)
             if tell:
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
@@ -548,8 +551,8 @@ class RunStore:
                 pipe.unlink(keys.cancelled(run.id))
             pipe.xread({keys.withdrawals(run.id): "0"})
         told = [read_withdrawal(fields) for _, entries in _streams(replies[-1]) for _, fields in entries]
-        for batch in _batches([*known, *done]):  # a full server takes this, but not what the jobs need
-            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in batch))
+        for names in pairs[1:]:  # a full server takes this, but not what the jobs need
+            self.redis.unlink(*names)
         paused, queued = 0, list[int]()
         for batch in _batches(known):
             states = self._states(run, batch)

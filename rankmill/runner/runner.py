@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+from contextlib import suppress
 from dataclasses import replace
 
 from rankmill.jobs.contract.errors import (
@@ -13,8 +14,11 @@ from rankmill.jobs.contract.errors import (
     OutputBusy,
     RankmillError,
     RedisUnavailable,
+    RunExpired,
     RunnerError,
+    WireError,
 )
+from rankmill.jobs.protocol.set_aside import DamagedJob
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.submitted.store import FileRunStore, RunLease, names_of
 from rankmill.jobs.runtime.http import MANY_PORTS, health, paths, serve
@@ -167,7 +171,10 @@ class Runner:
         self._left.pop(run.id, None)
         if not self._store.end(claim):
             logger.warning("another runner has the run; its end is not written here")
+            self._clear_done(run)
             return
+        if run.state == "done":
+            clear(run)  # again: one that stood still may have left the folder just now
         logger.info("the run is %s%s", run.state, f": {run.reason}" if run.reason else "")
         self._webhooks.wake()
 
@@ -177,6 +184,7 @@ class Runner:
         if self._heartbeat.held == "lost":
             self._heartbeat.release()
             logger.warning("another runner has the run, as this one was not heard of; it leaves it")
+            self._clear_done(run)
         elif done := made(run):
             self._finish(done)
         elif self._heartbeat.held == "cancelled":
@@ -204,7 +212,14 @@ class Runner:
     def _hand_back(self, reason: str, *, first: bool = False, pause: float = 0) -> None:
         claim = self._heartbeat.release()
         run = claim.run.changed(state="waiting", reason=reason, runner="")
-        self._store.hand_back(replace(claim, run=run), first=first, pause=pause)
+        if not self._store.hand_back(replace(claim, run=run), first=first, pause=pause):
+            self._clear_done(run)
+
+    def _clear_done(self, run: FileRun) -> None:
+        """Delete what another runner could not at the end of a run, as this one still had it."""
+        with suppress(RunExpired, WireError, DamagedJob):
+            if self._store.load(run.id).state == "done":
+                clear(run)
 
     def _leaves(self) -> list[str]:
         now = system.monotonic()

@@ -39,6 +39,17 @@ ROWS, CHUNK, WINDOW = 800, 8, 4
 UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
 SMALL = {"RANKMILL_WINDOW": str(WINDOW)}
 
+_STANDS_STILL = """
+import os, time
+from rankmill.producer.files.workspace import Workspace
+remove = Workspace.remove
+def stands_still(work):
+    Workspace.remove = remove
+    os.kill(os.getpid(), 19)
+    time.sleep(60)  # a signal ends that: the run is lost
+    remove(work)
+Workspace.remove = stands_still"""
+
 
 @pytest.fixture
 def client(queue: Server, tiny_model: Path) -> Client:
@@ -222,6 +233,20 @@ def test_killed_between_the_output_and_the_end_it_is_done(
     done = run.wait(60)
     assert done.outcome
     assert done.outcome.rows == 50
+
+
+def test_a_runner_that_stood_still_beside_its_output_removes_what_its_successor_could_not(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+) -> None:
+    run = client.submit_file(str(source), str(output), limit=50)
+    zombie = runners(queue, before=_STANDS_STILL)
+    wait_for(output.exists, zombie)
+    runners(queue)
+    assert run.wait(60).state == "done"
+    assert folder_of(output).exists()
+    zombie.send_signal(signal.SIGCONT)
+    wait_for(lambda: not folder_of(output).exists(), zombie)
+    assert len(pq.read_table(output)) == 50
 
 
 def test_a_run_whose_end_the_server_has_lost_is_done(

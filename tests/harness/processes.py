@@ -190,15 +190,19 @@ def runners(tmp_path: Path) -> Iterator[StartRunner]:
     log = tmp_path / "runner.log"
 
     def start(
-        server: Server, *options: str, cwd: Path = tmp_path, environ: Mapping[str, str] | None = None
+        server: Server,
+        *options: str,
+        cwd: Path = tmp_path,
+        environ: Mapping[str, str] | None = None,
+        before: str = "",
     ) -> subprocess.Popen[bytes]:
-        before = log.read_text().count("takes runs of queue") if log.exists() else 0
+        ready = log.read_text().count("takes runs of queue") if log.exists() else 0
         with log.open("ab") as out:
-            command = ["rankmill", "runner", "--redis", server.url, *options]
+            command = [*rankmill_words(before), "runner", "--redis", server.url, *options]
             own = {"RANKMILL_METRICS_ADDRESS": "none", **ALL_ROOTS, **QUICK_LEASE, **(environ or {})}
             env = {**ENVIRON, **own}
             started.append(PreloadedProcess(command, cwd=cwd, stdout=out, stderr=out, env=env))
-        wait_for(lambda: log.read_text().count("takes runs of queue") > before, started[-1])
+        wait_for(lambda: log.read_text().count("takes runs of queue") > ready, started[-1])
         return started[-1]
 
     yield start

@@ -95,6 +95,10 @@ class Share:
     taken: Counter[str] = field(default_factory=Counter)
 
 
+def _is_run(key: bytes) -> bool:
+    return key.startswith(b"rankmill:run:") and key.endswith(b":meta")
+
+
 class History:
     """What has happened in a world so far.
 
@@ -158,6 +162,8 @@ class History:
         self._noticed: set[Process] = set()
         self.told_of: set[str] = set()
         """Streams in which scores are withdrawn: such a word stays, as its run may be over, or go on."""
+        self.over: dict[Process | str, float] = {}
+        """When a process has deleted its last run; by their ids also when runners did, of submitted runs."""
         self.in_doubt: set[str] = set()
         """Runs of which scores were withdrawn when they were there: no worker names them as over."""
         self.orphans: set[str] = set()
@@ -214,7 +220,7 @@ class History:
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether none could tell a server that is up, for a minute, that it is there."""
+        """Whether none could tell a server that takes writes, for a minute, that it is there."""
         return self.world.now - self._met > NO_WORKERS
 
     def set_back(self) -> None:
@@ -251,7 +257,7 @@ class History:
         self._noticed.add(process)
 
     def may_be_wrong(self, since: float) -> bool:
-        """Whether nobody had told by `since`, when a run ended, that a device is broken, or it was lost."""
+        """Whether nobody had told by `since`, when a run was over, of a broken device, or that was lost."""
         told = [self._withdrawn.get(each, math.inf) for each in self.broken]
         return any(at >= since or any(0 <= loss - at <= LAG for loss in self._losses) for at in told)
 
@@ -285,6 +291,9 @@ class History:
     # What the server has carried out
 
     def _hset(self, args: list[bytes], reply: Any) -> None:
+        if _is_run(args[0]):  # it is begun, or stored again
+            for name in self._deleters():
+                self.over.pop(name, None)
         if not args[0].startswith(b"rq:job:") or b"status" not in args[1::2]:
             return
         name, status = args[0][7:].decode(), args[args.index(b"status", 1) + 1]
@@ -318,6 +327,13 @@ class History:
         for key in args:
             if key.startswith(b"rq:job:") and key.count(b":") == 2:
                 self._end(key[7:].decode())
+            elif _is_run(key):
+                self.over |= dict.fromkeys(self._deleters(), self.world.now)
+
+    def _deleters(self) -> list[Process | str]:
+        """For whom the current process begins or deletes a run: itself, and the submitted run that it has."""
+        held = [run for run, (_, runner) in self._runs_held.items() if runner is self._here]
+        return [self._here, *held] if self._here else []
 
     def _zadd(self, args: list[bytes], reply: Any) -> None:
         """A runner has claimed a submitted run, unless the lease is known: it is renewed, also by others."""
@@ -528,7 +544,7 @@ class History:
         there = [each for each in workers if not each.stopped and self.world.redis.reaches(each)]
         if not there:
             self._apart = now
-        if not self._is_up or now - self._apart > BEAT:
+        if not self.world.redis.takes_writes or now - self._apart > BEAT:
             self._met = now
         if not self._is_up and now - passed < self._set_back_until:  # no heartbeat can bound leases now
             self._set_back_until += passed

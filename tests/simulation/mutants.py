@@ -246,8 +246,8 @@ MUTANTS = (
     ),
     Mutant(
         "the pairs of a finished run stay", _RUNS,
-        "            self.redis.unlink(*(keys.pairs(run_id, chunk) for chunk in batch))\n",
-        "            pass\n",
+        "                pipe.unlink(*pairs[0])\n",
+        "                pass\n",
     ),
     Mutant(
         "unread results are deleted", _RUNS,
@@ -513,8 +513,14 @@ MUTANTS = (
     ),
     Mutant(
         "what a dead runner has left beside an output stays", "rankmill/runner/runner.py",
-        "        clear(run)\n",
-        "        pass\n",
+        "        drop(run, self._settings)\n        clear(run)\n",
+        "        drop(run, self._settings)\n",
+        kept=True,
+    ),
+    Mutant(
+        "what a runner has that has lost its run stays beside the output", "rankmill/runner/runner.py",
+        '            if self._store.load(run.id).state == "done":\n',
+        "            if False:\n",
         kept=True,
     ),
     Mutant(
@@ -527,12 +533,6 @@ MUTANTS = (
         "what a dead runner has left is removed by who can sync it", "producer/files/workspace.py",
         "            work.remove()\n",
         "            sync(work.folder)\n            work.remove()\n",
-        kept=True,
-    ),
-    Mutant(
-        "a temporary folder stays where its removal is broken off", "producer/files/stores/writing.py",
-        "for _ in range(2):",
-        "for _ in range(1):",
         kept=True,
     ),
     Mutant(

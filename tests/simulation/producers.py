@@ -138,8 +138,13 @@ class Command:
 
     @property
     def may_be_wrong(self) -> bool:
-        """Whether it had ended when it was told that a device is broken."""
-        return self.cluster.world.history.may_be_wrong(self.ended)
+        """Whether its last run was over when it was told that a device is broken: nobody reads that then."""
+        return self.cluster.world.history.may_be_wrong(self._over_at)
+
+    @property
+    def _over_at(self) -> float:
+        """When its last run was deleted; if it has deleted none, when its process has ended."""
+        return self.cluster.world.history.over.get(self.process, self.ended)
 
     @property
     def is_complete(self) -> bool:
@@ -211,6 +216,11 @@ class Cancelled(Command):
         if run := client.store.load(run_id):
             client.store.cancel(run)
             world().history.cancelled[self.run.name] = world().now
+
+    def used(self) -> tuple[int, int]:
+        """It may have all scores when it is cancelled, but what is not counted by then never is."""
+        least, most = super().used()
+        return 0 if self.run.name in self.cluster.world.history.cancelled else least, most
 
 
 class Asyncio(Command):

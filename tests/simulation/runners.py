@@ -152,6 +152,10 @@ class SubmittedCommand(FileCommand):
             return [f"{self.run.name} ended with {type(found).__name__}: {found}"]
         return super().wrong(lost_data=lost_data)
 
+    @property
+    def _over_at(self) -> float:
+        return self.cluster.world.history.over.get(self.id, self.ended)
+
     def used(self) -> tuple[int, int]:
         least, most = super().used()
         return 0 if self.times > 1 else least, most * max(self.times, 1)
@@ -214,6 +218,10 @@ class BatchCommand(Command):
         query, passages = self.lines[number]
         body = {"model": MODEL, "text_1": query, "text_2": passages}
         return {"custom_id": str(number), "method": "POST", "url": _ENDPOINT, "body": body}
+
+    @property
+    def _over_at(self) -> float:
+        return self.cluster.world.history.over.get(self.batch.removeprefix("batch_"), self.ended)
 
     def used(self) -> tuple[int, int]:
         least, most = super().used()

@@ -104,8 +104,12 @@ class Server:
     @property
     def serves(self) -> bool:
         """Whether it answers everybody now, as it should, and forgets nothing."""
-        wrong = self.broken or self.refusals or self.evicting or self.other
-        return not wrong and self.world.now >= max(self.away, self.frozen)
+        return self.takes_writes and not (self.broken or self.evicting)
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether it answers everybody now and does what it is told, though it may forget that."""
+        return not (self.refusals or self.other) and self.world.now >= max(self.away, self.frozen)
 
     def reaches(self, process: Process) -> bool:
         """Whether a process and the server can talk to each other."""

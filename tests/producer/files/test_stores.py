@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from rankmill.producer.files.source import FileSource, open_source
 from rankmill.producer.files.stores import lock, paths, reading, writing
 from rankmill.producer.files.stores.paths import ObjectPath, as_path, is_url, object_path
 from rankmill.producer.files.stores.reading import ObjectReader
-from rankmill.producer.files.stores.writing import identity, put
+from rankmill.producer.files.stores.writing import identity, put, whole_file
 from tests.harness.models.hub import hub
 from tests.harness.servers.buckets import Bucket
 
@@ -283,3 +284,19 @@ def test_a_lock_is_its_holders_until_it_does_not_change_for_long(
         again.__exit__(None, None, None)
         assert path.exists()
     assert not path.exists()
+
+
+def test_a_temporary_folder_is_removed_also_by_who_is_interrupted_as_it_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, interrupts = shutil.rmtree, iter([KeyboardInterrupt])
+
+    def broken_off(folder: Path, *, ignore_errors: bool) -> None:
+        for signal in interrupts:
+            raise signal
+        remove(folder, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", broken_off)
+    with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "a.txt") as partial:
+        partial.write_text("a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
