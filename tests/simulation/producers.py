@@ -217,11 +217,6 @@ class Cancelled(Command):
             client.store.cancel(run)
             world().history.cancelled[self.run.name] = world().now
 
-    def used(self) -> tuple[int, int]:
-        """It may have all scores when it is cancelled, but what is not counted by then never is."""
-        least, most = super().used()
-        return 0 if self.run.name in self.cluster.world.history.cancelled else least, most
-
 
 class Asyncio(Command):
     """Scores pairs from an event loop."""
