@@ -42,7 +42,7 @@ local function numbers(text)
 end
 
 local function count()
-  if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
+  if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then return {} end
   local clock = redis.call('TIME')
   local epoch, seq = redis.call('HGET', KEYS[3], 'epoch'), tonumber(redis.call('HGET', KEYS[3], 'seq') or 0)
   local known_epoch, known_seq = ARGV[5], tonumber(ARGV[6])
@@ -110,7 +110,18 @@ return answer
 all these, expiry of the second (s), expiry of the accounts (s), most entries of a day, epoch and number of
 the latest report that the caller knows, group, tenant, model; then for each device its name, the amounts
 since the run began, and those that the caller knows to be counted. Returns number and epoch of this report;
-nothing if the run is not there."""
+nothing if neither the run is there nor what was counted of it."""
+
+_LEAVE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.pcall('HSET', KEYS[2], 'cancelled', '')
+  redis.call('EXPIRE', KEYS[2], ARGV[1])
+end
+for at = 1, #KEYS do
+  if at ~= 2 then redis.call('UNLINK', KEYS[at]) end
+end
+"""
+"""KEYS: run, what was counted of it, others of the run; all but the second are deleted. ARGV: its expiry (s)."""
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +186,7 @@ class Accountant:
                 del self._names[next(iter(self._names))]
 
     def add(self, pipe: Any, usage: RunUsage, delete: Iterable[str] = (), at: str | None = None) -> None:
-        """Add one command to `pipe` that counts what a run has used; it counts nothing if the run is gone.
+        """Add one command to `pipe` that counts what a run has used; it counts nothing if the run has ended.
 
         It also deletes the run, with these keys, if there are any: only once it is counted. A run that is not
         in Redis is there as long as the key `at`.
@@ -189,6 +200,15 @@ class Accountant:
         for device, total in usage.total.items():
             amounts += [_plain(device), *total, *usage.counted.get(device, NOTHING)]
         pipe.eval(_COUNT, len(places), *places, *about, *whose, *amounts)
+
+    def leave(self, pipe: Any, run: Run, delete: Iterable[str]) -> None:
+        """Add one command to `pipe` that deletes a run, with these keys, but not what was counted of it.
+
+        So its producer can still count, once, the results that it has and has not told of.
+        """
+        first = [keys.run(run.id), keys.counted(run.id)]
+        places = list(dict.fromkeys([*first, *delete]))
+        pipe.eval(_LEAVE, len(places), *places, run.ttl)
 
     def added(self, reply: Any, usage: RunUsage, total: Usage) -> None:
         """Take note of the reply to `add`, which told a `total`."""

@@ -535,17 +535,19 @@ class RunStore:
         It takes many short commands, so that other clients are served meanwhile; to be repeated if one fails.
 
         Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
-        have their result, so no job. `tell` leaves a note for the producer that the run was cancelled. What
-        the run has used is counted in the transaction in which it ends. That also reads what was withdrawn:
-        whoever withdraws scores later finds the run gone.
+        have their result, so no job. `tell` leaves a note for the producer that the run was cancelled, and
+        what was counted of it, which the producer may add to. What the run has used is counted in the
+        transaction in which it ends. That also reads what was withdrawn: whoever withdraws scores later finds
+        the run gone.
         """
-        known, done = list(chunks), list(answered)
+        known, done, mine = list(chunks), list(answered), keys.of_run(run.id)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*known, *done])]
-        with self._counting(usage, keys.of_run(run.id)) as (pipe, replies):  # first: no worker scores it then
+        with self._counting(usage, () if tell else mine) as (pipe, replies):  # first: no worker scores it
             if pairs:  # mostly all: if this process dies then, nobody looks for the others
                 pipe.unlink(*pairs[0])
             pipe.zrem(keys.runs(), run.id)
             if tell:
+                self.accountant.leave(pipe, run, mine)
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
             else:
                 pipe.unlink(keys.cancelled(run.id))

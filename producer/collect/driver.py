@@ -145,6 +145,7 @@ class RunDriver:
         self._after = "0"  # where a detached run's stream is read on
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
         self._cancelled = False
+        self._accepting = system.RLock()  # held by whoever takes results, or cancels, as another thread may
         self._late = False  # whether the caller's time was over, when it was last looked at
         self._chunks = dict(detached.chunks if detached else ())
         if detached:
@@ -232,7 +233,8 @@ class RunDriver:
         if not self._cancelled:
             self._span.add_event("cancelled")
             self._span.end()
-        self._cancelled = True
+        with self._accepting:  # what is accepted is counted below, and nothing more is accepted
+            self._cancelled = True
         chunks = {*self.collector.pieces, *self.collector.answered}
         if self.is_detached:
             with redis_errors():
@@ -350,15 +352,17 @@ class RunDriver:
             self._retry({number: f"its result cannot be used: {why[number]}" for number in lost})
 
     def _accept(self, results: Sequence[ChunkResult | BadResult]) -> Accepted:
-        accepted = self.collector.accept(results, system.now())
-        for piece, result in accepted.taken:
-            if isinstance(result, ChunkScores):
-                stats = result.stats
-                self._sizes.chunks.see(stats.worker, len(result.scores), stats.device_seconds)
-                self.scoring_since = min(self.scoring_since, system.monotonic() - stats.seconds)
-            if not self.is_detached:  # whoever collects it again is told of nothing new
-                log_result(piece, result, self.run.id)
-        self._keep_finished()
+        with self._accepting:
+            self._check_cancelled()
+            accepted = self.collector.accept(results, system.now())
+            for piece, result in accepted.taken:
+                if isinstance(result, ChunkScores):
+                    stats = result.stats
+                    self._sizes.chunks.see(stats.worker, len(result.scores), stats.device_seconds)
+                    self.scoring_since = min(self.scoring_since, system.monotonic() - stats.seconds)
+                if not self.is_detached:  # whoever collects it again is told of nothing new
+                    log_result(piece, result, self.run.id)
+            self._keep_finished()
         return accepted
 
     def _end_withdrawn(self, withdrawals: Sequence[Withdrawal]) -> NoReturn:

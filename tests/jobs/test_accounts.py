@@ -50,12 +50,29 @@ def test_a_transaction_that_is_repeated_counts_once(server: Server) -> None:
     assert all(server.client.ttl(key) > 399 * 86400 for key in server.client.scan_iter("rankmill:usage*"))
 
 
-def test_a_run_that_was_cancelled_by_another_counts_nothing_more(server: Server) -> None:
+def test_a_run_that_has_ended_counts_nothing_more(server: Server) -> None:
     store = RunStore(server.client)
     run = begun(store)
     store.delete(run, [])
+    store.cancel(run)  # somebody has seen it just before
     store.note(run, Progress(), RunUsage(run, {"cpu": SOME}))
     assert entries(server) == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_run_that_another_cancels_counts_once_what_its_producer_has(server: Server, told: bool) -> None:
+    store = RunStore(server.client)
+    run = begun(store)
+    if told:
+        store.note(run, Progress(), RunUsage(run, {"cpu": SOME}))
+    store.cancel(run)
+    assert not store.exists(run.id)
+    assert all(0 < server.client.ttl(key) <= run.ttl for key in server.client.scan_iter("rankmill:run:*"))
+    store.note(run, Progress(), RunUsage(run, {"cpu": SOME}))
+    for _ in range(2):  # as after a reply that was lost
+        store.delete(run, [], usage=RunUsage(run, {"cpu": MORE}))
+        assert counted(server) == MORE
+    assert not list(server.client.scan_iter("rankmill:run:*"))
 
 
 def test_a_run_whose_keys_expired_is_not_counted_anew(server: Server) -> None:

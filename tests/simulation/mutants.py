@@ -398,6 +398,12 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
+        "what a run has when another cancels it is not counted", "jobs/protocol/accounts.py",
+        "if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then",
+        "if redis.call('EXISTS', KEYS[1]) == 0 then",
+        kept=True,
+    ),
+    Mutant(
         "what has failed is counted as cached", _COLLECTOR,
         "        cached = max(self.cut - scored - failed, 0)",
         "        cached = max(self.cut - scored, 0)",

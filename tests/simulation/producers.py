@@ -286,8 +286,8 @@ class Detached(Command):
         world().sleep(2.0)
         run.cancel()
         world().history.cancelled[self.run.name] = world().now
-        self.cluster.abandoned -= {run.id}  # nothing of it may be left but what tells others of its end
-        self.cluster.abandoned.add(f"{run.id}:cancelled")
+        self.cluster.abandoned -= {run.id}  # nothing of it may be left but what tells others of its end,
+        self.cluster.abandoned |= {f"{run.id}:cancelled", f"{run.id}:counted"}  # and of what is counted
 
     def wrong(self, *, lost_data: bool) -> list[str]:
         if self.run.kind.endswith("cancelled") and (

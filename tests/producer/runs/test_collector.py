@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +27,7 @@ from rankmill.jobs.contract.results import (
 )
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.accounts import read_accounts
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.producer.collect.collector import Collector, Piece
 from rankmill.producer.collect.earlier import no_earlier
@@ -193,3 +196,23 @@ def test_a_run_that_is_cancelled_when_its_scores_are_withdrawn_stays_cancelled()
     queue.store.cancel(queue.run)
     with pytest.raises(RunCancelled):
         next(tables)
+
+
+@pytest.mark.parametrize("who", ["another process", "another thread"])
+def test_what_a_run_has_when_it_is_cancelled_is_counted(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has been read just then, and is not told of."""
+    queue = QueueByHand([pairs(3)], WindowSize(1, 1 << 20))
+    read = queue.store.results
+
+    def results(*arguments: Any, **options: Any) -> Any:
+        if found := read(*arguments, **options):
+            queue.driver.cancel() if who == "another thread" else queue.store.cancel(queue.run)
+        return found
+
+    monkeypatch.setattr(queue.store, "results", results)
+    has = 0
+    with suppress(RunCancelled):
+        has = len(queue.scores(queue.score_all))
+    assert has == (0 if who == "another thread" else 3)
+    assert sum(each.amounts.pairs for each in read_accounts(queue.store.redis, 2).entries) == has
+    assert not queue.store.redis.keys("rankmill:run:*")
