@@ -121,7 +121,7 @@ for at = 1, #KEYS do
   if at ~= 2 then redis.call('UNLINK', KEYS[at]) end
 end
 """
-"""KEYS: run, what was counted of it, others of the run; all but the second are deleted. ARGV: its expiry (s)."""
+"""KEYS: run, what was counted of it, others of the run; all but the second go. ARGV: its expiry (s)."""
 
 logger = logging.getLogger(__name__)
 
