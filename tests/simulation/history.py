@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rankmill.jobs.contract.job import is_of_unknown_name
 from rankmill.jobs.contract.priority import GROUP
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
@@ -30,6 +31,9 @@ that takes a moment, and a second lies between two looks. So is a dead runner's 
 RESCUED = 2 * LEASE + 2 * BEAT
 """A job that has left the queue and reached no worker is put back so soon: a cleaning sees it, and one that
 comes a lease later does it."""
+
+RENAMED = 3
+"""A chunk has its attempts back so often, as a worker of the release before did not know its job's name."""
 
 PROGRESS = 60
 """A forward is in progress, or ends, at least so often, while there is work, a worker and a server: a lost
@@ -83,6 +87,7 @@ class Job:
     holder: Process | None = None
     holders: set[Process] = field(default_factory=set)
     attempts: int = 0
+    renamed: int = 0
     late: float = 0.0
     since: float = 0.0
 
@@ -372,6 +377,9 @@ class History:
         self._advanced = self.world.now
         if b"died" in fields and not self.lost:
             self._gave_up(name, fields)
+        if is_of_unknown_name(fields.get(b"failure", b"").decode()) and self.jobs[name].renamed < RENAMED:
+            self.jobs[name].renamed += 1
+            self.jobs[name].attempts = 1  # it is sent again by its former name, and has its other attempts
         if fields.get(b"died") == b"1" and int(fields[b"chunk"]) + 1 < self._rows(run) and not self.lost:
             self._splits[run] = self.world.now
         self._move(name, "done")
