@@ -472,6 +472,8 @@ class History:
             return
         if not self._has_run(name) or not self._exists(f"rq:job:{name}") or self._leases(name):
             return  # it is dropped, and costs nothing: its run is gone, it is over, or a worker has it
+        if worker in job.holders:
+            return  # likewise: this worker scores it still, and lost its lease while it was cut off
         others = [each.decode() for each in self._list(f"rq:queue:{self.queue}")]
         others = [each for each in others if self._has_run(each)]
         kinds = {"bulk" if is_bulk_job(each) else "request" for each in others}
