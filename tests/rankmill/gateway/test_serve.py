@@ -73,6 +73,7 @@ def test_one_command_brings_server_and_workers_and_names_the_runner_that_the_exa
     (tmp_path / "files").mkdir()
     environ = {"RANKMILL_GATEWAY_FILES": str(tmp_path / "files")}
     with running_gateway(None, tmp_path, "--model", "demo", "--workers", "1", environ=environ) as gateway:
+        wait_for(lambda: gateway.get("/ready").status == 200, gateway.process)  # a request waits for 15 s
         query, texts = PAIR
         assert gateway.post("/rerank", {"query": query, "texts": texts}).json[0]["index"] == 1
         ((url, options),) = re.findall(r"^batches wait for a runner: rankmill runner --redis (\S+) (.*)$",
