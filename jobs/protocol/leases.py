@@ -96,7 +96,12 @@ def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) 
 
 
 def move(
-    client: redis.Redis, key: str, holder: str | bytes, job: str, do: Callable[[Pipeline], object]
+    client: redis.Redis,
+    key: str,
+    holder: str | bytes,
+    job: str,
+    do: Callable[[Pipeline], object],
+    until: float = math.inf,
 ) -> bool:
     """End a lease or a pause in the transaction that moves its job, by the commands of `do`; return whether.
 
@@ -110,6 +115,8 @@ def move(
         The job's key, which the commands change.
     do
         Adds them to a pipeline.
+    until
+        It is not moved if the entry lasts for longer (s since 1970): somebody has renewed it meanwhile.
     """
     connection: Any = client
     wanted = connection.pipeline()
@@ -119,7 +126,8 @@ def move(
         with connection.pipeline() as pipe:
             try:
                 pipe.watch(job)
-                if pipe.zscore(key, holder) is None:
+                end = pipe.zscore(key, holder)
+                if end is None or end > until:
                     return False
                 pipe.multi()
                 pipe.command_stack += wanted.command_stack

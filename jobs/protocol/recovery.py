@@ -149,8 +149,10 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
     for entry in connection.zrangebyscore(leases, 0, until):
         raw_id = entry.rpartition(b":")[0]
         with _one_job(queue, raw_id) as read:
-            move(connection, leases, entry, _key(raw_id), partial(_hand_on, queue, handle, read))
-        connection.zrem(leases, entry)  # also that of a job which was set aside
+            move(connection, leases, entry, _key(raw_id), partial(_hand_on, queue, handle, read), until)
+        end = connection.zscore(leases, entry)
+        if end is not None and end <= until:
+            connection.zrem(leases, entry)  # of a job which was set aside
 
 
 def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:

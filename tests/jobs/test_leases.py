@@ -131,3 +131,13 @@ def test_a_job_is_moved_once_though_another_process_moves_it_meanwhile(store: Ru
     assert not move(store.redis, leases, "a-0:x", job, late)
     assert store.redis.lrange(queue.key, 0, -1) == [b"a-0"]
     assert store.redis.zrange(leases, 0, -1) == [b"b-0:y"]
+
+
+def test_a_lease_that_is_renewed_meanwhile_is_not_ended(server: Server) -> None:
+    client = server.client
+    client.zadd("leases", {"renewed": 20.0, "lapsed": 10.0})
+    for holder in ("renewed", "lapsed"):
+        moved = move(client, "leases", holder, "job", lambda pipe: pipe.rpush("queue", "job"), until=15.0)
+        assert moved == (holder == "lapsed")
+    assert client.zrange("leases", 0, -1) == [b"renewed"]
+    assert client.llen("queue") == 1

@@ -447,7 +447,7 @@ MUTANTS = (
     ),
     Mutant(
         "a job is moved twice", "jobs/protocol/leases.py",
-        "                if pipe.zscore(key, holder) is None:\n",
+        "                if end is None or end > until:\n",
         "                if False:\n",
         kept=True,
     ),
