@@ -228,8 +228,8 @@ def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> 
     """The usage of the last `days`, today included; only that of `tenant`, if given."""
     today = int(system.now() // _DAY)
     wanted = range(today - min(days, KEPT_DAYS) + 1, today + 1)
-    days_keys = (keys.usage(day) for day in wanted)
-    state, *found = each_reply(client, [("hgetall", key) for key in (keys.usage(), *days_keys)])
+    named = [keys.usage(), *map(keys.usage, wanted)]
+    state, *found = each_reply(client, [("hgetall", name) for name in named])
     known = _texts(state)
     entries = [entry for day, raw in zip(wanted, found, strict=True) for entry in _entries(day, _texts(raw))]
     names = {entry.group: entry.tenant for entry in entries if entry.tenant}

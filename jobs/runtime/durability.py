@@ -13,7 +13,7 @@ import redis
 from pydantic import BaseModel, ConfigDict, computed_field
 
 from rankmill.jobs.contract.errors import RedisUnavailable
-from rankmill.jobs.runtime.patience import cannot_serve, waiting
+from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
 Concerns = Literal["every run", "only in Redis"]
@@ -138,14 +138,9 @@ def read_durability(client: redis.Redis) -> Durability | None:
     A server may refuse CONFIG or INFO, to this user or to all, and managed ones leave fields out.
     """
     try:
-        with waiting(most=0, until=system.monotonic() + _SECONDS), client.pipeline(transaction=False) as pipe:
-            pipe.info()
-            for name in _CONFIG:
-                pipe.config_get(name)
-            info, *settings = pipe.execute(raise_on_error=False)
+        with waiting(most=0, until=system.monotonic() + _SECONDS):
+            info, *settings = each_reply(client, [("info",), *(("config_get", name) for name in _CONFIG)])
     except (redis.RedisError, RedisUnavailable, OSError):
-        return None
-    if any(isinstance(reply, Exception) and cannot_serve(reply) for reply in (info, *settings)):
         return None
     found: dict[str, str] = {}
     for reply in settings:
