@@ -112,7 +112,10 @@ def made(run: FileRun) -> FileRun | None:
     Its runner died, or left it, just after; or the server has lost the end of the run, and knows none or
     that of an earlier attempt.
     """
-    return next((each for each in (run, _sealed(run)) if _is_in_place(each)), None)
+    if _is_in_place(run):
+        return run
+    sealed = _sealed(run)
+    return sealed if sealed is not run and _is_in_place(sealed) else None
 
 
 def _sealed(run: FileRun) -> FileRun:
