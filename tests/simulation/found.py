@@ -612,25 +612,19 @@ FOUND = (
     ),
     # A runner stands still when it has put the output in its place. Its successor ends the run, and cannot
     # remove the folder that the first has: it stayed beside the output, as the first learns then that the run
-    # is lost, and leaves all as it is (seed 7764).
-    Scenario(
-        seed=1,
-        workers=(0.01,),
-        clocks=(0.0,),
-        runs=(Submitted("run-0", _pairs(3), 1.0, "submitted parts"),),
-        faults=(Fault(0.5, "stop_at_write", 45.0, target="replace is done output"),),
-        chunk_size=16,
-        runners=(0.0, 0.0),
-    ),
-    # The same with the scores of a batch, whose answers the successor writes (seed 4221).
-    Scenario(
-        seed=1,
-        workers=(0.01,),
-        clocks=(0.0,),
-        runs=(Submitted("run-0", _pairs(3), 1.0, "batch"),),
-        faults=(Fault(0.5, "stop_at_write", 45.0, target="replace is done output"),),
-        chunk_size=16,
-        runners=(0.0, 0.0),
+    # is lost, and leaves all as it is (seed 7764). The same with the scores of a batch, whose answers its
+    # successor writes (seed 4221).
+    *(
+        Scenario(
+            seed=1,
+            workers=(0.01,),
+            clocks=(0.0,),
+            runs=(Submitted("run-0", _pairs(3), 1.0, kind),),
+            faults=(Fault(0.5, "stop_at_write", 45.0, target="replace is done output"),),
+            chunk_size=16,
+            runners=(0.0, 0.0),
+        )
+        for kind in ("submitted parts", "batch")
     ),
     # A runner is killed while it removes the folder of an output that is in its place, and so is the next one
     # as it begins to: the run must not have ended before. A break found this.
