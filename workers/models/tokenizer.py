@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from itertools import chain, product
 from pathlib import Path
@@ -15,6 +16,8 @@ from rankmill.jobs.contract.spec import Side
 from rankmill.workers.batches.planner import Rows
 from rankmill.workers.batches.tokens import Ids, Tokens, spans
 from rankmill.workers.models.fast_texts import FastTexts
+
+logger = logging.getLogger(__name__)
 
 
 class Tokenize(Protocol):
@@ -156,13 +159,17 @@ class Joiner:
     def of(cls, tokenizer: Any, cache: Path | None = None, *, alone: bool = False) -> Joiner | None:
         """A joiner for a Hugging Face tokenizer, of pairs or of texts `alone`.
 
-        ``None`` if they differ on any sample. `cache` as of `FastTexts`.
+        ``None``, and a line in the log, if they differ on any sample. `cache` as of `FastTexts`.
         """
         try:
             joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)
-            return joiner if joiner._agrees_with(tokenizer) else None
-        except Exception:  # not a Rust tokenizer, or one with unknown parts
-            return None
+            if joiner._agrees_with(tokenizer):
+                return joiner
+            why = "its texts have other tokens alone than in their pair"
+        except Exception as error:  # not a Rust tokenizer, or one with unknown parts
+            why = f"{type(error).__name__}: {error}"
+        logger.info("each pair is tokenized as a whole, which is slower: %s", why)
+        return None
 
     @classmethod
     def _guess(cls, tokenizer: Any, cache: Path | None, passage: list[str] | None) -> Joiner:

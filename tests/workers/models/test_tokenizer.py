@@ -209,7 +209,7 @@ def test_what_cannot_be_joined_is_left_to_the_tokenizer(side: Side | None) -> No
     check(PairTokenizer(whole, 12, joiner, side)(queries, passages), expected)
 
 
-def test_a_tokenizer_that_first_cuts_each_text_is_left_to_itself() -> None:
+def test_a_tokenizer_that_first_cuts_each_text_is_left_to_itself(caplog: pytest.LogCaptureFixture) -> None:
     """As tokenizers 0.23.1 and 0.23.2 do with texts without special tokens: the odd token is the second's."""
 
     class CutsEachText(transformers.BertTokenizer):  # type: ignore[misc]
@@ -225,7 +225,9 @@ def test_a_tokenizer_that_first_cuts_each_text_is_left_to_itself() -> None:
     cuts = FAMILIES["bert"]()
     assert Joiner.of(cuts) is not None
     cuts.__class__ = CutsEachText
-    assert Joiner.of(cuts) is None
+    with caplog.at_level("INFO"):
+        assert Joiner.of(cuts) is None
+    assert "each pair is tokenized as a whole" in caplog.text
 
 
 @given(passages=st.lists(TEXTS, min_size=1, max_size=4), most=st.integers(1, 12))
