@@ -93,6 +93,7 @@ local function count()
   return {string.format('%.0f', seq), epoch}
 end
 
+if ARGV[1] == '1' then redis.call('EXPIRE', KEYS[1], ARGV[2]) end  -- a full server takes all after a write
 local fine, answer = pcall(count)
 if not fine then
   local why = type(answer) == 'table' and answer.err or tostring(answer)
@@ -113,15 +114,17 @@ since the run began, and those that the caller knows to be counted. Returns numb
 nothing if neither the run is there nor what was counted of it."""
 
 _LEAVE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then
+if redis.call('EXPIRE', KEYS[1], ARGV[1]) == 1 then  -- a full server takes all after a write
   redis.pcall('HSET', KEYS[2], 'cancelled', '')
   redis.call('EXPIRE', KEYS[2], ARGV[1])
 end
 for at = 1, #KEYS do
   if at ~= 2 then redis.call('UNLINK', KEYS[at]) end
 end
+redis.call('SET', KEYS[3], 1, 'EX', ARGV[1])
 """
-"""KEYS: run, what was counted of it, others of the run; all but the second go. ARGV: its expiry (s)."""
+"""KEYS: run, what was counted of it, the note that it was cancelled, others of the run; the second stays,
+the third is written, all others go. ARGV: expiry of both (s)."""
 
 logger = logging.getLogger(__name__)
 
@@ -202,11 +205,12 @@ class Accountant:
         pipe.eval(_COUNT, len(places), *places, *about, *whose, *amounts)
 
     def leave(self, pipe: Any, run: Run, delete: Iterable[str]) -> None:
-        """Add one command to `pipe` that deletes a run, with these keys, but not what was counted of it.
+        """Add one command to `pipe` that deletes a run, with these keys, and notes that it was cancelled.
 
-        So its producer can still count, once, the results that it has and has not told of.
+        It leaves what was counted of it: so its producer can still count, once, the results that it has and
+        has not told of.
         """
-        first = [keys.run(run.id), keys.counted(run.id)]
+        first = [keys.run(run.id), keys.counted(run.id), keys.cancelled(run.id)]
         places = list(dict.fromkeys([*first, *delete]))
         pipe.eval(_LEAVE, len(places), *places, run.ttl)
 

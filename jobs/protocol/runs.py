@@ -420,15 +420,15 @@ class RunStore:
 
     @contextmanager
     def _counting(
-        self, usage: RunUsage | None, delete: Iterable[str] = ()
+        self, usage: RunUsage | None, delete: Iterable[str] = (), *, together: bool = True
     ) -> Iterator[tuple[Pipeline, list[Any]]]:
-        """A transaction and its replies, executed at the end; it begins by counting what a run has used, if
-        that is new.
+        """Commands and their replies, executed at the end, `together` in a transaction; the first counts what
+        a run has used, if that is new.
 
         It deletes the keys too, once that is counted.
         """
         replies: list[Any] = []
-        with self.redis.pipeline() as pipe:
+        with self.redis.pipeline(transaction=together) as pipe:
             counts, total = usage is not None and usage.is_new, dict(usage.total) if usage else {}
             if usage and counts:
                 self.accountant.add(pipe, usage, delete)
@@ -537,20 +537,18 @@ class RunStore:
         Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
         have their result, so no job. `tell` leaves a note for the producer that the run was cancelled, and
         what was counted of it, which the producer may add to. What the run has used is counted in the
-        transaction in which it ends. That also reads what was withdrawn: whoever withdraws scores later finds
-        the run gone.
+        command that ends it. What was withdrawn is read afterwards: whoever withdraws scores later finds the
+        run gone.
         """
-        known, done, mine = list(chunks), list(answered), keys.of_run(run.id)
+        known, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*known, *done])]
-        with self._counting(usage, () if tell else mine) as (pipe, replies):  # first: no worker scores it
-            if pairs:  # mostly all: if this process dies then, nobody looks for the others
-                pipe.unlink(*pairs[0])
-            pipe.zrem(keys.runs(), run.id)
+        mine = [*keys.of_run(run.id), keys.cancelled(run.id)]
+        mine += pairs[0] if pairs else []  # mostly all: if this process dies then, nobody looks for others
+        # A full server takes no transaction, and gets room when runs end. First: no worker scores it.
+        with self._counting(usage, () if tell else mine, together=False) as (pipe, replies):
             if tell:
                 self.accountant.leave(pipe, run, mine)
-                pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
-            else:
-                pipe.unlink(keys.cancelled(run.id))
+            pipe.zrem(keys.runs(), run.id)
             pipe.xread({keys.withdrawals(run.id): "0"})
         told = [read_withdrawal(fields) for _, entries in _streams(replies[-1]) for _, fields in entries]
         for names in pairs[1:]:  # a full server takes this, but not what the jobs need

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from redis.exceptions import OutOfMemoryError
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.priority import Tenant
@@ -146,3 +147,22 @@ def test_accounts_that_are_damaged_keep_no_run_from_its_end(
     store.delete(run, [], usage=RunUsage(run, {"cpu": SOME}))
     assert not store.exists(run.id)
     assert "what runs use is not counted: the accounts in Redis are damaged" in caplog.text
+
+
+def test_runs_end_and_are_counted_on_a_full_server(server: Server) -> None:
+    store = RunStore(server.client)
+    ended, cancelled = begun(store), begun(store)
+    server.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(OutOfMemoryError):
+            server.client.set("k", "v")
+        store.delete(ended, [], usage=RunUsage(ended, {"cpu": SOME}))
+        store.cancel(cancelled)
+    finally:
+        server.client.config_set("maxmemory", 0)
+    assert counted(server) == SOME
+    assert not store.exists(ended.id)
+    assert not store.exists(cancelled.id)
+    assert store.was_cancelled(cancelled)
+    store.delete(cancelled, [], usage=RunUsage(cancelled, {"cpu": SOME}))
+    assert counted(server) == SOME.plus(SOME)

@@ -116,9 +116,14 @@ class FileCommand(Command):
             )
         ):
             return self.problems or found
-        if self.cluster.disk.lost_at >= self.ended:
+        if self.cluster.disk.lost_at >= self._tidied_at:
             return []  # what was deleted just before may be there again
         return left_over(self.run, self.folder, self.expected())
+
+    @property
+    def _tidied_at(self) -> float:
+        """By when all was deleted that should not be left."""
+        return self.ended
 
     def used(self) -> tuple[int, int]:
         rows = len(self.run.pairs)  # once, however often the command is given: its results are in the journal

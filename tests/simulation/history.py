@@ -146,6 +146,8 @@ class History:
         """Whether the server evicts keys: a chunk may be lost in each of its attempts."""
         self.lost = False
         """Whether the server has lost data, and with them the count of attempts."""
+        self.unknown: set[str] = set()
+        """Jobs whose name a worker of the release before did not know."""
         self.jobs: defaultdict[str, Job] = defaultdict(Job)
         self.computing: dict[Process, float] = {}
         """Workers in a forward, since when."""
@@ -175,6 +177,8 @@ class History:
         """Runs whose producer has died, and whose successor deletes them."""
         self.abandoned: set[str] = set()
         """Runs whose producer has died; the cluster adds to it."""
+        self.let_go: dict[str, float] = {}
+        """When a runner has last let go of a submitted run, by its id."""
         self._runs_held: dict[str, tuple[bytes, Process]] = {}
         """Submitted runs by id: the lease of the runner that has one, and its process."""
         self._left: dict[str, float] = {}
@@ -267,11 +271,22 @@ class History:
         return any(at >= since or any(0 <= loss - at <= LAG for loss in self._losses) for at in told)
 
     def may_be_lost(self, row: int, error: str | None) -> bool:
-        """Whether a good row may have this error: keys are evicted, and its chunk has had all attempts."""
+        """Whether a good row may have this error: its chunk has had all attempts, and keys are evicted.
+
+        Each loss is an attempt then; so is each by a worker of the release before whose record was evicted,
+        so that its producer did not know of it, if the last attempt fails otherwise.
+        """
         attempts = self.max_retries + 1
-        tried = {int(name.rpartition("-")[2]) for name, job in self.jobs.items() if job.attempts >= attempts}
-        lost = any(first <= row < first + self.chunk_pairs for first in tried)
-        return self.evicts and lost and error == f"given up after attempt {attempts}: it was lost"
+        last = (error or "").removeprefix(f"given up after attempt {attempts}: ")
+        if not self.evicts or last == error:
+            return False
+        otherwise = "asks for" not in last
+        unlucky = [
+            int(name.rpartition("-")[2])
+            for name, job in self.jobs.items()
+            if job.attempts >= attempts and (last == "it was lost" or (name in self.unknown and otherwise))
+        ]
+        return any(first <= row < first + self.chunk_pairs for first in unlucky)
 
     @property
     def times_counted(self) -> int:
@@ -355,6 +370,7 @@ class History:
             run = entry.decode().partition(":")[0]
             if run in self._runs_held and self._runs_held[run] == (entry, self._here):
                 del self._runs_held[run]
+                self.let_go[run] = self.world.now
 
     def _is_of_runners(self, key: bytes) -> bool:
         return key.startswith(b"rq:wip:") and key != b"rq:wip:" + self.queue.encode()

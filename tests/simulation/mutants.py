@@ -211,9 +211,9 @@ MUTANTS = (
         ("cancelled", "slow",),
     ),
     Mutant(
-        "nobody is told of a cancellation", _RUNS,
-        "                pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)\n",
-        "                pass\n",
+        "nobody is told of a cancellation", "jobs/protocol/accounts.py",
+        "redis.call('SET', KEYS[3], 1, 'EX', ARGV[1])\n",
+        "",
         ("cancelled", "slow",),
     ),
     Mutant(
@@ -246,8 +246,8 @@ MUTANTS = (
     ),
     Mutant(
         "the pairs of a finished run stay", _RUNS,
-        "                pipe.unlink(*pairs[0])\n",
-        "                pass\n",
+        "mine += pairs[0] if pairs else []",
+        "mine += []",
     ),
     Mutant(
         "unread results are deleted", _RUNS,

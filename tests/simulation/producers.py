@@ -271,6 +271,10 @@ class Detached(Command):
         assert isinstance(found, ScoringRun)
         return found
 
+    def looks_good(self) -> None:
+        if self.found is not None:  # whoever cancels a run has read no score of it
+            super().looks_good()
+
     def is_final(self, error: RankmillError) -> bool:
         final = super().is_final(error)
         if isinstance(error, RunFailed) and not final:

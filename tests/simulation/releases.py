@@ -117,6 +117,7 @@ def _prepare_workers(cluster: Cluster) -> None:
 
     def checked_chunk(job: ScoringJob) -> Any:
         if _is_old() and job.func_name not in {OLD_JOB_FUNCTION, OLD_PAIRS_FUNCTION}:
+            world().history.unknown.add(job.id)
             raise ForeignJobError(f"job {job.id} asks for {job.func_name}; {_OLD_NAMES}")
         return chunk.func(job)
 

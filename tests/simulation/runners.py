@@ -156,6 +156,10 @@ class SubmittedCommand(FileCommand):
     def _over_at(self) -> float:
         return self.cluster.world.history.over.get(self.id, self.ended)
 
+    @property
+    def _tidied_at(self) -> float:
+        return self.cluster.world.history.let_go.get(self.id, self.ended)
+
     def used(self) -> tuple[int, int]:
         least, most = super().used()
         return 0 if self.times > 1 else least, most * max(self.times, 1)
