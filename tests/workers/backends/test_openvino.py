@@ -155,3 +155,31 @@ os.kill(os.getpid(), signal.SIGTERM)
     command = [sys.executable, "-c", code, str(model), str(cache)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, check=False)
     assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
+
+
+_AT_ONCE = """
+import sys, threading
+import numpy as np
+from rankmill.workers.backends.openvino.core import core, openvino
+from openvino import opset15 as ops
+given = ops.parameter(openvino.PartialShape([-1, -1]), openvino.Type.f32)
+compiled = core().compile_model(openvino.Model([ops.relu(given)], [given]), "CPU")
+requests = [compiled.create_infer_request() for _ in range(8)]
+sys.setswitchinterval(1e-6)
+begin = threading.Barrier(len(requests))
+def score(request):
+    begin.wait()
+    request.start_async([np.ones((3, 5), np.float32)])
+    request.wait()
+threads = [threading.Thread(target=score, args=[each], daemon=True) for each in requests]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+"""
+
+
+def test_threads_whose_first_forwards_begin_at_once_do_not_wait_for_each_other() -> None:
+    """As a worker that warms a model, and scores its first chunk: its bindings let them wait for ever."""
+    for _ in range(4):
+        subprocess.run([sys.executable, "-c", _AT_ONCE], env=ENVIRON, check=True, timeout=60)

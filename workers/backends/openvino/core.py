@@ -12,6 +12,10 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 
 import openvino  # noqa: E402
 
+# Its bindings look NumPy up when they first need it: two threads at that wait for each other, for ever, and
+# hold Python's lock, so that nothing else goes on.
+_ = openvino.Tensor(openvino.Type.f32, openvino.Shape([1])).data
+
 __all__ = ["core", "openvino"]
 
 
