@@ -93,7 +93,8 @@ local function count()
   return {string.format('%.0f', seq), epoch}
 end
 
-if ARGV[1] == '1' then redis.call('EXPIRE', KEYS[1], ARGV[2]) end  -- a full server takes all after a write
+-- Once a script has written, a full server takes all that follows; EXPIRE is a write that needs no memory.
+if ARGV[1] == '1' then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
 local fine, answer = pcall(count)
 if not fine then
   local why = type(answer) == 'table' and answer.err or tostring(answer)
@@ -114,7 +115,7 @@ since the run began, and those that the caller knows to be counted. Returns numb
 nothing if neither the run is there nor what was counted of it."""
 
 _LEAVE = """
-if redis.call('EXPIRE', KEYS[1], ARGV[1]) == 1 then  -- a full server takes all after a write
+if redis.call('EXPIRE', KEYS[1], ARGV[1]) == 1 then  -- as above: a full server takes what follows
   redis.pcall('HSET', KEYS[2], 'cancelled', '')
   redis.call('EXPIRE', KEYS[2], ARGV[1])
 end

@@ -147,7 +147,7 @@ class History:
         self.lost = False
         """Whether the server has lost data, and with them the count of attempts."""
         self.unknown: set[str] = set()
-        """Jobs whose name a worker of the release before did not know."""
+        """Jobs whose function's name a worker of the release before did not know."""
         self.jobs: defaultdict[str, Job] = defaultdict(Job)
         self.computing: dict[Process, float] = {}
         """Workers in a forward, since when."""
@@ -277,14 +277,14 @@ class History:
         so that its producer did not know of it, if the last attempt fails otherwise.
         """
         attempts = self.max_retries + 1
-        last = (error or "").removeprefix(f"given up after attempt {attempts}: ")
-        if not self.evicts or last == error:
+        given_up = f"given up after attempt {attempts}: "
+        if not self.evicts or error is None or not error.startswith(given_up):
             return False
-        otherwise = "asks for" not in last
+        was_lost, for_its_name = error == f"{given_up}it was lost", "asks for" in error
         unlucky = [
             int(name.rpartition("-")[2])
             for name, job in self.jobs.items()
-            if job.attempts >= attempts and (last == "it was lost" or (name in self.unknown and otherwise))
+            if job.attempts >= attempts and (was_lost or (name in self.unknown and not for_its_name))
         ]
         return any(first <= row < first + self.chunk_pairs for first in unlucky)
 

@@ -165,7 +165,7 @@ class Joiner:
             joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)
             if joiner._agrees_with(tokenizer):
                 return joiner
-            why = "its texts have other tokens alone than in their pair"
+            why = "a text alone has other tokens than in its pair"
         except Exception as error:  # not a Rust tokenizer, or one with unknown parts
             why = f"{type(error).__name__}: {error}"
         logger.info("each pair is tokenized as a whole, which is slower: %s", why)

@@ -180,6 +180,6 @@ for each in threads:
 
 
 def test_threads_whose_first_forwards_begin_at_once_do_not_wait_for_each_other() -> None:
-    """As a worker that warms a model, and scores its first chunk: its bindings let them wait for ever."""
+    """As in a worker that warms a model while it scores; OpenVINO alone lets both wait for ever."""
     for _ in range(4):
         subprocess.run([sys.executable, "-c", _AT_ONCE], env=ENVIRON, check=True, timeout=60)
