@@ -35,11 +35,9 @@ import sys
 sys.modules.update(dict.fromkeys({sorted(EXTRA)!r}))  # an import of any of them fails
 from importlib import import_module
 from pathlib import Path
-for room, package in (("jobs", "rankmill.jobs"), ("producer", "rankmill.producer"), ("rankmill", "rankmill")):
-    for path in Path(room).rglob("*.py"):
-        if path.stem not in ("supervisor", "plots"):  # of the embedded mode; of another extra
-            parts = path.relative_to(room).with_suffix("").parts
-            import_module(".".join((package, *parts)).removesuffix(".__init__"))
+for path in Path("rankmill").rglob("*.py"):
+    if path.parts[1] != "workers" and path.stem not in ("supervisor", "plots"):  # of other extras
+        import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

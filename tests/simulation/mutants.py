@@ -512,25 +512,25 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a runner that stood still removes what its successor writes", "rankmill/runner/work.py",
+        "a runner that stood still removes what its successor writes", "runner/work.py",
         "        note(now=True)  # if",
         "        note()  # if",
         kept=True,
     ),
     Mutant(
-        "what a dead runner has left beside an output stays", "rankmill/runner/runner.py",
+        "what a dead runner has left beside an output stays", "runner/runner.py",
         "        drop(run, self._settings)\n        clear(run)\n",
         "        drop(run, self._settings)\n",
         kept=True,
     ),
     Mutant(
-        "what a runner has that has lost its run stays beside the output", "rankmill/runner/runner.py",
+        "what a runner has that has lost its run stays beside the output", "runner/runner.py",
         '            if self._store.load(run.id).state == "done":\n',
         "            if False:\n",
         kept=True,
     ),
     Mutant(
-        "what a dead runner has scored a batch to stays", "rankmill/gateway/batches/work.py",
+        "what a dead runner has scored a batch to stays", "gateway/batches/work.py",
         "    clear_workspace(scored_place(output))\n",
         "    pass\n",
         kept=True,
@@ -554,7 +554,7 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a batch's folder is not synced", "rankmill/gateway/batches/folder.py",
+        "a batch's folder is not synced", "gateway/batches/folder.py",
         "            sync(self.path)  # else all in it is lost with the power\n",
         "            pass\n",
         ("batch", "lose_power"),
@@ -585,12 +585,12 @@ class Found:
 
 def tree(mutant: Mutant, folder: Path) -> None:
     """A copy of the project in `folder`, with the break."""
-    for room in ("jobs", "workers", "producer", "configs", "examples", "tests"):
-        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("configs", "examples", "tests"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(
         ROOT / "rankmill", folder / "rankmill", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
     )
-    path = folder / mutant.file
+    path = folder / "rankmill" / mutant.file
     text = path.read_text()
     assert text.count(mutant.right) == 1, f"{mutant.name}: {text.count(mutant.right)} places"
     path.write_text(text.replace(mutant.right, mutant.wrong))

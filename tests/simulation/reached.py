@@ -15,7 +15,7 @@ import click
 import coverage
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("jobs/protocol", "producer/collect", "workers/queue")
+PARTS = ("rankmill/jobs/protocol", "rankmill/producer/collect", "rankmill/workers/queue")
 
 
 @click.command()

@@ -47,7 +47,7 @@ from rankmill.jobs.runtime.yaml_files import read_yaml, shown
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 BackendName = Literal["auto", "openvino", "torch", "onnx", "mlx"]
-"""Each but ``auto`` is a folder of workers/backends/; ``auto`` prefers the first."""
+"""Each but ``auto`` is a folder of rankmill/workers/backends/; ``auto`` prefers the first."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
 Count = Literal["auto"] | Annotated[int, Field(ge=1)]
