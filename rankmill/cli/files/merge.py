@@ -9,6 +9,7 @@ import click
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import ExitCode, InputError
+from rankmill.producer.files.inputs import without_hidden
 from rankmill.producer.files.shards import merge
 from rankmill.producer.files.stores.paths import ObjectPath
 
@@ -36,7 +37,7 @@ def merge_shards(shards: tuple[Path, ...], asked: options.NewTable, force: bool)
 def _there(shard: Path) -> list[Path]:
     """The objects that fit a URL with a *, which no shell replaces; else the path itself."""
     is_glob = isinstance(shard, ObjectPath) and "*" in str(shard)
-    found = shard.matches() if isinstance(shard, ObjectPath) and is_glob else [shard]
+    found = without_hidden(shard.matches(), shard) if isinstance(shard, ObjectPath) and is_glob else [shard]
     if not found:
         raise InputError(f"{shard}: no such object")
     return found

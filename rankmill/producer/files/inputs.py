@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -80,8 +81,9 @@ class RankingFiles:
 def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputFile, ...]:
     """Find the files for paths, directories (searched recursively) and globs, each in order.
 
-    Files that rankmill itself wrote are left out: folders of interrupted runs, lists of row errors, records
-    of `rankmill tune`, and an earlier `output` of the same command that a directory or glob contains.
+    Hidden files of directories and globs are left out, as Spark, Hive and pyarrow do: see `without_hidden`.
+    So are files that rankmill itself wrote: folders of interrupted runs, lists of row errors, records of
+    `rankmill tune`, and an earlier `output` of the same command that a directory or glob contains.
 
     Raises
     ------
@@ -106,20 +108,25 @@ def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
     if isinstance(path, ObjectPath):
         files, root = _objects(path), path if path.is_dir() else _fixed_part(path)
     elif path.is_dir():
-        files = sorted(file for file in path.rglob("*") if is_readable(file) and file.is_file())
+        files, root = _files_below(path), path
         if not files:
             raise InputError(f"{name}: no file with one of the endings {READ_ENDINGS} in this directory")
-        root = path
     elif path.exists():
         files, root = [path], _common_folder(inputs)
     elif matches := sorted(glob.glob(name, recursive=True)):  # noqa: PTH207
         files, root = [Path(match) for match in matches if not Path(match).is_dir()], _fixed_part(path)
         if not files:
             raise InputError(f"{name}: only directories have such a name; add /*")
+        files = without_hidden(files, path)
     else:
         raise InputError(f"{name}: no such file")
     for file in files:
         yield InputFile(file, _partition(file, root))
+
+
+def _files_below(folder: Path) -> list[Path]:
+    found = sorted(file for file in folder.rglob("*") if is_readable(file) and file.is_file())
+    return without_hidden(found, folder / "**")
 
 
 def _objects(path: ObjectPath) -> list[Path]:
@@ -127,12 +134,50 @@ def _objects(path: ObjectPath) -> list[Path]:
     if path.is_file():
         return [path]
     if glob.has_magic(str(path)):
-        files = path.matches()
+        files = without_hidden(path.matches(), path)
     else:
-        files = [file for file in path.below() if is_readable(file)]
+        files = without_hidden([file for file in path.below() if is_readable(file)], path / "**")
     if not files:
         raise InputError(f"{path}: no such object, and none below it with one of the endings {READ_ENDINGS}")
     return files
+
+
+def without_hidden(files: Sequence[Path], pattern: Path) -> list[Path]:
+    """The matches of a glob without hidden ones.
+
+    A file is hidden if its name, or that of a folder below the fixed part of the pattern, begins with ``.`` or
+    ``_``, and that part of the pattern does not. Folders of partitions, such as ``_day=1``, are not hidden.
+
+    Raises
+    ------
+    InputError
+        All of them are hidden.
+    """
+    root = _fixed_part(pattern)
+    asked = pattern.parts[len(root.parts) :]
+    kept = [file for file in files if not _is_hidden(file.parts[len(root.parts) :], asked)]
+    if files and not kept:
+        raise InputError(
+            f"{pattern}: holds only hidden files, such as {files[0]}: names, also of folders, that begin with . "
+            "or _; name a file itself to have it read"
+        )
+    if len(kept) < len(files):
+        logger.info("left out of the input: %d hidden files in %s", len(files) - len(kept), root)
+    return kept
+
+
+def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a name of a file or a folder is hidden; `pattern` has the part of the glob for each."""
+    if "**" in pattern:  # it stands for any number of folders
+        before = pattern.index("**")
+        behind = len(pattern) - pattern[::-1].index("**")
+        between = len(parts) - before - len(pattern[behind:])
+        pattern = [*pattern[:before], *["**"] * between, *pattern[behind:]]
+    last = len(parts) - 1
+    return any(
+        name.startswith((".", "_")) and name[0] != asked[:1] and not (place < last and _is_partition(name))
+        for place, (name, asked) in enumerate(zip_longest(parts, pattern, fillvalue=""))
+    )
 
 
 def _common_folder(inputs: Sequence[str]) -> Path:
@@ -153,14 +198,23 @@ def _fixed_part(pattern: Path) -> Path:
 
 def _partition(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
     """Columns from the names of the folders between `root` and the file, as Hive writes them."""
-    try:
+    if isinstance(path, ObjectPath):
+        folders = path.parent.parts[
+            len(root.parts) :
+        ]  # a store may give its URLs another protocol: s3 for s3a
+    elif path.is_relative_to(root):
         folders = path.parent.relative_to(root).parts
-    except ValueError:
+    else:
         return ()
-    pairs = [_printable(folder).partition("=") for folder in folders if "=" in folder.strip("=")]
+    pairs = [_printable(folder).partition("=") for folder in folders if _is_partition(folder)]
     return tuple(
         (unquote(name), None if text == _NULL_PARTITION else unquote(text)) for name, _, text in pairs
     )
+
+
+def _is_partition(folder: str) -> bool:
+    """Whether a folder's name says the value of a column: ``date=2026-11-01``."""
+    return "=" in folder.strip("=")
 
 
 def _printable(name: str) -> str:

@@ -163,3 +163,61 @@ def test_nulls_beyond_the_limit_do_not_matter(tmp_path: Path) -> None:
     assert opened(tmp_path / "a.parquet", nulls=False, limit=1).rows == 1
     with pytest.raises(InputError, match="row 1"):
         opened(tmp_path / "a.parquet", nulls=False, limit=2)
+
+
+def found(folder: Path, *names: str) -> list[str]:
+    files = find_files([f"{folder}/{name}" if name else str(folder) for name in names])
+    return [str(file.path.relative_to(folder)) for file in files]
+
+
+@pytest.fixture
+def with_hidden(tmp_path: Path) -> Path:
+    """A folder with hidden files and folders, as notebooks, Spark and macOS leave them."""
+    names = ["a", "deep/b", "_day=1/c", "day=1/_d", "_temporary/0/e", "_f", ".ipynb_checkpoints/g", "._h"]
+    for name in (*names, "_temporary/_i", "deep/_temporary/j"):
+        path = tmp_path / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(PAIRS[0]) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([""], ["_day=1/c.jsonl", "a.jsonl", "deep/b.jsonl"]),
+        (["**/*.jsonl"], ["_day=1/c.jsonl", "a.jsonl", "deep/b.jsonl"]),
+        (["*.jsonl"], ["a.jsonl"]),
+        (["*/*.jsonl"], ["_day=1/c.jsonl", "deep/b.jsonl"]),
+        (["[._a]*.jsonl"], ["a.jsonl"]),
+        (["_*.jsonl"], ["_f.jsonl"]),
+        ([".*.jsonl"], ["._h.jsonl"]),
+        (["**/_*.jsonl"], ["_f.jsonl", "day=1/_d.jsonl"]),
+        (["_t*/_*.jsonl"], ["_temporary/_i.jsonl"]),
+        (["_t*/**/*.jsonl"], ["_temporary/0/e.jsonl"]),
+        (["_temporary/*/*.jsonl"], ["_temporary/0/e.jsonl"]),
+        (["_temporary"], ["_temporary/0/e.jsonl"]),
+        (["_f.jsonl", "day=1/_d.jsonl"], ["_f.jsonl", "day=1/_d.jsonl"]),
+        ([".ipynb_checkpoints"], [".ipynb_checkpoints/g.jsonl"]),
+    ],
+)
+def test_hidden_files_are_read_only_where_they_are_asked_for(
+    with_hidden: Path, names: list[str], expected: list[str]
+) -> None:
+    assert found(with_hidden, *names) == expected
+
+
+def test_how_many_hidden_files_are_left_out_is_logged(
+    with_hidden: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    found(with_hidden, "")
+    assert "left out of the input: 7 hidden files" in caplog.text
+    with pytest.raises(InputError, match=r"only hidden files, such as .*_i\.jsonl.*; name a file itself"):
+        found(with_hidden, "_t*/*.jsonl")
+
+
+def test_a_folder_of_hidden_files_says_so(tmp_path: Path) -> None:
+    (tmp_path / "_a.jsonl").write_text(json.dumps(PAIRS[0]))
+    with pytest.raises(InputError, match="holds only hidden files"):
+        find_files([str(tmp_path)])
+    assert read(tmp_path / "_a.jsonl") == PAIRS[:1]  # the way out

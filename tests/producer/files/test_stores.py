@@ -82,8 +82,24 @@ def test_folders_and_globs_are_read_in_order_with_their_partitions(bucket: Bucke
     assert read(f"{bucket.url}/in") == expected
     assert read(f"{bucket.url}/in/**/*.jsonl") == expected
     assert read(f"{bucket.url}/in/day=2/a.jsonl") == [ROWS[2]]
+    assert read(f"{bucket.url.replace('s3://', 's3a://')}/in") == expected
     with pytest.raises(InputError, match="/nothing: no such object, and none below it"):
         find_files([f"{bucket.url}/nothing"])
+
+
+def test_hidden_objects_are_read_only_where_they_are_asked_for(bucket: Bucket) -> None:
+    for number, name in enumerate(["a", "_temporary/0/b", "_day=1/c", "deep/.d", "_e"]):
+        store_object(f"{bucket.url}/in/{name}.jsonl", lines(ROWS[number : number + 1]))
+
+    def numbers(name: str) -> list[object]:
+        return [row["n"] for row in read(f"{bucket.url}/in{name}")]
+
+    assert numbers("") == numbers("/**/*.jsonl") == [2, 0]
+    assert numbers("/*.jsonl") == [0]
+    assert numbers("/_*.jsonl") == numbers("/_e.jsonl") == [4]
+    assert numbers("/_temporary") == numbers("/_t*/*/*.jsonl") == [1]
+    with pytest.raises(InputError, match="holds only hidden files"):
+        numbers("/deep")
 
 
 def test_an_object_that_changes_while_it_is_read_is_noticed(bucket: Bucket) -> None:
