@@ -3,10 +3,13 @@
     python -m benchmarks.feed                                    # the shipped model and pairs
     python -m benchmarks.feed --model DIR --pairs FILE --runs 3
     python -m benchmarks.feed --model DIR --token-ns 20          # a device of 50 million tokens/s
+    python -m benchmarks.feed --token-ns 7 --launches 300 --launch-us 20    # launches as those of CUDA
 
 A score-file, a server and one worker work as always: the texts are tokenized by the model's tokenizer, and
 batches are put together, planned and sent to a device, which answers as a GPU does: after a given time for
-each padded token, while the host prepares the next batch. Printed are the pairs a second from the call of
+each padded token, while the host prepares the next batch. With ``--launches``, the forward's thread spends
+the given CPU time for each launch of a batch, outside of Python's lock, and takes the lock again after each,
+as PyTorch's operations do. Printed are the pairs a second from the call of
 score-file to the finished file (processes, model and tokenizer are ready before), and the CPU time of each
 process, and of the busiest thread, for a pair: on cores enough, that thread is the limit. A file's pairs are
 repeated, with a number before each passage, so no two are the same. A fast tokenizer library, if one is
@@ -20,6 +23,8 @@ import json
 import os
 import tempfile
 import time
+import timeit
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +46,9 @@ from rankmill.workers.worker import ScoringWorker
 TOKEN_NS = "FEED_TOKEN_NS"
 """Variable with the nanoseconds that the device takes for a padded token; default 0."""
 
+LAUNCHES, LAUNCH_US = "FEED_LAUNCHES", "FEED_LAUNCH_US"
+"""Variables with the launches of a batch, and the µs of CPU time of each."""
+
 SLOW = "FEED_SLOW"
 """Variable that is set if no fast tokenizer library is to be used."""
 
@@ -60,8 +68,28 @@ class FeedWorker(ScoringWorker):
             about = replace(about, cache=None)
         elif about.joiner:
             about.joiner.texts.settle()
-        device: Any = IdleDevice("fp32", float(os.environ.get(TOKEN_NS, "0")) / 1e9)
+        launches = Launches(int(os.environ.get(LAUNCHES, "0")), float(os.environ.get(LAUNCH_US, "0")) / 1e6)
+        device: Any = IdleDevice("fp32", float(os.environ.get(TOKEN_NS, "0")) / 1e9, launches)
         return Loaded(about, device, found.revision)
+
+
+class Launches:
+    """Spends the CPU time of a batch's launches, outside of Python's lock but between two of them.
+
+    A checksum of many bytes does so: its length is measured at the start, on whatever machine this is.
+    """
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self._count, self._data = count, b""
+        if count:
+            sample = bytes(1 << 20)
+            taken = min(timeit.repeat(lambda: zlib.crc32(sample), number=10, repeat=5)) / 10
+            self._data = bytes(max(round(len(sample) * seconds / taken), 1))
+
+    def run(self) -> None:
+        """Launch everything of a batch."""
+        for _ in range(self._count):
+            zlib.crc32(self._data)
 
 
 @dataclass
@@ -70,6 +98,7 @@ class IdleDevice:
 
     precision: str
     seconds: float
+    launches: Launches
     name: str = "idle"
     device: str = "cpu"
     depth: int = 2
@@ -81,6 +110,7 @@ class IdleDevice:
 
     def submit(self, batch: Batch) -> IdleForward:
         """Begin a batch, whose score is the number of its first token."""
+        self.launches.run()
         self._free = max(self._free, time.monotonic()) + batch.ids.size * self.seconds
         return IdleForward(batch.ids[:, 1].astype(np.float32), self._free)
 
@@ -108,6 +138,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--chunk-size", default="8192", help="rows, or auto")
     parser.add_argument("--token-ns", type=float, default=0.0, help="for a padded token; 0: at once")
+    parser.add_argument("--launches", type=int, default=0, help="of each batch")
+    parser.add_argument("--launch-us", type=float, default=0.0, help="CPU time of a launch, in µs")
     parser.add_argument("--token-budget", type=int, default=65536, help="padded tokens in a batch")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the worker")
     parser.add_argument("--slow", action="store_true", help="tokenize by tokenizers alone")
@@ -115,6 +147,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="folder for the last run's profile of score-file")
     args = parser.parse_args()
     os.environ[TOKEN_NS] = str(args.token_ns)
+    os.environ |= {LAUNCHES: str(args.launches), LAUNCH_US: str(args.launch_us)}
     if args.slow:
         os.environ[SLOW] = "1"
     os.environ["RANKMILL_TOKEN_BUDGET"] = str(args.token_budget)
