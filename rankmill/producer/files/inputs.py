@@ -145,8 +145,8 @@ def _objects(path: ObjectPath) -> list[Path]:
 def without_hidden(files: Sequence[Path], pattern: Path) -> list[Path]:
     """The matches of a glob without hidden ones.
 
-    A file is hidden if its name, or that of a folder below the fixed part of the pattern, begins with ``.`` or
-    ``_``, and that part of the pattern does not. Folders of partitions, such as ``_day=1``, are not hidden.
+    A file is hidden if its name, or that of a folder below the fixed part of the pattern, begins with ``.``
+    or ``_``, and that part of the pattern does not. Folders of partitions (``_day=1``) are not hidden.
 
     Raises
     ------
@@ -158,8 +158,8 @@ def without_hidden(files: Sequence[Path], pattern: Path) -> list[Path]:
     kept = [file for file in files if not _is_hidden(file.parts[len(root.parts) :], asked)]
     if files and not kept:
         raise InputError(
-            f"{pattern}: holds only hidden files, such as {files[0]}: names, also of folders, that begin with . "
-            "or _; name a file itself to have it read"
+            f"{pattern}: holds only hidden files, such as {files[0]}: their names, or those of "
+            "their folders, begin with . or _; name a file itself to have it read"
         )
     if len(kept) < len(files):
         logger.info("left out of the input: %d hidden files in %s", len(files) - len(kept), root)
