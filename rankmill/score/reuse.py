@@ -9,11 +9,10 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.collect.earlier import EarlierScores, check_same, open_earlier
-from rankmill.producer.files.formats.parquet import metadata_of
+from rankmill.producer.collect.earlier import EarlierScores, check_same, read_earlier
+from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.paths import as_path
-from rankmill.producer.files.stores.reading import open_random
 from rankmill.score.input import text_columns
 from rankmill.score.output import named_columns
 from rankmill.score.summary import Tally, metadata
@@ -47,10 +46,6 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
         settings = Settings.model_validate({**settings.model_dump(), **taken})
     except ValidationError:
         raise InputError(f"{path}: its scores cannot be used, they are in {taken['precision']}") from None
-    return settings, open_earlier(
-        open_random(path),
-        str(path),
-        text_columns(request).sent,
-        request.score_column,
-        found.get("rankmill.kind"),
-    )
+    texts, score = text_columns(request).sent, request.score_column
+    scored = scored_rows(path, (*texts, score), "--reuse")
+    return settings, read_earlier(scored.batches, texts, score, found.get("rankmill.kind"))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from rankmill.jobs.cache import cache_folder
@@ -21,14 +20,11 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import as_array
 from rankmill.producer.collect.pairs import USUAL_COLUMNS
-from rankmill.producer.files.formats.parquet import metadata_of
+from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.paths import as_path
-from rankmill.producer.files.stores.reading import open_random
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.score.session import Session
-
-_ROWS = 65_536
 
 
 class Verification(BaseModel):
@@ -189,21 +185,16 @@ def _bits(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 def _sampled(found: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
     """Numbers of rows that have a score, chosen by chance, with their texts and scores; and rows in all."""
-    names = [*found.columns]
-    with pq.ParquetFile(open_random(found.path)) as file:
-        if missing := [name for name in names if name not in file.schema_arrow.names]:
-            raise InputError(
-                f"{found.path}: no column {missing[0]!r}, which --verify needs; that of a run has texts "
-                "with --with-texts"
-            )
-        rows = file.metadata.num_rows
-        chance = np.random.default_rng(int(system.unique_id(), 16))
-        chosen = np.sort(chance.choice(rows, min(sample, rows), replace=False))
-        parts, places, first = [file.schema_arrow.empty_table().select(names)], [chosen[:0]], 0
-        for batch in file.iter_batches(_ROWS, columns=names):
-            mine = chosen[(chosen >= first) & (chosen < first + len(batch))]
-            scored = batch[names[-1]].is_valid().to_numpy(zero_copy_only=False)[mine - first]
-            places.append(mine[scored])
-            parts.append(pa.Table.from_batches([batch]).take(pa.array(mine[scored] - first)).select(names))
-            first += len(batch)
-    return np.concatenate(places), pa.concat_tables(parts), rows
+    *_, score = found.columns
+    scored = scored_rows(found.path, found.columns, "--verify")
+    chance = np.random.default_rng(int(system.unique_id(), 16))
+    chosen = np.sort(chance.choice(scored.rows, min(sample, scored.rows), replace=False))
+    parts, places, first = [scored.schema.empty_table()], [chosen[:0]], 0
+    for batch in scored.batches:
+        mine = chosen[(chosen >= first) & (chosen < first + len(batch))]
+        has_score = batch[score].is_valid().to_numpy(zero_copy_only=False)[mine - first]
+        places.append(mine[has_score])
+        rows = batch.take(pa.array(mine[has_score] - first))
+        parts.append(pa.Table.from_batches([rows]).select(scored.schema.names))
+        first += len(batch)
+    return np.concatenate(places), pa.concat_tables(parts), scored.rows

@@ -9,15 +9,13 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores
 from rankmill.producer.collect import repeats
-from rankmill.producer.collect.earlier import EarlierScores, no_earlier, open_earlier
+from rankmill.producer.collect.earlier import EarlierScores, no_earlier, read_earlier
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.repeats import NOBODY, PairIndex, distinct_pairs, pair_keys
 from rankmill.producer.collect.sizing import WindowSize
@@ -35,11 +33,9 @@ def table(pairs: list[tuple[str | None, str | None]], *, dictionary: bool = Fals
     return pa.table(columns, names=list(COLUMNS))
 
 
-def earlier(
-    tmp: Path, pairs: list[tuple[str | None, str | None]], scores: list[float | None]
-) -> EarlierScores:
-    pq.write_table(table(pairs).append_column("score", pa.array(scores, pa.float32())), tmp / "e.parquet")
-    return open_earlier(tmp / "e.parquet", "e.parquet", COLUMNS, "score")
+def earlier(pairs: list[tuple[str | None, str | None]], scores: list[float | None]) -> EarlierScores:
+    scored = table(pairs).append_column("score", pa.array(scores, pa.float32()))
+    return read_earlier(scored.to_batches(7), COLUMNS, "score")
 
 
 @given(PAIRS, st.sets(st.integers(0, 29)), st.booleans())
@@ -79,21 +75,14 @@ def test_every_row_gets_the_score_of_its_pair(
 
 @given(st.dictionaries(st.tuples(TEXTS, TEXTS), st.none() | st.floats(-9, 9, width=32)), PAIRS)
 def test_pairs_of_an_earlier_output_are_known(
-    tmp_path_factory: pytest.TempPathFactory,
     scores: dict[tuple[str | None, str | None], float | None],
     pairs: list[tuple[str | None, str | None]],
 ) -> None:
-    found = earlier(tmp_path_factory.mktemp("e"), list(scores), list(scores.values()))
+    found = earlier(list(scores), list(scores.values()))
     assert len(found) == sum(score is not None for score in scores.values())
     assert found.known(found.digests(table(pairs, dictionary=True))).to_pylist() == [
         scores.get(pair) for pair in pairs
     ]
-
-
-def test_an_output_without_the_texts_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"query": ["q"], "score": pa.array([1.0])}), tmp_path / "e.parquet")
-    with pytest.raises(InputError, match=r"e\.parquet: no column 'passage', which --reuse needs"):
-        open_earlier(tmp_path / "e.parquet", "e.parquet", COLUMNS, "score")
 
 
 CHUNKS = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=12)

@@ -22,10 +22,10 @@ from rankmill.gateway.refusals import unscorable
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
+from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.output_record import record_of
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
-from rankmill.producer.files.stores.reading import open_random
 from rankmill.producer.files.stores.writing import UNFINISHED, put, sync, whole_file
 from rankmill.producer.files.workspace import OutputFile, clear_workspace
 from rankmill.score.score_file import Confirm
@@ -142,7 +142,7 @@ class BatchWork:
             return
         lines = 0
         with whole_file(target) as partial:
-            with pq.ParquetWriter(partial, self._schema) as writer:
+            with pq.ParquetWriter(partial, self._schema, write_page_checksum=True) as writer:
                 rows: list[tuple[int | str, ...]] = []
                 for request in read_requests(self._input, endpoint):
                     self._check(request)
@@ -275,8 +275,8 @@ def _steps(output: Path) -> tuple[Path, Path]:
 
 def _labels(scored: Path) -> tuple[str, ...]:
     """Names of the labels, if each row has a score for each; empty if it has one score."""
-    with pq.ParquetFile(open_random(scored)) as file:
-        names = [name for name in file.schema_arrow.names if name not in {*_PAIRS.names, *_ALONE.values()}]
+    every = open_reader(scored).shown_columns().names
+    names = [name for name in every if name not in {*_PAIRS.names, *_ALONE.values()}]
     return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)
 
 
@@ -288,13 +288,14 @@ def _scores(scored: Path, tokens_column: str) -> Iterator[tuple[object, int | No
     """
     labels = _labels(scored)
     names = [f"score_{label}" for label in labels] or ["score"]
-    with pq.ParquetFile(open_random(scored)) as file:
-        counted = [tokens_column] if tokens_column in file.schema_arrow.names else []
-        for batch in file.iter_batches(columns=[*names, *counted]):
-            tokens = batch[tokens_column].to_pylist() if counted else [None] * len(batch)
-            rows = zip(*(batch[name].to_pylist() for name in names), strict=True)
-            for row, each in zip(rows, tokens, strict=True):
-                yield (None if row[0] is None else list(row) if labels else row[0]), each
+    reader = open_reader(scored)
+    schema = reader.shown_columns()
+    counted = [tokens_column] if tokens_column in schema.names else []
+    for batch in reader.batches(pa.schema([schema.field(name) for name in [*names, *counted]]), _ROWS):
+        tokens = batch[tokens_column].to_pylist() if counted else [None] * len(batch)
+        rows = zip(*(batch[name].to_pylist() for name in names), strict=True)
+        for row, each in zip(rows, tokens, strict=True):
+            yield (None if row[0] is None else list(row) if labels else row[0]), each
 
 
 def _reasons(errors: Path) -> dict[int, str]:

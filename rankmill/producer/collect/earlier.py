@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +11,6 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.collect.repeats import as_bytes
-
-_ROWS = 65_536
 
 Keys = npt.NDArray[np.uint64]
 Scores = npt.NDArray[np.float32]
@@ -60,42 +57,25 @@ def no_earlier(columns: tuple[str, ...]) -> EarlierScores:
     return EarlierScores(columns, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
 
 
-def open_earlier(
-    file: pa.NativeFile | Path, name: str, columns: tuple[str, ...], score: str, kind: str | None = None
+def read_earlier(
+    batches: Iterable[pa.RecordBatch], columns: tuple[str, ...], score: str, kind: str | None = None
 ) -> EarlierScores:
     """Read the pairs and scores of an output; rows without a score are left out.
 
     Parameters
     ----------
-    file, name
-        The Parquet file, and what it is called in messages.
+    batches
+        The rows of the output, with these columns.
     columns, score
         The columns of query and passage, and of the scores.
     kind
         As of `EarlierScores`.
-
-    Raises
-    ------
-    InputError
-        The file is damaged or lacks a column.
     """
-    import pyarrow.parquet as pq  # slow to import, and clients do not need it
-
     keys, scores = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.float32)]
-    try:
-        with pq.ParquetFile(file) as opened:
-            missing = [each for each in (*columns, score) if each not in opened.schema_arrow.names]
-            if missing:
-                raise InputError(
-                    f"{name}: no column {missing[0]!r}, which --reuse needs; the output of a run has texts "
-                    "with --with-texts"
-                )
-            for batch in opened.iter_batches(_ROWS, columns=[*columns, score]):
-                kept = batch.filter(batch[score].is_valid())
-                keys.append(_digests([pa.chunked_array([kept[each]]) for each in columns]))
-                scores.append(np.asarray(kept[score]).astype(np.float32))
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{name}: cannot be read: {' '.join(str(error).split())}") from None
+    for batch in batches:
+        kept = batch.filter(batch[score].is_valid())
+        keys.append(_digests([pa.chunked_array([kept[each]]) for each in columns]))
+        scores.append(np.asarray(kept[score]).astype(np.float32))
     return EarlierScores(columns, np.concatenate(keys), np.concatenate(scores), kind)
 
 

@@ -77,7 +77,7 @@ def _write(file: Path, what: str, part: DatasetPart, items: Iterator[Any]) -> No
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=".making-") as making:
             new = Path(making) / file.name
-            with pq.ParquetWriter(new, schema, compression="zstd") as writer:
+            with pq.ParquetWriter(new, schema, compression="zstd", write_page_checksum=True) as writer:
                 while rows := _asked(what, lambda: [_row(part, each) for each in islice(items, _ROWS)]):
                     writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
             new.replace(file)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,7 +31,7 @@ class ParquetReader:
 
     def survey(self, *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the text columns only if `find_nulls` is set."""
-        with _open(self._path) as file:
+        with _open(self._path) as file, _reading(self._path):
             schema = file.schema_arrow
             null = None
             if find_nulls:
@@ -45,22 +47,19 @@ class ParquetReader:
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """See `Reader.batches`."""
-        with _open(self._path) as file:
+        with _open(self._path) as file, _reading(self._path):
             own = file.schema_arrow.names
             asked = set(schema.names)
             wanted = [name for name in own if name in asked]
             columns = None if len(wanted) == len(own) else wanted
-            try:
-                yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                raise InputError(f"{self._path}: damaged Parquet data: {error}") from None
+            yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
 
 
 class ParquetWriter:
-    """Writes Parquet with zstd; the metadata is in the footer."""
+    """Writes Parquet with zstd and checksums; the metadata is in the footer."""
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
     def write(self, table: pa.Table) -> None:
         """Append a row group."""
@@ -83,12 +82,52 @@ def metadata_of(path: Path) -> dict[str, str]:
     return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in found.items()}
 
 
+@dataclass(frozen=True)
+class ScoredRows:
+    """Columns of an earlier output: their schema, the number of rows, and these, which are read once."""
+
+    schema: pa.Schema
+    rows: int
+    batches: Iterator[pa.RecordBatch]
+
+
+def scored_rows(path: Path, names: Sequence[str], option: str) -> ScoredRows:
+    """Read columns of an earlier output, for an `option` of a command.
+
+    Raises
+    ------
+    InputError
+        The file lacks a column, or, also from the batches, is damaged.
+    """
+    reader = ParquetReader(path, (), ReadOptions())
+    found = reader.survey(find_nulls=False)
+    if missing := [name for name in names if name not in found.schema.names]:
+        raise InputError(
+            f"{path}: no column {missing[0]!r}, which {option} needs; the output of a run has texts with "
+            "--with-texts"
+        )
+    schema = pa.schema([found.schema.field(name) for name in names])
+    return ScoredRows(schema, found.rows, reader.batches(schema, ROW_GROUP_ROWS))
+
+
 def _open(path: Path) -> pq.ParquetFile:
+    """Open a file; the checksums of its pages, if it has them, are compared with what is read."""
     try:
-        file = pq.ParquetFile(open_random(path), buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        file = pq.ParquetFile(
+            open_random(path), buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+        )
         _ = file.schema_arrow.names
         return file
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path}: not a whole Parquet file (truncated or damaged?): {text_of(error)}"
         ) from None
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise Arrow's errors, such as a wrong checksum, as an `InputError` that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: damaged Parquet data: {text_of(error)}; get the file again") from None
