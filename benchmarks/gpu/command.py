@@ -214,7 +214,7 @@ class _Watch:
                     self._server = redis.Redis(unix_socket_path=str(socket))
             if self._server is not None and self._run_key is None:
                 self._run_key = next(self._server.scan_iter("rankmill:run:*:progress", count=1000), None)
-            if self._run_key and (written := self._server.get(self._run_key)):
+            if self._server is not None and self._run_key and (written := self._server.get(self._run_key)):
                 return max(Progress.model_validate_json(written).rows, before)
         return before
 

@@ -40,7 +40,7 @@ def test_a_device_answers_when_its_batches_are_done(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "monotonic", lambda: next(times))
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    device = feed.IdleDevice("fp32", seconds=0.25)
+    device = feed.IdleDevice("fp32", seconds=0.25, launches=feed.Launches(0, 0.0))
     ids = np.arange(8).reshape(2, 4)
     first, second = (device.submit(Batch(ids, None, np.ones_like(ids))) for _ in range(2))
     assert first.result().tolist() == [1.0, 5.0]
