@@ -11,7 +11,7 @@ from rq import Queue
 from rq.job import Job
 from rq.results import Result
 
-from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION
+from rankmill.jobs.contract.job import JOB_FUNCTION
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, forget_set_aside, jobs_set_aside, read_job
@@ -91,7 +91,7 @@ def _failed(queue: OrderedQueue) -> Iterator[FailedJob]:
             job, reason, final = None, str(error), _UNREADABLE
         if job:
             reason = _reason(queue, job)
-            final = _OF_A_RUN if job.func_name in {JOB_FUNCTION, OLD_JOB_FUNCTION} else ""
+            final = _OF_A_RUN if job.func_name == JOB_FUNCTION else ""
             at = job.ended_at.timestamp() if job.ended_at else None
         name = raw.decode(errors="backslashreplace")
         yield FailedJob(id=name, queue=queue.name, state="failed", reason=reason, at=at, final=final)

@@ -32,7 +32,6 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import (
     DOING_FIELD,
     SCORING_FIELD,
-    TAKES_NEW_NAMES,
     Doing,
     WorkerReport,
     withdraw_worker,
@@ -362,7 +361,7 @@ class ScoringWorker(SimpleWorker):
         """RQ's record of this worker, marked as a ScoringWorker even after its end; and what it does."""
         return {
             **super().serialize(),
-            SCORING_FIELD: TAKES_NEW_NAMES,
+            SCORING_FIELD: 1,
             DOING_FIELD: self._doing,
             **metrics.record(),
         }

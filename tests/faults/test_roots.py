@@ -68,7 +68,7 @@ def enqueued(
     """A run that somebody enqueues by hand, who needs no release of rankmill."""
     queue = Queue(client.settings.file_queue, connection=client.files.redis, serializer=JSONSerializer)
     asked = {"request": request, "spec": {"model": "demo", **order.pop("spec", {})}, **order}
-    return SubmittedFile(client.files, queue.enqueue("jobs.score_file", asked, job_id=run_id).id)
+    return SubmittedFile(client.files, queue.enqueue("rankmill.score_file", asked, job_id=run_id).id)
 
 
 def refused(run: SubmittedFile, *parts: str) -> None:

@@ -371,8 +371,8 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
         run.wait(60)
     order = {"request": {"inputs": [str(source)], "output": str(output), "limit": 20},
              "spec": {"model": client.settings.model}}  # fmt: skip
-    job = files.enqueue("jobs.score_file", order)
-    strange = files.enqueue("jobs.score_file", {**order, "surprise": 1})
+    job = files.enqueue("rankmill.score_file", order)
+    strange = files.enqueue("rankmill.score_file", {**order, "surprise": 1})
     runners(queue)
     wait_for(output.exists)
     done = SubmittedFile(client.files, job.id).wait(60)

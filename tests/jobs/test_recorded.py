@@ -18,12 +18,9 @@ from rq.job import Job
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import (
-    OLD_JOB_FUNCTION,
     Payload,
     asks_for_row_tokens,
     asks_for_times,
-    attempt,
-    chunk_of,
     read_format,
 )
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, from_entry, to_entry
@@ -122,16 +119,6 @@ def test_this_release_reads_them() -> None:
     assert result.errors.to_pylist() == [None, "bad", None]
     assert (result.stats.worker, result.stats.tokens, result.stats.int8_gain) == ("w", 10, None)
     assert from_entry(FAILURE) == ChunkFailure(chunk=0, message="broken", fatal=False)
-
-
-def test_a_job_of_theirs_is_taken(server: Server) -> None:
-    store = RunStore(server.client)
-    job_id = keys.job_id(RUN_ID, 0)
-    server.client.hset(Job.key_for(job_id), mapping=cast("dict[Any, Any]", JOB))
-    job = read_job(store.queue("q"), job_id.encode())
-    assert job is not None
-    assert (job.func_name, chunk_of(job)) == (OLD_JOB_FUNCTION, (RUN_ID, 0))
-    assert attempt(read_run(RUN_ID, RUN), job) == 1
 
 
 def test_this_release_writes_the_same_fields(server: Server) -> None:

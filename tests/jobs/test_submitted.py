@@ -96,7 +96,7 @@ def test_a_run_that_a_runner_takes_meanwhile_is_found(
     """It was enqueued by hand, so it has no record until a runner takes it; its job is gone when it ends."""
     store = FileRunStore(shared_server.client, "files by hand", 600)
     order = {"request": {"inputs": ["/a.csv"], "output": "/b.csv"}, "spec": {"model": "m"}}
-    job = store.queue.enqueue("jobs.score_file", order)
+    job = store.queue.enqueue("rankmill.score_file", order)
 
     def ends_first(queue: Queue, raw: bytes) -> Job | None:
         monkeypatch.undo()

@@ -323,8 +323,6 @@ class Cluster:
         self.abandoned = mine.history.abandoned
         """Runs whose process has died, or that are kept for others: their keys stay until they expire."""
         self._number = 0
-        self.old: set[str] = set()
-        """Places whose next process is of the release before."""
         mine.patch(Client, "_new_run", self._noting(Client._new_run))
         mine.patch(sync_client, "submit_detached", self._noting_detached(submit_detached))
 
@@ -335,7 +333,6 @@ class Cluster:
         clock: float = 0.0,
         lame: float = 0.0,
         machine: int = 0,
-        place: str = "",
     ) -> Process:
         """Start a worker, which is `lame` for the first seconds of the world: it can load no model."""
         self._number += 1
@@ -348,7 +345,7 @@ class Cluster:
             self._running[process] = worker
             worker.work(logging_level="ERROR")
 
-        process = self.at(place, self.world.process(name, main, clock=clock))
+        process = self.world.process(name, main, clock=clock)
         self.workers.append(process)
         return process
 
@@ -360,11 +357,6 @@ class Cluster:
     def leave_runs_of(self, process: Process) -> None:
         """A process has ended, and the next one deletes what is left of its runs."""
         self.world.history.orphans |= self.begun.pop(process, set())
-
-    def at(self, place: str, process: Process) -> Process:
-        """Put a new process in its place, which says its release."""
-        process.place, process.old = place, place in self.old
-        return process
 
     def terminate(self, process: Process) -> None:
         """Send SIGTERM to a worker."""

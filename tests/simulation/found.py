@@ -60,19 +60,6 @@ def _stands_still(kind: str, *, at_write: str, successor_at: str = "mkdir") -> S
     )
 
 
-def _older_worker(kind: str) -> Scenario:
-    """The server loses its data, and a worker that has just begun is the first who tells of itself."""
-    return Scenario(
-        seed=2,
-        workers=(0.05, 0.05),
-        clocks=(0.0, 0.0),
-        runs=(Submitted("run-0", (*_pairs(2), ("query", POISON)), 1.26, kind, "bulk"),),
-        faults=(Fault(0.45, "flush", 20.0, 0), Fault(1.67, "change_release", 0.0, 1)),
-        chunk_size=4,
-        old=("worker 0", "worker 1"),
-    )
-
-
 _PUT_BACK, _SENT, _BEGUN = "status queued", "UNLINK rq:job:", "status started"
 """Parts of the commands that put a job into the queue, send a chunk, and begin a job."""
 
@@ -273,20 +260,6 @@ FOUND = (
         faults=(Fault(7.35, "lose_power", 2.0, 2),),
         chunk_size=16,
         runners=(0.0,),
-    ),
-    # The server loses its data, and a producer looks at the workers before the one of the release before has
-    # told of itself again: it sent the new names, which that worker fails, and so good rows failed.
-    Scenario(
-        seed=2,
-        workers=(0.3, 0.01),
-        clocks=(0.0, 0.0),
-        runs=(
-            Submitted("run-0", _pairs(200), 1.0, "live", "bulk"),
-            Submitted("run-1", _pairs(40), 10.01, "live"),
-        ),
-        faults=(Fault(9.6, "flush", 0.1, 0),),
-        chunk_size=16,
-        old=("worker 1",),
     ),
     # score-file is killed before it has a result, and finds the disk full when it is started again: it
     # removed its folder, which named the run of before, and that stayed in Redis for a day.
@@ -505,11 +478,6 @@ FOUND = (
         faults=(Fault(3.0, "no_replicas", 90.0, 0),),
         chunk_size=16,
     ),
-    # The server loses its data, and a producer sees a worker that has just begun: it sent the new names, and
-    # a worker of the release before, which came back a moment later, failed good rows (seed 633).
-    _older_worker("live"),
-    # The same with a detached run, whose results stay in Redis and are read again.
-    _older_worker("detached"),
     # A runner stands still while it writes, and learns that it has lost its run as it removes its temporary
     # folder: that stayed beside the batch's answers, which another runner had finished (seed 691).
     Scenario(
@@ -547,8 +515,7 @@ FOUND = (
         chunk_size=4,
         settings=(("claim_ahead", 4),),
     ),
-    # The server evicts the record of a submitted run that waits, so that its runner, which is of the release
-    # before, reads the job instead: that has the name which it knows. A break found this.
+    # The server evicts the record of a submitted run that waits, and its runner reads the job instead.
     Scenario(
         seed=1,
         workers=(0.01,),
@@ -560,7 +527,6 @@ FOUND = (
         ),
         chunk_size=16,
         runners=(0.0,),
-        old=("runner 0",),
     ),
     # A worker is cut off while RQ ends a job by name, and watches what depends on it: it ended, as redis-py
     # connects again to take that back (seed 21211).
@@ -584,20 +550,6 @@ FOUND = (
             Fault(0.5, "kill_at_write", 0.0, 1, "replace output"),
         ),
         chunk_size=16,
-    ),
-    # A runner of the release before goes on where one of this release was killed, which had journalled what
-    # that does not know: it scored and counted those rows again (seed 9840871), and when a part was in place,
-    # the run failed, as its journal was "damaged". The other runner is killed just before, so it is not that.
-    Scenario(
-        seed=1,
-        workers=(0.03,),
-        clocks=(0.0,),
-        runs=(Submitted("run-0", _pairs(200), 1.0, "submitted parts"),),
-        faults=(Fault(4.8, "kill_producer", 0.0, 1), Fault(19.7, "kill_producer", 0.0, 2)),
-        chunk_size=4,
-        settings=(("window", 8),),
-        runners=(0.0, 0.0),
-        old=("runner 0",),
     ),
     # The server evicts what a run is scored with, and another worker settles it anew with its own precision:
     # the producer takes none of its results, and says again what it was. A break found this.
@@ -663,17 +615,5 @@ FOUND = (
         runs=(Submitted("run-0", _pairs(2), 1.0, "cancelled", "bulk"),),
         faults=(Fault(1.3, "stop_producer", 2.5),),
         chunk_size=16,
-    ),
-    # The only worker of the release before starts again while a run is submitted, and the present one stands
-    # still: it fails the run's chunks four times, and these have their other attempts again. The checker held
-    # that these were too many (seed 18683).
-    Scenario(
-        seed=1,
-        workers=(0.05, 0.05),
-        clocks=(0.0, 0.0),
-        runs=(Submitted("run-0", _pairs(8), 2.4, "detached", "bulk"),),
-        faults=(Fault(0.5, "stop", 45.0, 0), Fault(1.1, "term", 0.0, 0)),
-        chunk_size=4,
-        old=("worker 1",),
     ),
 )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rankmill.jobs.contract.job import is_of_unknown_name
 from rankmill.jobs.contract.priority import GROUP
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
@@ -31,9 +30,6 @@ that takes a moment, and a second lies between two looks. So is a dead runner's 
 RESCUED = 2 * LEASE + 2 * BEAT
 """A job that has left the queue and reached no worker is put back so soon: a cleaning sees it, and one that
 comes a lease later does it."""
-
-RENAMED = 3
-"""A chunk has its attempts back so often, as a worker of the release before did not know its job's name."""
 
 PROGRESS = 60
 """A forward is in progress, or ends, at least so often, while there is work, a worker and a server: a lost
@@ -87,7 +83,6 @@ class Job:
     holder: Process | None = None
     holders: set[Process] = field(default_factory=set)
     attempts: int = 0
-    renamed: int = 0
     late: float = 0.0
     since: float = 0.0
 
@@ -146,8 +141,6 @@ class History:
         """Whether the server evicts keys: a chunk may be lost in each of its attempts."""
         self.lost = False
         """Whether the server has lost data, and with them the count of attempts."""
-        self.unknown: set[str] = set()
-        """Jobs whose function's name a worker of the release before did not know."""
         self.jobs: defaultdict[str, Job] = defaultdict(Job)
         self.computing: dict[Process, float] = {}
         """Workers in a forward, since when."""
@@ -273,18 +266,13 @@ class History:
     def may_be_lost(self, row: int, error: str | None) -> bool:
         """Whether a good row may have this error: its chunk has had all attempts, and keys are evicted.
 
-        Each loss is an attempt then; so is each by a worker of the release before whose record was evicted,
-        so that its producer did not know of it, if the last attempt fails otherwise.
+        Each loss is an attempt then.
         """
         attempts = self.max_retries + 1
-        given_up = f"given up after attempt {attempts}: "
-        if not self.evicts or error is None or not error.startswith(given_up):
+        if not self.evicts or error != f"given up after attempt {attempts}: it was lost":
             return False
-        was_lost, for_its_name = error == f"{given_up}it was lost", "asks for" in error
         unlucky = [
-            int(name.rpartition("-")[2])
-            for name, job in self.jobs.items()
-            if job.attempts >= attempts and (was_lost or (name in self.unknown and not for_its_name))
+            int(name.rpartition("-")[2]) for name, job in self.jobs.items() if job.attempts >= attempts
         ]
         return any(first <= row < first + self.chunk_pairs for first in unlucky)
 
@@ -393,9 +381,6 @@ class History:
         self._advanced = self.world.now
         if b"died" in fields and not self.lost:
             self._gave_up(name, fields)
-        if is_of_unknown_name(fields.get(b"failure", b"").decode()) and self.jobs[name].renamed < RENAMED:
-            self.jobs[name].renamed += 1
-            self.jobs[name].attempts = 1  # it is sent again by its former name, and has its other attempts
         if fields.get(b"died") == b"1" and int(fields[b"chunk"]) + 1 < self._rows(run) and not self.lost:
             self._splits[run] = self.world.now
         self._move(name, "done")
@@ -640,7 +625,7 @@ class History:
         """A submitted run whose runner has died is taken by one that has none."""
         there = [each for each in runners if not each.stopped and self.world.redis.reaches(each)]
         busy = [process for _, process in self._runs_held.values()]
-        idle = [each for each in there if not each.old and each not in busy]
+        idle = [each for each in there if each not in busy]
         if self.world.now < self._set_back_until and not there:  # nor does a heartbeat bound its lease
             self._set_back_until += passed
         for run in list(self._left):

@@ -380,12 +380,6 @@ MUTANTS = (
         ("miscompute", "slow", "long"),
     ),
     Mutant(
-        "a journal has what the release before does not know", "producer/collect/journal.py",
-        "result.stats.written(without=ChunkStats.latest)",
-        "result.stats.written()",
-        kept=True,
-    ),
-    Mutant(
         "what was used before is counted again", "producer/collect/journal.py",
         'return beyond(self.used, self._usage("used before"))',
         "return self.used",
@@ -408,36 +402,6 @@ MUTANTS = (
         "        cached = max(self.cut - scored - failed, 0)",
         "        cached = max(self.cut - scored, 0)",
         ("null", "calm"),
-    ),
-    Mutant(
-        "new names are sent to workers of the release before", _RUNS,
-        "function = JOB_FUNCTION if all_take_new_names(self.redis, queue) else OLD_JOB_FUNCTION",
-        "function = JOB_FUNCTION",
-        ("two releases",),
-    ),
-    Mutant(
-        "a chunk that failed for its name is not sent again", _DRIVER,
-        "if accepted.unknown:",
-        "if accepted.unknown is None:",
-        kept=True,
-    ),
-    Mutant(
-        "what failed for its name stays", _RUNS,
-        "if redis.call('XDEL', KEYS[1], ARGV[at]) == 1 then",
-        "if ARGV[at] then",
-        kept=True,
-    ),
-    Mutant(
-        "attempts at a name that is not known are not forgotten", _RUNS,
-        "if not mine[string.match(each, '^%d+')] then",
-        "if each then",
-        kept=True,
-    ),
-    Mutant(
-        "new names are sent to runners of the release before", "jobs/protocol/submitted/store.py",
-        "JOB_FUNCTION if self._all_take_new_names() else OLD_JOB_FUNCTION,",
-        "JOB_FUNCTION,",
-        kept=True,
     ),
     Mutant(
         "a chunk that is sent again has all its attempts", _RUNS,

@@ -159,7 +159,7 @@ class Command:
     def _begin(self, wait: float) -> Process:
         self.attempts += 1
         process = self.cluster.world.process(self.run.name, partial(self._main, wait))
-        self.process = self.cluster.at(self.run.name, process)
+        self.process = process
         process.on_exit.append(self._ended)
         return process
 

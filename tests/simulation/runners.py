@@ -82,7 +82,7 @@ def prepare(cluster: Cluster) -> None:
         mine.patch(module, "client_for", lambda _, seconds: mine.redis.client(seconds))
 
 
-def keep(cluster: Cluster, *, clock: float = 0.0, place: str = "") -> None:
+def keep(cluster: Cluster, *, clock: float = 0.0) -> None:
     """Start a runner, and another one in its place a second after each of its ends."""
     assert cluster.disk
     settings = cluster.file_settings()
@@ -92,12 +92,11 @@ def keep(cluster: Cluster, *, clock: float = 0.0, place: str = "") -> None:
         Runner(FileRunStore(client, settings.file_queue, settings.file_run_ttl), settings).work()
 
     process = cluster.world.process(f"runner-{len(cluster.runners) + 1}", main, clock=clock)
-    cluster.at(place, process)
     process.disk = cluster.disk
     cluster.disk.processes.append(process)
     cluster.runners.append(process)
     process.on_exit.append(lambda: cluster.leave_runs_of(process))
-    process.on_exit.append(lambda: cluster.later(1.0, lambda: keep(cluster, clock=clock, place=place)))
+    process.on_exit.append(lambda: cluster.later(1.0, lambda: keep(cluster, clock=clock)))
 
 
 class SubmittedCommand(FileCommand):

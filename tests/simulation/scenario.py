@@ -8,7 +8,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import rankmill.workers.engine.engine as engine_module
 import rankmill.workers.worker as worker_module
 from rankmill.jobs.contract.priority import NOBODY, Tenant, group_of
 from rankmill.workers.host import metrics
-from tests.simulation import checker, files, host_faults, producers, releases, runners, tasks
+from tests.simulation import checker, files, host_faults, producers, runners, tasks
 from tests.simulation.cluster import (
     MACHINES,
     MODEL,
@@ -36,7 +36,7 @@ from tests.simulation.history import LEASE, History
 from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
 
-KINDS = {**SERVER_KINDS, **host_faults.KINDS, **releases.KINDS}
+KINDS = {**SERVER_KINDS, **host_faults.KINDS}
 
 RUNS: dict[str, type[producers.Command]] = {
     **producers.KINDS,
@@ -60,7 +60,7 @@ _KILLING = 3
 go by in which little else happens. In a sixth of all seeds they took almost half of the simulation's time."""
 
 _BY_NAME = 0.1
-"""Share of the seeds with a job by name, of those with one release."""
+"""Share of the seeds with a job by name."""
 
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, at most, until nothing of it may be left."""
@@ -96,8 +96,6 @@ class Scenario:
     """Clocks of the runners' hosts."""
     machines: tuple[int, ...] = ()
     """Indexes of the workers' machines in `MACHINES`; workers without one have the first."""
-    old: tuple[str, ...] = ()
-    """Places of processes of the release before, at the beginning; see `places`."""
 
     @classmethod
     def drawn(cls, seed: int, number: int | None = None) -> Scenario:
@@ -120,17 +118,7 @@ class Scenario:
         lame = dice.choice([0.0, 0.0, 0.0, 8.0]) if len(workers) > 1 and not faults else 0.0
         may_be = dice.choice([(0,), (0,), (0, 2), (0, 1, 2, 3), (4, 5), (4, 5, 6)])
         hosts = dice.randint(1, 2) if any(run.kind.startswith(FILES[1:]) for run in runs) else 0
-        mixed = releases.drawn(seed, places(runs, len(workers), hosts))
-        if any(run.kind == "batch" for run in runs):
-            mixed = None  # a runner of the release before leaves most of them to others
-        if mixed:
-            runs = tuple(map(releases.plain, runs))
-            changes = [Fault(at, "change_release", 0.0, which) for at, which in mixed[1]]
-            lame = 0.0 if changes else lame  # all others may end at once, and then every live worker refuses
-            # The release before is not told of scores that are withdrawn.
-            faults = (*(each for each in faults if each.kind != "miscompute"), *changes)
-        else:
-            runs += _by_name(seed, len(runs))
+        runs += _by_name(seed, len(runs))
         return cls(
             seed,
             workers,
@@ -143,7 +131,6 @@ class Scenario:
             stumbles=dice.choice([0, 0, 0, 1]),
             machines=tuple(dice.choice(may_be) for _ in workers),
             runners=tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in range(hosts)),
-            old=mixed[0] if mixed else (),
         )
 
     def __str__(self) -> str:
@@ -164,7 +151,6 @@ class Scenario:
         faults = "".join(f"\n  {fault}" for fault in self.faults) or " none"
         others = ", ".join(f"{name} {value}" for name, value in self.settings) or "settings as they come"
         others += f"; {self.stumbles} loads fail" * bool(self.stumbles)
-        others += f"; of the release before: {', '.join(self.old)}" * bool(self.old)
         others += f"; the first worker is lame for {self.lame[0]} s" if self.lame else ""
         return (
             f"seed {self.seed}; {others}\nworkers: {workers}\nruns: {runs}; chunks of {self.chunk_size}\n"
@@ -218,7 +204,6 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "a replica behind": lambda it: any(
         fault.kind == "fail_over" and fault.which % 2 and fault.amount < 10.0 for fault in it.faults
     ),
-    "two releases": lambda it: bool(it.old) or "change_release" in {fault.kind for fault in it.faults},
     "keeps data": lambda it: not {fault.kind for fault in it.faults} & LOSSES,
 }
 """What a scenario may have, by name."""
@@ -263,16 +248,6 @@ def _run(dice: random.Random, number: int, *, kills: bool) -> Submitted:
     )
 
 
-def places(runs: Sequence[Submitted], workers: int, hosts: int) -> list[str]:
-    """What has one process after the other: first workers, then producers, then runners."""
-    numbered = [
-        f"{kind} {number}"
-        for kind, count in (("worker", workers), ("runner", hosts))
-        for number in range(count)
-    ]
-    return [*numbered[:workers], *(run.name for run in runs), *numbered[workers:]]
-
-
 @dataclass
 class Outcome:
     """What became of a scenario; ``problems`` are sentences, none if all is well."""
@@ -308,27 +283,23 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             _promise(world.history, scenario)
             world.stumbles = scenario.stumbles
             tasks.prepare(world)
-            if scenario.has("two releases"):
-                cluster.old |= {*scenario.old}
-                releases.prepare(cluster)
             if any(run.kind.startswith(FILES) for run in scenario.runs):
                 cluster.disk = Disk(world, Path(folder))
                 files.prepare(cluster)
                 runners.prepare(cluster)
             lame = (*scenario.lame, *(0.0 for _ in scenario.workers[len(scenario.lame) :]))
             machines = (*scenario.machines, *(0 for _ in scenario.workers[len(scenario.machines) :]))
-            there = places(scenario.runs, len(scenario.workers), len(scenario.runners))
-            for speed, clock, seconds_lame, machine, place in zip(
-                scenario.workers, scenario.clocks, lame, machines, there[: len(scenario.workers)], strict=True
+            for speed, clock, seconds_lame, machine in zip(
+                scenario.workers, scenario.clocks, lame, machines, strict=True
             ):
-                cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame, machine=machine, place=place)
+                cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame, machine=machine)
             world.process("checker", lambda: _look(world))
             lost = any(fault.kind in LOSSES for fault in scenario.faults)
             commands = [RUNS[run.kind.partition(" ")[0]](cluster, run) for run in scenario.runs]
             if cluster.disk:
                 cluster.disk.settle()
-            for clock, place in zip(scenario.runners if cluster.disk else (), reversed(there), strict=False):
-                runners.keep(cluster, clock=clock, place=place)
+            for clock in scenario.runners if cluster.disk else ():
+                runners.keep(cluster, clock=clock)
             for fault in scenario.faults:
                 cluster.later(fault.at, _happens(cluster, fault))
             try:
@@ -440,7 +411,7 @@ def shrink(scenario: Scenario, seconds: float = 120.0) -> Scenario:
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that lack something, the most first."""
-    for part, least in (("faults", 0), ("runs", 1), ("workers", 1), ("old", 0)):
+    for part, least in (("faults", 0), ("runs", 1), ("workers", 1)):
         have = getattr(scenario, part)
         for left in _pieces_left(len(have), least):
             change: dict[str, Any] = {part: tuple(have[at] for at in left)}

@@ -55,8 +55,7 @@ class Process:
     """A process of the simulated cluster.
 
     ``clock`` is how far its clock is ahead, in seconds; ``stopped`` is whether it has got SIGSTOP. ``disk``
-    has its files, if it has any; ``handlers`` are those of its signals. ``place`` is the same for all
-    processes that follow one another; ``old`` is whether this one is of the release before.
+    has its files, if it has any; ``handlers`` are those of its signals.
     """
 
     name: str
@@ -68,8 +67,6 @@ class Process:
     on_exit: list[Callable[[], None]] = field(default_factory=list)
     disk: Disk | None = None
     handlers: dict[int, Callable[[int, Any], object]] = field(default_factory=dict)
-    place: str = ""
-    old: bool = False
 
     @property
     def alive(self) -> bool:

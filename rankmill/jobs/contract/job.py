@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rankmill.jobs.contract.run import Run
 
 JOB_FUNCTION = "rankmill.score_chunk"
-OLD_JOB_FUNCTION = "jobs.score_chunk"
-"""The job function's name, and its name in the release before: workers take both."""
 
 _SUSPECT = "suspect"
 _TIMES = "times"
@@ -63,10 +61,10 @@ class Payload(NamedTuple):
     failed: int = 0
 
 
-def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTION) -> Any:
-    """Return the job's data for `Queue.enqueue_many`; `function` is a name that the queue's workers take."""
+def job_data(run: Run, chunk: int, payload: Payload) -> Any:
+    """Return the job's data for `Queue.enqueue_many`."""
     return Queue.prepare_data(
-        function,
+        JOB_FUNCTION,
         args=(run.id, chunk),
         job_id=keys.job_id(run.id, chunk),
         timeout=BASE_TIMEOUT + _SECONDS_PER_PAIR * payload.rows,
@@ -127,18 +125,6 @@ def suspect(job: Job) -> None:
 def is_suspect(job: Job) -> bool:
     """Whether a worker must run the job alone: if it kills the worker, no other job is blamed."""
     return bool(job.meta.get(_SUSPECT))
-
-
-def is_of_unknown_name(message: str) -> bool:
-    """Whether a chunk's last attempt failed at a worker of the release before, which knows no new names.
-
-    >>> why = f"job r-0 asks for {JOB_FUNCTION}; a ScoringWorker runs nothing but {OLD_JOB_FUNCTION}"
-    >>> is_of_unknown_name(f"given up after attempt 4: ForeignJobError: {why}")
-    True
-    >>> is_of_unknown_name("given up after attempt 4: its worker died")
-    False
-    """
-    return ": ForeignJobError: job " in message and f" asks for {JOB_FUNCTION}; " in message
 
 
 def asks_for_times(job: Job) -> bool:

@@ -142,11 +142,6 @@ def bell(queue: str) -> str:
     return f"{PREFIX}:queue:{queue}:bell"
 
 
-def lost_list(queue: str) -> str:
-    """String: the list of a queue's workers was lost, and lacks some; it expires when all have beaten."""
-    return f"{PREFIX}:queue:{queue}:lost-list"
-
-
 def idle(queue: str) -> str:
     """Sorted set: names of the queue's workers without work, by the time at which that expires."""
     return f"{PREFIX}:queue:{queue}:idle"
@@ -180,11 +175,6 @@ def file_queues() -> str:
 def runners(queue: str) -> str:
     """Sorted set: names of a queue's live runners, by the time at which that expires."""
     return f"{PREFIX}:queue:{queue}:runners"
-
-
-def new_name_runners(queue: str) -> str:
-    """Sorted set: live runners of a queue that take jobs by their names in `rankmill`."""
-    return f"{PREFIX}:queue:{queue}:new-name-runners"
 
 
 def webhooks(queue: str) -> str:

@@ -16,8 +16,6 @@ from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.system import system
 
 PAIRS_FUNCTION = "rankmill.score_pairs"
-OLD_PAIRS_FUNCTION = "jobs.score_pairs"
-"""The job function's name, and its name in the release before: workers take both."""
 
 MAX_PAIRS = 1024
 """Most pairs of one job; its JSON has at most `rankmill.jobs.protocol.set_aside.MAX_DATA` bytes."""
@@ -81,7 +79,7 @@ def read_request(job: Job) -> Run:
 
 def survives(job: Job) -> None:
     """Let a job whose worker died run again, also if its caller asked for no retries."""
-    if job.func_name in {PAIRS_FUNCTION, OLD_PAIRS_FUNCTION} and job.retries_left is None:
+    if job.func_name == PAIRS_FUNCTION and job.retries_left is None:
         job.retries_left = DEATHS
 
 

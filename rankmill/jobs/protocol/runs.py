@@ -7,7 +7,6 @@ them, so Redis holds no more than the chunks in flight.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
-from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, Payload, job_data
+from rankmill.jobs.contract.job import Payload, job_data
 from rankmill.jobs.contract.results import (
     BadResult,
     ChunkResult,
@@ -36,7 +35,6 @@ from rankmill.jobs.contract.usage import Usage
 from rankmill.jobs.protocol.accounts import Accountant, RunUsage
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
-from rankmill.jobs.protocol.worker_report import all_take_new_names
 from rankmill.jobs.runtime.patience import cannot_serve, each_reply
 from rankmill.jobs.system import system
 
@@ -47,9 +45,6 @@ _UNDER_WAY = frozenset(
 _AT_ONCE = 500
 """Jobs whose keys are asked for or deleted with one command, which takes a millisecond."""
 
-_NAMES_SECONDS = 5
-"""How long a producer trusts what it saw of the names that a queue's workers take."""
-
 _COUNT_ATTEMPTS = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
 local new = {}
@@ -59,25 +54,6 @@ return new
 """
 """KEYS: run, its failed attempts. ARGV: expiry (s), then attempts. Returns for each whether it is new, and
 nothing if the run is gone: whoever wrote the key then might die before it is deleted."""
-
-_FORGET_ATTEMPTS = """
-local mine, found = {}, {}
-for at = 2, #ARGV, 2 do
-  if redis.call('XDEL', KEYS[1], ARGV[at]) == 1 then
-    mine[ARGV[at + 1]] = true
-    found[#found + 1] = tonumber(ARGV[at + 1])
-  end
-end
-local noted = #found > 0 and redis.pcall('SMEMBERS', KEYS[2]) or {}
-if #noted > 0 then redis.call('UNLINK', KEYS[2]) end
-for _, each in ipairs(noted) do
-  if not mine[string.match(each, '^%d+')] then redis.call('SADD', KEYS[2], each) end
-end
-redis.call('EXPIRE', KEYS[2], ARGV[1])
-return found
-"""
-"""KEYS: a run's results, its failed attempts. ARGV: expiry (s), then failures by entry and chunk.
-Returns the chunks whose failure is deleted by this call and no other, and whose attempts are forgotten."""
 
 _UNSETTLED = """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('UNLINK', unpack(KEYS, 2)) end
@@ -139,7 +115,6 @@ class RunStore:
         # redis-py types one client for sync and async use; every reply would need a cast.
         self.redis: Any = client
         self.accountant = Accountant()
-        self._functions: dict[str, tuple[float, str]] = {}
 
     @property
     def patrol_seconds(self) -> float:
@@ -225,7 +200,7 @@ class RunStore:
 
     def enqueue(self, run: Run, payloads: Mapping[int, Payload], *, new: bool = False) -> None:
         """Put chunks, by their numbers, and their jobs into Redis, in one transaction; also a `new` run."""
-        queue, function = self.queue(run.queue), self._job_function(run.queue)
+        queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             if new:
                 self._write(pipe, run)
@@ -237,7 +212,7 @@ class RunStore:
                 self._touch(pipe, run)
                 pipe.expire(keys.results(run.id), run.ttl)
             queue.enqueue_many(
-                [job_data(run, chunk, payload, function) for chunk, payload in payloads.items()],
+                [job_data(run, chunk, payload) for chunk, payload in payloads.items()],
                 pipeline=pipe,
             )
             places = [keys.failed_attempts(run.id), queue.scheduled_job_registry.key, *map(Job.key_for, jobs)]
@@ -245,26 +220,6 @@ class RunStore:
             known = [each for (chunk, payload), job in sent for each in (chunk, payload.failed, job)]
             pipe.eval(_SENT_AGAIN, len(places), *places, *known)
             pipe.execute()
-
-    def _job_function(self, queue: str) -> str:
-        """The job function's name that all live workers of a queue take, as seen in the last seconds."""
-        seen, function = self._functions.get(queue, (-math.inf, ""))
-        if system.monotonic() - seen > _NAMES_SECONDS:
-            function = JOB_FUNCTION if all_take_new_names(self.redis, queue) else OLD_JOB_FUNCTION
-            self._functions[queue] = system.monotonic(), function
-        return function
-
-    def use_former_name(self, run: Run, failures: Mapping[int, str]) -> list[int]:
-        """Forget failures of chunks, by their entries, and their attempts; from now on send the former name.
-
-        Returns
-        -------
-        The chunks whose failure nobody else has forgotten, to be sent again.
-        """
-        self._functions[run.queue] = system.monotonic(), OLD_JOB_FUNCTION
-        places = keys.results(run.id), keys.failed_attempts(run.id)
-        entries = [word for chunk, entry in failures.items() for word in (entry, chunk)]
-        return [int(chunk) for chunk in self.redis.eval(_FORGET_ATTEMPTS, 2, *places, run.ttl, *entries)]
 
     def payload(self, run: Run, chunk: int) -> bytes | None:
         """The pairs of a chunk; ``None`` if the producer already has its scores."""

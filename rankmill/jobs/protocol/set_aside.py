@@ -21,7 +21,7 @@ from rq.results import Result
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RankmillError, WireError
-from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, TRACE, chunk_of
+from rankmill.jobs.contract.job import JOB_FUNCTION, TRACE, chunk_of
 from rankmill.jobs.contract.schema import Seconds, WireModel
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
@@ -132,7 +132,7 @@ def _check(job: Job, queue: Queue) -> None:
     intervals = getattr(job, "retry_intervals", None) or []
     if not isinstance(intervals, list) or not all(isinstance(seconds, int) for seconds in intervals):
         raise DamagedJob("its pauses between attempts are not numbers")
-    if job.func_name in {JOB_FUNCTION, OLD_JOB_FUNCTION}:
+    if job.func_name == JOB_FUNCTION:
         run_id, chunk = chunk_of(job)
         if job.id != keys.job_id(run_id, chunk):
             raise DamagedJob("its id does not match its arguments")

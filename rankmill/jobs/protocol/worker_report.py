@@ -40,9 +40,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 SCORING_FIELD = "scoring"
 """Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
 
-TAKES_NEW_NAMES = 2
-"""Its value of a worker that takes the names of the job functions in `rankmill`; of the release before: 1."""
-
 DOING_FIELD = "doing"
 """Field in RQ's hash of a worker with its `Doing`; a report with another field older releases cannot read."""
 
@@ -189,12 +186,7 @@ def _died(client: Any, name: str) -> bool:
         if cannot_serve(error):
             raise
         return False
-    return not _is_plain(born, mark)
-
-
-def _is_plain(born: bytes | None, mark: bytes | None) -> bool:
-    """Whether RQ's record of a worker, by its birth and `SCORING_FIELD`, is that of a plain RQ worker."""
-    return born is not None and mark is None
+    return born is None or mark is not None
 
 
 def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:
@@ -212,30 +204,6 @@ def taking_workers(client: redis.Redis, queue: str) -> frozenset[str]:
     """The live ScoringWorkers of `queue` that take chunks; a drained one may take none for days."""
     reports = known_reports(client, sorted(queue_workers(client, queue).scoring))
     return frozenset(name for name, report in reports.items() if not (report and report.drained))
-
-
-def note_lost_list(client: redis.Redis, queues: Iterable[str]) -> None:
-    """Note that the server has lost a worker's record: others may be lost, too, until they beat again."""
-    for name in queues:
-        client.set(keys.lost_list(name), 1, ex=UNRENEWED_SECONDS)
-
-
-def all_take_new_names(client: redis.Redis, queue: str) -> bool:
-    """Whether no worker of `queue` is of the release before, which fails jobs with the new names.
-
-    One that was killed counts for the minutes in which RQ lists it: all others take the old names as well,
-    but for plain RQ workers, which say what they lack for the new names alone. What is not known
-    counts as such a worker: nobody is listed, or the list or a record was lost.
-    """
-    records = [_WORKER_PREFIX + name for name in listed_workers(client, queue)]
-    commands = [("hmget", record, "birth", SCORING_FIELD) for record in records]
-    lost, *found = each_reply(client, [("exists", keys.lost_list(queue)), *commands])
-    workers = [(None, None) if isinstance(each, Exception) else each for each in found]  # a damaged key
-    if any(mark == b"1" for _, mark in workers):
-        return False
-    if any(_is_plain(born, mark) for born, mark in workers):
-        return True
-    return bool(workers) and not lost and all(mark for _, mark in workers)
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:

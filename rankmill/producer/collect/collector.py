@@ -7,7 +7,6 @@ out, and the driver (`rankmill.producer.collect.driver`) does it.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +14,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from rankmill.jobs.contract.job import is_of_unknown_name
 from rankmill.jobs.contract.results import (
     BadResult,
     ChunkFailure,
@@ -35,10 +33,6 @@ from rankmill.producer.collect.sizing import Load, WindowSize
 
 AT_ONCE = 64
 """Most chunks that are cut at once."""
-
-_RENAMED_AT_MOST = 3
-"""How often a chunk is sent again as its worker did not know the name of its job. Once is enough but for the
-moment in which that worker, of the release before, writes the failed job over the new one."""
 
 FIRST_PIECE = 1 << 40
 """No run has so many rows. The number of a piece that is no whole chunk is its first row, and so much more
@@ -116,14 +110,12 @@ class Accepted(NamedTuple):
 
     ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers are to be sent.
     Pieces with ``unusable`` results, by number with the reasons, are to be sent again, unless their job will
-    write another result. ``unknown`` are failures at workers of the release before, which do not know the
-    job's name: their pieces are to be sent again by its former one.
+    write another result.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
     halves: list[Piece]
     unusable: dict[int, str]
-    unknown: list[ChunkFailure]
 
 
 class HowScored:
@@ -232,8 +224,6 @@ class Collector:
         """Rows of finished chunks that are not taken, by number."""
         self._reuse = reuse
         self._repeats = None if reuse is None else RepeatedPairs(reuse.columns)
-        self._renamed = Counter[int]()
-        """How often pieces were to be sent again by their job's former name, by number."""
         self._idle = 0
         """Chunks that wait only for others' scores."""
         self._load = Load()
@@ -325,7 +315,6 @@ class Collector:
         taken: list[tuple[Piece, ChunkResult]] = []
         fresh: list[Piece] = []
         unusable: dict[int, str] = {}
-        unknown: list[ChunkFailure] = []
         for result in results:
             bad = self._objection(result)
             if bad is not None or isinstance(result, BadResult):
@@ -333,10 +322,6 @@ class Collector:
                     logger.warning("a result cannot be used: %s", bad)
                 if result.chunk in self.pieces:
                     unusable[result.chunk] = str(bad)
-                continue
-            if isinstance(result, ChunkFailure) and self._is_unknown(result):
-                self._renamed[result.chunk] += 1
-                unknown.append(result)
                 continue
             piece = self.pieces.pop(result.chunk, None)
             if piece is None:
@@ -360,9 +345,8 @@ class Collector:
                 self._has_answer(piece.chunk, whole)
         self.see(self._scored, now)
         still_bad = {number: why for number, why in unusable.items() if number in self.pieces}
-        still_unknown = [failure for failure in unknown if failure.chunk in self.pieces]
         unsent = [piece for piece in fresh if piece.number in self.pieces]
-        return Accepted(taken, unsent, still_bad, still_unknown)
+        return Accepted(taken, unsent, still_bad)
 
     def retry(
         self, reasons: Mapping[int, str], failed: Mapping[int, int]
@@ -403,11 +387,6 @@ class Collector:
         number = self.taken
         self.taken += self._waiting.pop(number)
         return number
-
-    def _is_unknown(self, failure: ChunkFailure) -> bool:
-        """Whether a piece has failed for its job's name, and was not sent again for that too often."""
-        is_left = failure.chunk in self.pieces and self._renamed[failure.chunk] < _RENAMED_AT_MOST
-        return is_left and is_of_unknown_name(failure.message)
 
     def _fits(self, result: ChunkScores) -> bool:
         piece = self.pieces.get(result.chunk)

@@ -26,7 +26,7 @@ from rankmill.jobs.contract.errors import (
     ScoresWithdrawn,
 )
 from rankmill.jobs.contract.job import Payload
-from rankmill.jobs.contract.results import BadResult, ChunkFailure, ChunkResult, ChunkScores, Withdrawal
+from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Progress, RowError, Run
 from rankmill.jobs.contract.wire import decode_rows, encode_rows
 from rankmill.jobs.protocol.accounts import RunUsage
@@ -332,9 +332,6 @@ class RunDriver:
         found = [result for _, result in entries if not isinstance(result, Withdrawal)]
         self._settle(found)
         accepted = self._accept(found)
-        if accepted.unknown:
-            failures = ((entry, result) for entry, result in entries if isinstance(result, ChunkFailure))
-            self._send_by_former_name({each.chunk: at for at, each in failures if each in accepted.unknown})
         if self.is_detached:
             self._after = entries[-1][0]
             self._count(complete=self.collector.complete and not self.collector.fatal)
@@ -464,14 +461,6 @@ class RunDriver:
         if again:
             logger.warning("submitting %d chunks again", len(again))
             self._send(again)
-
-    def _send_by_former_name(self, failures: Mapping[int, str]) -> None:
-        """Send pieces again that have failed for their job's name; `failures` has their entries, by number.
-
-        The server had lost its data, so nobody knew of the workers of the release before.
-        """
-        mine = self._store.use_former_name(self.run, failures)
-        self._retry(dict.fromkeys(mine, "its worker did not know the job's name"))
 
     def _restore(self) -> None:
         """Store the run on the server again, with what is settled."""

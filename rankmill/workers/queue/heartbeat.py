@@ -16,7 +16,7 @@ from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.orders import ask_for_orders, forget_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
 from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue
-from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker, note_lost_list
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.system import Periodic, system
 from rankmill.workers.queue.orders import Orders
 
@@ -107,18 +107,14 @@ class WorkerHeartbeat:
     def _register(self) -> None:
         """Write the worker's record, with each beat: the server may have lost it, or it may be damaged."""
         connection, key = self._worker.connection, self._worker.key
-        added: Any = 0
         try:
-            added = connection.hset(key, mapping=self._worker.serialize())
+            connection.hset(key, mapping=self._worker.serialize())
         except redis.ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
             logger.warning("%s is not a hash any more; it is written again", key)
             connection.delete(key)
             connection.hset(key, mapping=self._worker.serialize())
-        if added and self._is_registered:
-            note_lost_list(connection, self._worker.queue_names())
-        self._is_registered = True
         worker_registration.register(self._worker)
 
     def _report_state(self) -> None:

@@ -15,10 +15,10 @@ from rq.registry import StartedJobRegistry
 from rq.utils import now, utcformat
 
 from rankmill.jobs.contract.errors import ForeignJobError
-from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, OLD_JOB_FUNCTION, chunk_of
+from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, chunk_of
 from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.protocol.leases import hold
-from rankmill.jobs.protocol.pairs_job import DAY, OLD_PAIRS_FUNCTION, PAIRS_FUNCTION
+from rankmill.jobs.protocol.pairs_job import DAY, PAIRS_FUNCTION
 
 _BEAT = """
 if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'last_heartbeat', ARGV[1]) end
@@ -82,7 +82,7 @@ class ScoringJob(Job):
     @property
     def has_pairs(self) -> bool:
         """Whether the job brings its pairs."""
-        return self.func_name in {PAIRS_FUNCTION, OLD_PAIRS_FUNCTION}
+        return self.func_name == PAIRS_FUNCTION
 
     @cached_property
     def chunk(self) -> tuple[str, int]:
@@ -95,7 +95,7 @@ class ScoringJob(Job):
         """
         if self.has_pairs:
             return run_id_of_request(self.id), 0
-        if self.func_name not in {JOB_FUNCTION, OLD_JOB_FUNCTION}:
+        if self.func_name != JOB_FUNCTION:
             raise ForeignJobError(
                 f"job {self.id} asks for {self.func_name}; "
                 f"a ScoringWorker runs nothing but {JOB_FUNCTION} and {PAIRS_FUNCTION}"

@@ -117,13 +117,3 @@ if found then redis.call('ZADD', KEYS[1], now + ARGV[1], found) end
 return found
 """
 """KEYS: webhooks. ARGV: seconds after which another runner may try, if this one dies."""
-
-TAKE_NEW_NAMES = """
-if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], redis.call('TIME')[1], '+inf')) do
-  if not redis.call('ZSCORE', KEYS[2], name) then return 0 end
-end
-return 1
-"""
-"""KEYS: runners, those of them that take new names. If none is known, one of the release before may be
-there."""

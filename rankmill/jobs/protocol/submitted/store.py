@@ -22,8 +22,6 @@ from rankmill.jobs.protocol.submitted.request import FileOrder
 from rankmill.jobs.system import system
 
 JOB_FUNCTION = "rankmill.score_file"
-OLD_JOB_FUNCTION = "jobs.score_file"
-"""The job function's name, and its name in the release before: runners take both."""
 
 LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
 """What a runner learns of its run: another one has it (``lost``), or the server lost its data
@@ -68,13 +66,13 @@ class FileRunStore:
         self.ttl = ttl
         self._leases = self.queue.started_job_registry.key
         self._pauses = self.queue.scheduled_job_registry.key
-        self._runners = (keys.runners(queue), keys.new_name_runners(queue))
+        self._runners = keys.runners(queue)
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
         """Put a run into the queue; `run_id` is a new id, if the caller has made one."""
         run = new_file_run(order, run_id)
         job = Queue.prepare_data(
-            JOB_FUNCTION if self._all_take_new_names() else OLD_JOB_FUNCTION,
+            JOB_FUNCTION,
             args=order.arguments(),
             job_id=run.id,
             timeout=-1,
@@ -231,16 +229,14 @@ class FileRunStore:
                 pipe.zadd(keys.file_queues(), {self.queue.name: system.now()})
                 pipe.expire(keys.file_queues(), self.ttl)
                 pipe.execute()
-        live, new_names = (Leases(self.redis, key, lease_seconds) for key in self._runners)
+        live = Leases(self.redis, self._runners, lease_seconds)
         if name:
             live.take(name)
-            new_names.take(name)
         return live.holders()
 
     def withdraw(self, name: str) -> None:
         """Note that a runner has ended."""
-        for key in self._runners:
-            self.redis.zrem(key, name)
+        self.redis.zrem(self._runners, name)
 
     def refuse(self, run_id: str, runner: str, reason: str) -> dict[str, str]:
         """Record that a runner cannot score a run; returns the reasons of all live runners that cannot."""
@@ -283,10 +279,6 @@ class FileRunStore:
             self.redis.hget(Job.key_for(run_id), "origin") == self.queue.name.encode()
         )
 
-    def _all_take_new_names(self) -> bool:
-        """Whether no live runner is of the release before, which takes jobs by their old name alone."""
-        return bool(self.redis.eval(scripts.TAKE_NEW_NAMES, 2, *self._runners))
-
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
         """The record of a run, or a new one for a job enqueued by its name."""
         key = keys.file_run(run_id)
@@ -298,8 +290,7 @@ class FileRunStore:
             return FileRun.read_json(written, f"submitted run {run_id}")
         if job is None:
             return None
-        named = job.func_name in {JOB_FUNCTION, OLD_JOB_FUNCTION}
-        if not named or len(job.args) != 1 or job.kwargs:
+        if job.func_name != JOB_FUNCTION or len(job.args) != 1 or job.kwargs:
             raise WireError(f"job {run_id}: a runner runs nothing but {JOB_FUNCTION}, with one argument")
         order = FileOrder.read_json(json.dumps(job.args[0]), f"job {run_id}")
         return new_file_run(order, run_id)
