@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.keys.admission import KeysNeeded
@@ -50,55 +52,46 @@ def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], b
     return "always"
 
 
-class _LimitedHttp(HttpToolsProtocol):
-    """A connection of uvicorn that ends when the head of a request is too large or does not come."""
+class _LimitedHttp(H11Protocol):
+    """A connection of uvicorn that ends when the head of a request does not come, and that never upgrades."""
 
-    _head = 0
-    _is_head = True
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait()
+        self._wait_for_head()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._head = self._head + len(data) if self._is_head else 0
-        if self._head > _MOST_HEAD_BYTES:
-            self.send_400_response(f"the headers have more than {_MOST_HEAD_BYTES >> 10} KiB")
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._is_head = True
-        self._wait()
-
-    def on_headers_complete(self) -> None:
-        self._is_head = False
-        self._wait_no_more()
-        if sum(name == b"host" for name, _ in self.headers) > 1:  # a proxy may have looked at the other one
-            self.send_400_response("the request has several Host headers")
-            raise ValueError("several Host headers")  # ends the parser
-        super().on_headers_complete()
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._wait_for_head()
 
     def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():
-            super().send_400_response(msg)
+        if self.cycle:
+            self.cycle.disconnected = True
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(f"{msg} {sys.exception()}")  # called where h11's error is handled
+        else:  # an answer is under way, and another would be taken for its rest
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
-        self._wait_no_more()
-        self._waiting = asyncio.get_running_loop().call_later(_HEAD_SECONDS, self._close)
+    def _should_upgrade(self) -> bool:
+        """Clients are free to ask for another protocol, and are answered in this one."""
+        return False
+
+    def _wait_for_head(self) -> None:
+        """Close the connection if the client does not send a whole head; does nothing while it need not."""
+        if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task:
+            self._wait_no_more()
+        elif self._waiting is None:
+            self._waiting = self.loop.call_later(_HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     def _wait_no_more(self) -> None:
         if self._waiting:
             self._waiting.cancel()
-
-    def _close(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
+            self._waiting = None
 
 
 class _Server(uvicorn.Server):
@@ -166,6 +159,8 @@ def serve(
         timeout_graceful_shutdown=max(round(settings.gateway_stop_seconds), 1),
         timeout_keep_alive=75,
         http=_LimitedHttp,
+        h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
+        ws="none",
     )
     gateway: Gateway = app.state.gateway
 

@@ -152,6 +152,6 @@ def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
 
 def _require_packages() -> None:
     """Raise `ConfigError` if a package of the extra is missing."""
-    for name in ("fastapi", "grpc_health", "grpc_reflection", "httptools", "uvicorn"):
+    for name in ("fastapi", "grpc_health", "grpc_reflection", "uvicorn"):
         if find_spec(name) is None:
             raise ConfigError(f"serving needs packages ({name} missing): pip install 'rankmill[serve]'")

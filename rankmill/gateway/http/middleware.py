@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -38,25 +38,39 @@ class Observed:
             await self._app(scope, receive, send)
             return
         begun = False
+        headers = Headers(scope=scope)
+        has_held_body = headers.get("expect", "").lower() == "100-continue"
+
+        async def read() -> Message:
+            nonlocal has_held_body
+            has_held_body = False  # the server asks for it
+            return await receive()
 
         async def answer(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
                 note.status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = note.id
+                written = MutableHeaders(scope=message)
+                written[HEADER] = note.id
+                if has_held_body:  # what comes next may be this body or another request
+                    written["Connection"] = "close"
             await send(message)
 
-        async def fail(refusal: Refusal, status: int) -> None:
+        async def fail(refusal: Refusal, status: int, headers: Mapping[str, str] | None = None) -> None:
             found = dialect_at(scope["path"]).error(refusal, status)
-            await JSONResponse(found, status)(scope, receive, answer)
+            await JSONResponse(found, status, headers)(scope, receive, answer)
 
-        with observing(Headers(scope=scope).get(HEADER, ""), _GONE) as note:
+        with observing(headers.get(HEADER, ""), _GONE) as note:
             scope[SCOPE_KEY] = note
+            if "content-length" in headers and "transfer-encoding" in headers:
+                text = "the body has two lengths: send Content-Length or Transfer-Encoding, not both"
+                await fail(Refusal("invalid", text), 400, {"Connection": "close"})
+                return
             if scope["method"] == "HEAD":  # as GET; the server leaves the body away
                 scope = {**scope, "method": "GET"}
             try:
-                await self._app(scope, receive, answer)
+                await self._app(scope, read, answer)
             except asyncio.CancelledError:  # it took longer than gateway_stop_seconds
                 if not begun:
                     await fail(Refusal("unavailable", "the gateway stops: ask again"), 503)

@@ -308,7 +308,7 @@ def test_a_request_with_two_host_headers_is_refused(gateway: Running, second: st
         answer = b"".join(iter(lambda: line.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1") == 1
-    assert b"the request has several Host headers" in answer
+    assert b"multiple Host: headers" in answer
 
 
 def test_workers_load_and_unload_models(gateway: Running) -> None:
