@@ -89,7 +89,7 @@ class LoadShedder:
         self._reported: float | None = None
         """Tokens of a pair, as workers report them, until requests here say how many theirs have."""
         self._has_scored = False
-        self._taken = 0.0
+        self._taken = 0
         """Tokens of the requests in progress here, as far as their characters tell."""
         self._pairs_taken = 0
         self._tenants: set[str] = set()
@@ -116,7 +116,9 @@ class LoadShedder:
             raise Refusal("overloaded", f"{self.requests:,} requests are in progress", retry_after=1)
         late = self.backlog_seconds - settings.gateway_backlog_seconds
         if late > 0:
-            reason = f"the workers need {self.backlog_seconds:,.0f} s for the requests that wait already"
+            reason = (
+                f"the workers need {math.ceil(self.backlog_seconds):,} s for the requests that wait already"
+            )
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
         self.requests += 1
         metrics.in_progress.set(self.requests)
@@ -138,6 +140,7 @@ class LoadShedder:
         tokens = self._tokens_per_char * chars
         if self._reported:
             tokens = max(tokens, self._reported * pairs)
+        tokens = math.ceil(tokens)  # sums of fractions would not come back to 0
         parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
         self._check(tokens * parts, pairs)
         self._taken += tokens
@@ -148,7 +151,7 @@ class LoadShedder:
             self._taken -= tokens
             self._pairs_taken -= pairs
 
-    def _check(self, tokens: float, pairs: int) -> None:
+    def _check(self, tokens: int, pairs: int) -> None:
         """Let in what the workers have time for, and whatever nothing waits before.
 
         Before it is known how fast they are, nothing waits except what is no risk.
@@ -158,10 +161,14 @@ class LoadShedder:
                 raise Refusal("overloaded", "it is not known yet how fast the workers are", retry_after=1)
             return
         taken = max(self._taken / self._speed, self.backlog_seconds)
-        late = taken + tokens / self._speed - self._settings.gateway_backlog_seconds
+        own = tokens / self._speed
+        late = taken + own - self._settings.gateway_backlog_seconds
         if taken and late > 0:
-            reason = f"the workers need {taken:,.0f} s for the requests that wait already"
-            raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
+            reason = (
+                f"the workers need {math.ceil(taken):,} s for the requests that wait already, and "
+                f"{math.ceil(own):,} s for this one; send it again later, or in smaller parts"
+            )
+            raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
 
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
         """Note a request that was scored, in how many jobs, and its model as workers call it."""

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -192,6 +193,39 @@ def test_a_request_is_taken_only_if_the_workers_have_time_for_it(server: Server)
         server.client.rpush("rq:queue:rankmill", keys.job_id(new_run_id("bulk", "another"), 0))
         await bridge.run(load.look)
         assert (await come(load))[0] == 2  # it gets half of the workers' time
+        await client.loop_client.aclose()
+
+    asyncio.run(main())
+
+
+def test_once_nothing_waits_any_request_is_taken(server: Server) -> None:
+    """A minute of work is more than may wait, so it comes when nothing else does."""
+    settings = load_settings({"gateway_backlog_seconds": 30})
+    large: tuple[int, int, Priority, str] = (4_800_000, 12_000, "bulk", "me")
+
+    async def main() -> None:
+        client = LoopRedis(server.url, 10)
+        load = LoadShedder(settings, client)
+        announce_worker(server.client, "w", report(tokens=200_000, pairs=1999, forward=10.0), 60)
+        server.client.sadd("rq:workers:rankmill", "rq:worker:w")
+        await bridge.run(load.look)
+        for rounds in range(3):
+            ends = deque[ExitStack]()
+            for pairs in range(1, 40):
+                small = ExitStack()
+                small.enter_context(load.work(397 * pairs, pairs, "request", "me"))
+                ends.append(small)
+                if pairs % 3:
+                    ends.popleft().close()
+            said = r"need 3 s for the requests that wait already, and \d\d s for this one"
+            with pytest.raises(Refusal, match=said) as refused, load.work(*large):
+                pass
+            assert refused.value.retry_after == 3
+            for each in ends:
+                each.close()
+            with load.work(*large):
+                pass
+            load.note(397 * 40, 40, 4001 + rounds, 1, "demo")
         await client.loop_client.aclose()
 
     asyncio.run(main())
