@@ -4,6 +4,7 @@
     python -m benchmarks.feed --model DIR --pairs FILE --runs 3
     python -m benchmarks.feed --model DIR --token-ns 20          # a device of 50 million tokens/s
     python -m benchmarks.feed --token-ns 7 --launches 300 --launch-us 20    # launches as those of CUDA
+    python -m benchmarks.feed --switch-us 10                     # threads of the worker take turns so often
 
 A score-file, a server and one worker work as always: the texts are tokenized by the model's tokenizer, and
 batches are put together, planned and sent to a device, which answers as a GPU does: after a given time for
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 import timeit
@@ -52,6 +54,9 @@ LAUNCHES, LAUNCH_US = "FEED_LAUNCHES", "FEED_LAUNCH_US"
 SLOW = "FEED_SLOW"
 """Variable that is set if no fast tokenizer library is to be used."""
 
+SWITCH_US = "FEED_SWITCH_US"
+"""Variable with the microseconds after which the worker's threads take turns; default Python's own."""
+
 WARM_UP = 4096
 """Pairs of a run before those that are measured."""
 
@@ -61,6 +66,8 @@ class FeedWorker(ScoringWorker):
 
     def load(self, spec: ScoreSpec) -> Loaded:
         """The model's tokenizer and layout; its weights are not read."""
+        if microseconds := float(os.environ.get(SWITCH_US, "0")):
+            sys.setswitchinterval(microseconds / 1e6)
         cache = cache_folder(self._settings.cache_dir)
         found = find_source(spec, self._versions, cache)
         about = describe(found.files, found.revision, cache)
@@ -142,12 +149,14 @@ def main() -> None:
     parser.add_argument("--launch-us", type=float, default=0.0, help="CPU time of a launch, in µs")
     parser.add_argument("--token-budget", type=int, default=65536, help="padded tokens in a batch")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the worker")
+    parser.add_argument("--switch-us", type=float, default=0.0, help="to find races; 0: Python's interval")
     parser.add_argument("--slow", action="store_true", help="tokenize by tokenizers alone")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--profile", type=Path, help="folder for the last run's profile of score-file")
     args = parser.parse_args()
     os.environ[TOKEN_NS] = str(args.token_ns)
     os.environ |= {LAUNCHES: str(args.launches), LAUNCH_US: str(args.launch_us)}
+    os.environ[SWITCH_US] = str(args.switch_us)
     if args.slow:
         os.environ[SLOW] = "1"
     os.environ["RANKMILL_TOKEN_BUDGET"] = str(args.token_budget)

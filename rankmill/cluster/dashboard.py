@@ -111,7 +111,8 @@ class History:
     def series(self) -> dict[str, list[float | None]]:
         """The points as columns, by name."""
         names = ("at", "pairs_per_second", "p50", "p95", "p99", "waiting")
-        return {name: [point[place] for point in self._points] for place, name in enumerate(names)}
+        points = list(self._points)  # a copy: another thread adds to them
+        return {name: [point[place] for point in points] for place, name in enumerate(names)}
 
     def _note(self, seen: deque[_Seen], new: _Seen) -> None:
         report = new.report

@@ -1,4 +1,25 @@
-"""The RQ worker, put together: it claims jobs ahead, renews their leases while they are scored, ends them."""
+"""The RQ worker, put together: it claims jobs ahead, renews their leases while they are scored, ends them.
+
+Its threads: main (claims, fetches, tokenizes, loads), forward (scores), writer (answers), heartbeat,
+scored-rows, last-resort, bell, those of the health server, and one for each model whose files are read or
+whose tokenizer is proven. What two of them touch, and by which lock:
+
+- `Pipeline`: lanes, waiting rows, answers, turns, times of batches: its condition. Flights: only forward.
+- `Engine`, its budget search and `Headroom`: only forward, once a chunk is put into the pipeline; main only
+  reads the limits. So main scores only with a model that it has just loaded (`EngineCache.warm`).
+- Tokenizers, which have a state: `Model.lock`. Forward scores the probes again, main prepares chunks.
+- `Claims.unanswered`: `Claims._lock` decides which thread ends a claim. A `ChunkClaim` and its `Work` are
+  main's until they are put into the pipeline, then forward's, then the writer's; others read numbers.
+- Chunks in doubt (`Claims`): the writer appends, forward forgets those of a model whose probes are right.
+- RQ's ``executions``: main adds, main and writer remove. Whoever walks through takes a copy (`list`) first.
+- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main. Metrics get values, not views.
+- `Orders`: answers and drains by its lock; new orders are a deque; ``cold`` is replaced, never changed.
+- `Refusals`: only main writes; the heartbeat takes a copy first.
+- `Patience`, metrics, `ModelFigures`: locks of their own. Redis clients, and files of the cache: safe.
+- Flags (``stopping``, ``drained``, ``signals``, ``loading``): one writer, and whole values.
+
+Tests that use the fixture ``interleaved`` run these with a switch of threads after 10 µs.
+"""
 
 from __future__ import annotations
 

@@ -21,6 +21,8 @@ from tests.harness.models.tiny import make_bert
 from tests.harness.runs import stored_run
 from tests.harness.servers.valkey import nothing_left
 
+pytestmark = pytest.mark.usefixtures("interleaved")
+
 OF_RQ = {b"rq:queues", b"rq:workers", b"rq:workers:rankmill"}
 """Sets of names that RQ keeps for good; a few bytes for each queue and worker."""
 

@@ -14,6 +14,8 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.models.tiny import make_bert
 
+pytestmark = pytest.mark.usefixtures("interleaved")
+
 LONG = "the moon over the river " * 20
 
 

@@ -24,6 +24,9 @@ ENVIRON = {
     "HF_HUB_OFFLINE": "1",
 }
 
+SWITCH = "TESTS_SWITCH_SECONDS"
+"""Where this variable is set, a process that tests start switches its threads after so many seconds."""
+
 SIMULATED = "benchmarks.simulated.SimulatedWorker"
 """Class of real workers that sleep in the place of a model: `benchmarks.simulated.SECONDS` says how long."""
 

@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 from rankmill.jobs.runtime.settings import load_settings
 from tests.harness import preloaded
+from tests.harness.environ import SWITCH
 
 _LIBRARIES = (
     "rq.cli.cli",
@@ -189,6 +190,7 @@ def _become(wanted: dict[str, Any], address: str) -> None:
     for own, given in enumerate(wanted["streams"]):
         os.dup2(given, own)
         os.close(given)
+    sys.setswitchinterval(float(os.environ.get(SWITCH, sys.getswitchinterval())))
     faulthandler.enable()  # what a process that crashes was doing is in its log
     tempfile.tempdir = None
     vars(sys.modules["__main__"])["__package__"] = None  # as a script's: click takes a program's name from it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from rankmill.jobs.protocol.worker_report import queue_workers
-from tests.harness.environ import ALL_ROOTS, ENVIRON, QUICK_LEASE
+from tests.harness.environ import ALL_ROOTS, ENVIRON, QUICK_LEASE, SWITCH
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.valkey import Server
 from tests.harness.tools import free_port
@@ -122,6 +123,19 @@ def wait_for(
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(pause)
         pause = min(1.5 * pause, 0.05)
+
+
+@pytest.fixture
+def interleaved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Threads of this process, and of those that the test starts, take turns every 10 µs, not every 5 ms.
+
+    What two threads change without a lock is seen then, which else one process of thousands meets.
+    """
+    seconds = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    monkeypatch.setitem(ENVIRON, SWITCH, "1e-5")
+    yield
+    sys.setswitchinterval(seconds)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What tests need and may be missing: programs, packages of an extra, free ports; which variants are slow."""
+"""What tests need and may be missing: programs, packages of an extra, free ports; which are slow; threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import importlib.util
 import os
 import shutil
 import socket
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -41,3 +44,23 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def meanwhile(do: Callable[[], object], times: int) -> Iterator[Callable[[], bool]]:
+    """Call `do` in another thread, `times` or until the block ends; gives whether it goes on."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        for _ in range(times):
+            if over.is_set():
+                return
+            do()
+
+    with ThreadPoolExecutor(1) as thread:
+        calls = thread.submit(repeat)
+        try:
+            yield lambda: not calls.done()
+        finally:
+            over.set()
+        calls.result()

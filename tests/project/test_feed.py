@@ -21,10 +21,10 @@ def test_a_small_run_is_fed(
     monkeypatch.setattr(feed, "WARM_UP", 64)
     for name in ("TMPDIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    for name in (feed.TOKEN_NS, feed.SLOW, "RANKMILL_TOKEN_BUDGET", "RANKMILL_CLAIM_AHEAD"):
+    for name in (feed.TOKEN_NS, feed.SLOW, feed.SWITCH_US, "RANKMILL_TOKEN_BUDGET", "RANKMILL_CLAIM_AHEAD"):
         monkeypatch.setenv(name, "")  # what the command sets ends with the test
         monkeypatch.delenv(name)
-    slow = ["--slow", "--rows", "2000", "--chunk-size", "500", "--token-ns", "1000"]
+    slow = ["--slow", "--rows", "2000", "--chunk-size", "500", "--token-ns", "1000", "--switch-us", "10"]
     monkeypatch.setattr(sys, "argv", ["feed", *slow])
     feed.main()
     found = json.loads(capsys.readouterr().out)

@@ -44,6 +44,8 @@ from tests.conftest import (
 from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import PreloadedProcess
 
+pytestmark = pytest.mark.usefixtures("interleaved")
+
 PAIRS = [("big cat", f"moon river {number}") for number in range(200)]
 
 

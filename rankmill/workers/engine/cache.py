@@ -85,19 +85,20 @@ class EngineCache:
         self._content = content
         self._cached: OrderedDict[WeightsKey, _CachedModel] = OrderedDict()
         self._bytes_of: dict[WeightsKey, int] = {}
+        self._loads = 0
+        self._shown: set[tuple[str, ...]] = set()
         self.loading: str | None = None
-        """Name of the model that is loading now."""
-        metrics.model_bytes.set_function(lambda: self.bytes)
+        """Name of the model that is loading now; other threads read it."""
 
     @property
     def bytes(self) -> int:
         """Bytes of all loaded weights."""
-        return sum(cached.loaded.backend.bytes for cached in list(self._cached.values()))
+        return sum(cached.loaded.backend.bytes for cached in self._cached.values())
 
     @property
     def models(self) -> list[str]:
         """Names of the loaded models, the least recently used first."""
-        return [model for model, *_ in list(self._cached)]
+        return [model for model, *_ in self._cached]
 
     def get(self, spec: ScoreSpec) -> Engine:
         """The engine of `spec`; loads its model if it is not loaded, or has new content.
@@ -162,13 +163,18 @@ class EngineCache:
     def warm(self, spec: ScoreSpec) -> None:
         """Load a model and score one row, so that the first request does not wait.
 
+        A model that is loaded already scores none: another thread may be using its backend.
+
         Raises
         ------
         SpecError
             As `get` does; a `WorkerError` if there is not enough memory.
         """
         try:
-            self.get(spec).score(*columns_of([Probe("warm", "up")], spec.inputs))
+            loads = self._loads
+            engine = self.get(spec)
+            if self._loads > loads:
+                engine.score(*columns_of([Probe("warm", "up")], spec.inputs))
         except (MemoryError, OutOfMemory):
             raise WorkerError(f"there is not enough memory to load model {spec.model}") from None
 
@@ -247,6 +253,7 @@ class EngineCache:
         try:
             with metrics.model_load_seconds.time():
                 loaded = self._load(spec)
+            self._loads += 1
             outcome = "loaded"
             return loaded
         finally:
@@ -275,12 +282,17 @@ class EngineCache:
         empty_cache(self._device)
 
     def _update_metrics(self) -> None:
-        """Write the loaded models to the metrics."""
-        metrics.models.clear()
+        """Write the loaded models to the metrics, which other threads read meanwhile."""
+        metrics.model_bytes.set(self.bytes)
+        shown: set[tuple[str, ...]] = set()
         for (model, *_), cached in self._cached.items():
             runner = cached.loaded.backend
-            revision = cached.loaded.revision or ""
-            metrics.models.labels(model, revision, runner.name, runner.device, runner.precision).set(1)
+            shown.add((model, cached.loaded.revision or "", runner.name, runner.device, runner.precision))
+        for labels in shown:
+            metrics.models.labels(*labels).set(1)
+        for labels in self._shown - shown:
+            metrics.models.remove(*labels)
+        self._shown = shown
 
 
 def _stamp(spec: ScoreSpec) -> Stamp:

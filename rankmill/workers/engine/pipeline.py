@@ -234,7 +234,8 @@ class Pipeline:
     @property
     def hungry(self) -> bool:
         """Whether the next batch may be the last, unless more work comes."""
-        return sum(lane.rows.batches for lane in self._lanes.values()) < _ENOUGH_BATCHES
+        with self._changed:
+            return sum(lane.rows.batches for lane in self._lanes.values()) < _ENOUGH_BATCHES
 
     @property
     def working(self) -> bool:
@@ -292,8 +293,8 @@ class Pipeline:
     def _finish_oldest(self) -> None:
         lane, flight = self._flights.popleft()
         seconds = self._finish(lane, flight)
-        if lane.engine.see(flight, seconds):
-            with self._changed:
+        with self._changed:
+            if lane.engine.see(flight, seconds):
                 for each in self._lanes.values():
                     if each.engine is lane.engine:
                         each.engine.cut_again(each.rows)

@@ -223,7 +223,8 @@ class Proving:
 
     def again(self, way: Way) -> Proof:
         """Measure it again; if it no longer holds, forget the proof."""
-        proof = self.measured(way)
+        with self._loaded.about.lock:
+            proof = self.measured(way)
         if not proof.holds:
             self._forget(way)
         return proof

@@ -107,7 +107,8 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, coun
         scored.windows += int(counts[counts > 1].sum())
         scored.cut += int((counts > 1).sum())
 
-    bisect(_without_nulls(model, queries, passages, scored), tokenize, scored.fail_tokenizer)
+    with model.lock:
+        bisect(_without_nulls(model, queries, passages, scored), tokenize, scored.fail_tokenizer)
     rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
     work = Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
     if model.averages and scored.windows:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
@@ -21,6 +22,7 @@ from tokenizers import Encoding, Tokenizer
 
 from rankmill.jobs.cache import file_digest
 from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.system import system
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.batches.layout import ModelLayout, read_layout
 from rankmill.workers.host.disk_cache import build_once, is_kept, kept_as, version
@@ -80,6 +82,8 @@ class Description:
 
     ``is_language_model``: its tokens see only what is before them, so it reads a prompt. ``cache``: where
     what is found out about the tokenizer is kept. ``copy`` names the kept files that have all this.
+    ``lock`` is held by whoever tokenizes: a tokenizer of transformers has its limit of length as a state, and
+    the forward's thread scores probes while the main thread prepares chunks.
     """
 
     config: Any
@@ -88,6 +92,7 @@ class Description:
     is_language_model: bool = False
     cache: Path | None = None
     copy: str = ""
+    lock: threading.RLock = field(default_factory=system.RLock, compare=False)
 
     @property
     def labels(self) -> tuple[str, ...]:

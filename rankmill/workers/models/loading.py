@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ class Model:
     """Whether the mean of a row's windows counts, not the best."""
     encoder: TextEncoder | None = None
     """Finds tokens, where rows ask for these and not for scores."""
+    lock: threading.RLock = field(default_factory=system.RLock, compare=False)
+    """Held by whoever tokenizes, as of `Description`."""
 
     @property
     def texts(self) -> FastTexts | None:
@@ -112,7 +115,7 @@ class Loaded:
             The model does not support one of them.
         """
         about = self.about
-        with one_line(spec):
+        with one_line(spec), about.lock:
             longest = find_max_length(spec, about)
             refuses = spec.long == "refuse"
             tokenizer = tokenizer_for(spec, about, _ANY_LENGTH if refuses else longest)
@@ -135,6 +138,7 @@ class Loaded:
                 encoder=TextEncoder(about.tokenizer, longest, spec.model)
                 if spec.inputs == "tokens"
                 else None,
+                lock=about.lock,
             )
 
 

@@ -346,7 +346,9 @@ class ChunkScorer:
         if claim.engine is None or claim.work is None:
             return
         texts = claim.engine.model.texts
-        if texts and (wrong := texts.news()):
+        with claim.engine.model.lock:
+            wrong = texts.news() if texts else None
+        if texts and wrong:
             raise WrongTokens(texts, wrong)
         rows = len(claim.work.scored.scores)
         logger.debug("claimed %d rows", rows)

@@ -133,8 +133,9 @@ class Claims:
         self._run_refusals = RunRefusals(store.redis, worker.name)
         self._put_aside = ModelQueue()
         self._tokenized_fast: WeakKeyDictionary[FastTexts, Answered] = WeakKeyDictionary()
+        self._lock = system.Lock()
         self.unanswered: dict[str, ChunkClaim] = {}
-        """The claims not answered yet, by job id."""
+        """The claims not answered yet, by job id. Other threads read copies; `_lock` decides who ends one."""
         self._unproven: dict[str, Answered] = {}
         """Chunks answered since a model's probes had their scores, by model."""
         pipeline.proven = self._forget_those_in_doubt
@@ -204,8 +205,8 @@ class Claims:
 
         It is the next of its priority, or else behind all jobs, so that this worker sees others before it.
         """
-        claim = self.unanswered.pop(job_id, None)
-        if claim is None:
+        claim = self.unanswered.get(job_id)
+        if claim is None or not self._ends(claim):
             return
 
         def put_back(pipe: redis.client.Pipeline) -> None:
@@ -348,9 +349,8 @@ class Claims:
 
     def _answer(self, claim: ChunkClaim, result: ChunkResult | None) -> None:
         """Finish a job and write its result, if any, in one transaction; runs in the writing thread."""
-        mine = self.unanswered.get(claim.job.id) is claim  # it may have been handed back, and come again
-        if not mine or self.unanswered.pop(claim.job.id, None) is None:
-            return
+        if not self._ends(claim):
+            return  # it was handed back, and may have come again
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
             with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
@@ -374,6 +374,14 @@ class Claims:
         if claim.fast and claim.engine and (texts := claim.engine.model.texts):
             answered = self._tokenized_fast.setdefault(texts, Answered(maxlen=_WITHDRAWN))
             answered.append(_answered(claim))
+
+    def _ends(self, claim: ChunkClaim) -> bool:
+        """Whether the caller is to end the claim: no other thread has done so."""
+        with self._lock:
+            if self.unanswered.get(claim.job.id) is not claim:
+                return False
+            del self.unanswered[claim.job.id]
+            return True
 
     def _forget_those_in_doubt(self, model: str) -> None:
         self._unproven.pop(model, None)
@@ -417,7 +425,8 @@ class Claims:
             if cannot_serve(error):
                 raise
             self.unanswered.pop(job.id, None)
-            executions = [each for each in self._worker.executions.values() if each.job_id == job.id]
+            executions = list(self._worker.executions.values())  # a copy: two threads begin and end them
+            executions = [each for each in executions if each.job_id == job.id]
             with self._worker.connection.pipeline() as pipe:
                 for execution in executions:
                     self._worker.cleanup_execution(job, pipe, execution)

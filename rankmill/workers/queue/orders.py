@@ -65,7 +65,10 @@ class Orders:
         self.drained = False
         """Whether the worker takes no new chunks."""
         self.cold: dict[str, str] = {}
-        """Models that should be loaded from the start and cannot be, with the reasons."""
+        """Models that should be loaded from the start and cannot be, with the reasons.
+
+        Other threads read it, so it is replaced and never changed.
+        """
         self._pauses = Refusals()
         metrics.drained.set_function(lambda: self.drained)
 
@@ -131,13 +134,15 @@ class Orders:
             try:
                 self._engines.warm(self._spec(model))
             except SpecError as error:
-                self.cold[model] = f"cannot warm up: {error}"
+                self.cold = {**self.cold, model: f"cannot warm up: {error}"}
                 if self._pauses.open(model, str(error)):
                     logger.error(
                         "%s; the worker is not ready until it can, and tries again", self.cold[model]
                     )
             else:
-                if self.cold.pop(model):
+                reason = self.cold[model]
+                self.cold = {name: why for name, why in self.cold.items() if name != model}
+                if reason:
                     logger.info("has warmed up %s after all", model)
 
     def _carry_out(self, order: Order) -> None:

@@ -30,7 +30,7 @@ from tests.harness.browser import shown
 from tests.harness.environ import SIMULATED
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.runs import stored_run
-from tests.harness.tools import free_port
+from tests.harness.tools import free_port, meanwhile
 from tests.rankmill.cluster.test_cluster import read
 
 pytestmark = pytest.mark.own_precision
@@ -228,6 +228,16 @@ def test_rates_are_differences_between_reports() -> None:
     series = history.series()
     assert series["at"][-1] == 99
     assert series["pairs_per_second"][-1] is None
+
+
+@pytest.mark.usefixtures("interleaved")
+def test_the_page_may_be_asked_for_while_a_point_is_added() -> None:
+    history = History()
+    for second in range(500):
+        history.add_gap(second)
+    with meanwhile(lambda: history.add_gap(1.0), 10_000_000):
+        for _ in range(200):
+            assert len({len(values) for values in history.series().values()}) == 1
 
 
 def test_a_worker_that_starts_again_counts_from_nothing() -> None:

@@ -22,6 +22,8 @@ from rankmill.workers.engine.work import Work, prepare
 from rankmill.workers.models.loading import load_model
 from tests.conftest import run_command
 
+pytestmark = pytest.mark.usefixtures("interleaved")
+
 
 class Paced:
     """A backend that takes `seconds` for each batch and notes the sizes of its batches."""

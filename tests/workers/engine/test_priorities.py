@@ -38,7 +38,7 @@ from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.refusals import Refusals
 
-pytestmark = pytest.mark.own_precision
+pytestmark = [pytest.mark.own_precision, pytest.mark.usefixtures("interleaved")]
 
 QUICK = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "5", "RANKMILL_BATCH_WAIT_MS": "0"}
 

@@ -25,6 +25,8 @@ from tests.harness.models.tiny import make_bert
 from tests.rankmill.cli.test_commands import rankmill
 from tests.workers.test_metrics import get
 
+pytestmark = pytest.mark.usefixtures("interleaved")
+
 Told = Callable[..., Outcome]
 
 ROOT = Path(__file__).parents[3]

@@ -27,6 +27,8 @@ from tests.harness.environments import environment_with
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.workers.engine.test_engine import some_pairs
 
+pytestmark = pytest.mark.usefixtures("interleaved")
+
 ROOT = Path(__file__).resolve().parents[3]
 PAIRS = [list(pair) for pair in zip(*some_pairs(40), strict=True)]
 
