@@ -196,6 +196,7 @@ def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") 
         f"model {summary.model}: {_how(summary)}",
         f"scores are in {summary.output}",
     ]
+    lines += [f"{files}: {columns}" for files, columns in summary.taken.items()]
     if summary.windows:
         lines.append(f"texts over the limit were cut into {summary.windows:,} windows")
     if summary.reused_rows:

@@ -16,6 +16,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import OnDuplicate
 from rankmill.lab.mine import Mined
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
+from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, taken
 from rankmill.producer.files.formats.table import is_readable, open_reader
 from rankmill.producer.files.manifest import fingerprint
 
@@ -33,17 +34,24 @@ _Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files with the texts of queries and of passages, by id."""
+    """Files with the texts of queries and of passages, by id, and the columns that hold these."""
 
     queries: Sequence[Path]
     passages: Sequence[Path]
+    query_fields: TextFields = QUERIES
+    passage_fields: TextFields = CORPUS
     on_duplicate: OnDuplicate = "error"
+
+    @property
+    def taken(self) -> dict[str, str]:
+        """The columns that are read, by the option that names their files."""
+        return taken(self.queries, self.query_fields) | taken(self.passages, self.passage_fields)
 
     def texts_of(self, ids: pd.DataFrame, rows: _Rows) -> _Texts:
         """Queries and passages of some rows; raises `InputError` if one has no text."""
         marks = [fingerprint(path) for path in self.passages]
-        queries = in_memory(self.queries, self.on_duplicate)
-        passages = on_disk(self.passages, marks, self.on_duplicate)
+        queries = in_memory(self.queries, self.on_duplicate, self.query_fields)
+        passages = on_disk(self.passages, marks, self.on_duplicate, self.passage_fields)
         return _by_row(queries, ids, "query_id", rows), _by_row(passages, ids, "doc_id", rows)
 
 

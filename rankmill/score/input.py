@@ -70,12 +70,15 @@ class FoundInput:
             from rankmill.producer.files.corpus.ranking_source import (
                 RankingSource,  # pandas, which is slow to import
             )
+            from rankmill.producer.files.corpus.texts import TextFields
 
             return RankingSource(
                 self.run,
                 self.fingerprints,
                 allow_missing=allow_nulls,
                 on_duplicate=request.on_duplicate,
+                queries=TextFields("queries", request.queries_id, request.queries_text),
+                corpus=TextFields("corpus", request.corpus_id, request.corpus_text),
                 limit=request.limit,
                 shard=request.shard,
             )

@@ -253,6 +253,8 @@ def _columns_of_models(asked: str, models: Sequence[str]) -> list[str]:
 _WRITTEN: dict[str, Callable[[Any], str]] = {
     "text_columns": lambda names: ", ".join(sorted(names)),
     "list_columns": ",".join,
+    "queries_text": ",".join,
+    "corpus_text": ",".join,
     "messages_column": ",".join,
     "shard": lambda shard: "{}/{}".format(*shard),
     "reuse": _file_state,

@@ -179,7 +179,8 @@ def _score_file(
         source.check_unchanged()
         _check_models(tally, made_from, now)
         used = list(dict.fromkeys(models))
-        summary = summarize(output, used, (startup, load), tally, system.monotonic() - started)
+        seconds = system.monotonic() - started
+        summary = summarize(output, used, (startup, load), tally, seconds, source.taken)
         confirm(output.last, summary)
         work.check()
         output.publish(work.journal)

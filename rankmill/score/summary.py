@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -32,7 +32,7 @@ class Summary(RunOutcome):
     largest difference between a logit and the model's own that the workers have proven (the worst of them;
     ``None`` if one has proven none), and ``reference`` is ``own`` if the model was too large for one of them
     to compare it in fp32. ``kind`` is what decides the bits of the scores, if they are
-    ``deterministic``.
+    ``deterministic``. ``taken`` says in which columns the ids and texts of a run's queries and corpus were.
     """
 
     startup_seconds: float
@@ -48,6 +48,7 @@ class Summary(RunOutcome):
     reference: str | None
     deterministic: bool
     kind: str | None
+    taken: dict[str, str]
 
 
 @dataclass
@@ -175,8 +176,12 @@ def summarize(
     before: tuple[float, float],
     tally: Tally,
     seconds: float,
+    taken: Mapping[str, str],
 ) -> Summary:
-    """The summary of a finished command; `seconds` are those of all, `before` those of start and load."""
+    """The summary of a finished command; `seconds` are those of all, `before` those of start and load.
+
+    `taken` is that of the `PairSource`.
+    """
     fresh_rows = output.rows - tally.resumed_rows
     return Summary(
         output=str(output.path),
@@ -200,4 +205,5 @@ def summarize(
         reference=tally.reference,
         deterministic=tally.kind is not None,
         kind=tally.kind,
+        taken=dict(taken),
     )

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.protocol.submitted.request import Files, OnDuplicate
+from rankmill.jobs.protocol.submitted.request import Columns, Files, OnDuplicate
 from rankmill.lab.mine import Mined, Rules, mine, read_scored
 from rankmill.lab.training_data import Corpus, Form, training_rows, with_rows
 from rankmill.producer.files.corpus.datasets import source_path
+from rankmill.producer.files.corpus.texts import TextFields
 from rankmill.producer.files.formats.delimited import TsvWriter
 from rankmill.producer.files.formats.table import TSV, split_ending
 from rankmill.producer.files.inputs import find_files
@@ -42,6 +43,14 @@ class MineOptions(options.NewTable):
     """Texts of the queries, where SCORED has none."""
     corpus: Files = ()
     """Texts of the passages, where SCORED has none."""
+    queries_id: options.Column | None = None
+    """Column with the queries' ids.  [default: the only known name]"""
+    queries_text: Columns = ()
+    """Column with their texts; several are joined.  [default: the only known name]"""
+    corpus_id: options.Column | None = None
+    """Column with the passages' ids.  [default: the only known name]"""
+    corpus_text: Columns = ()
+    """Column with their texts; several are joined.  [default: title and the only known name]"""
     on_duplicate: OnDuplicate = "error"
     """An id with two texts in them: an error, or the first or last text is taken."""
     score_column: options.Column = "score"
@@ -79,10 +88,21 @@ class MineOptions(options.NewTable):
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
         if not self.queries:
+            named = (self.queries_id, self.queries_text, self.corpus_id, self.corpus_text)
+            if any(named):
+                raise InputError(
+                    "--queries-id, --queries-text, --corpus-id and --corpus-text need --queries and --corpus"
+                )
             return scored
         queries = find_files([str(source_path(name, "queries")) for name in self.queries])
         corpus = find_files([str(source_path(name, "docs")) for name in self.corpus])
-        return Corpus([file.path for file in queries], [file.path for file in corpus], self.on_duplicate)
+        return Corpus(
+            [file.path for file in queries],
+            [file.path for file in corpus],
+            TextFields("queries", self.queries_id, self.queries_text),
+            TextFields("corpus", self.corpus_id, self.corpus_text),
+            self.on_duplicate,
+        )
 
 
 @options.command("mine")
@@ -112,6 +132,8 @@ def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
     queries = ids["query_id"].nunique()
     click.echo(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are in {output}")
     click.echo(_positives(used, ids, asked.min_relevance))
+    for files, columns in source.taken.items() if isinstance(source, Corpus) else ():
+        click.echo(f"{files}: {columns}")
     if len(used) < queries:
         click.echo(
             f"without rows: {queries - len(found):,} queries that have no scored relevant passage, and "

@@ -191,10 +191,25 @@ def check_replaceable(path: Path) -> None:
         raise InputError(f"{path} is {kind_of(mode)}, which no output replaces; name a file with -o")
 
 
+def known_column(names: Sequence[str], known: Sequence[str], what: str, way_out: str) -> str | None:
+    """The column with one of the `known` names; ``None`` if there is none.
+
+    Raises
+    ------
+    InputError
+        There are several; the message begins with `what` is looked for, and ends with the `way_out`.
+    """
+    found = [name for name in known if name in names]
+    if len(found) > 1:
+        raise InputError(f"{what} could be in column {' or '.join(map(repr, found))}: {way_out}")
+    return found[0] if found else None
+
+
 def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], option: str) -> str | None:
     if named is not None and named not in schema.names:
         raise InputError(f"{option}: no column {named!r} in the input")
-    found = named or next((name for name in usual if name in schema.names), None)
+    what = "the query's id" if usual is QUERY_IDS else "the passage's id"
+    found = named or known_column(schema.names, usual, what, f"name it with {option}")
     if found and pa.types.is_nested(schema.field(found).type):
         raise InputError(f"column {found!r} holds {schema.field(found).type}, not ids; choose with {option}")
     return found

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -70,10 +71,13 @@ class PairSource(ABC):
         Names of the columns with the texts.
     schema
         The columns of every table.
+    taken
+        The columns that were read for the ids and texts of a run, by the option that names their files.
     """
 
     columns: TextColumns
     schema: pa.Schema
+    taken: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, files: Sequence[InputFile], fingerprints: Sequence[str], rows: int, shard: Shard | None

@@ -24,8 +24,8 @@ from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.corpus import index as index_module
 from rankmill.producer.files.corpus.index import SUFFIX, in_memory, on_disk
 from rankmill.producer.files.corpus.ranking_source import RankingSource
-from rankmill.producer.files.corpus.rankings import read_ranking
-from rankmill.producer.files.corpus.texts import read_texts
+from rankmill.producer.files.corpus.rankings import read_qrels, read_ranking
+from rankmill.producer.files.corpus.texts import Side, TextFields, read_texts
 from rankmill.producer.files.inputs import InputFile, RankingFiles
 from rankmill.producer.files.manifest import fingerprint
 
@@ -124,8 +124,8 @@ def test_damaged_runs(tmp_path: Path, text: str, message: str) -> None:
         rows_of(tmp_path / "a.trec")
 
 
-def texts_of(path: Path) -> dict[str, str]:
-    parts = read_texts(path)
+def texts_of(path: Path, side: Side = "corpus", **named: Any) -> dict[str, str]:
+    parts = read_texts(path, TextFields(side, **named))
     return {
         key: text
         for ids, texts in parts
@@ -159,7 +159,11 @@ def test_texts_in_every_format(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("a.tsv", "1\ta\tb\n", "3 columns and no header"),
-        ("a.jsonl", '{"id": 1, "words": "x"}\n', "needs a column with ids .* it has 'id', 'words'"),
+        (
+            "a.jsonl",
+            '{"id": 1, "words": "x"}\n',
+            r"which of its columns \('id', 'words'\) is the text of the",
+        ),
         ("a.jsonl", "noise\n", "does not begin with a JSON object"),
         (
             "a.jsonl",
@@ -172,6 +176,125 @@ def test_damaged_texts(tmp_path: Path, name: str, text: str, message: str) -> No
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):
         texts_of(tmp_path / name)
+
+
+NAMED: dict[str, dict[str, Any]] = {
+    "segment": {"docid": "1", "url": "u", "title": "T", "headings": "H", "segment": "x"},
+    "content": {"id": "1", "title": "T", "content": "x"},
+    "abstract": {"_id": "1", "title": "T", "abstract": "x"},
+    "passage_text": {"doc_id": 1, "title": "T", "passage_text": "x"},
+    "body": {"docno": "1", "title": "T", "body": "x", "query_id": "2", "query": "y"},
+}
+"""Corpora by the name of their text."""
+
+
+def as_texts(path: Path, row: dict[str, Any]) -> Path:
+    """A file of texts with one row."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    elif path.suffix == ".jsonl":
+        path.write_text(json.dumps(row) + "\n")
+    else:
+        between = "\t" if path.suffix == ".tsv" else ","
+        path.write_text("".join(between.join(map(str, line)) + "\n" for line in (row, row.values())))
+    return path
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".csv", ".parquet"])
+@pytest.mark.parametrize("name", NAMED)
+def test_a_title_is_never_the_text_by_itself(tmp_path: Path, name: str, ending: str) -> None:
+    path = as_texts(tmp_path / f"a{ending}", NAMED[name])
+    assert texts_of(path) == {"1": "T x"}
+    path = as_texts(path, {("unknown" if key == name else key): value for key, value in NAMED[name].items()})
+    with pytest.raises(
+        InputError, match=r"which of its columns \(.*'title'.*\) .* Name it with --corpus-text"
+    ):
+        texts_of(path)
+    assert texts_of(path, texts=("unknown",)) == {"1": "x"}
+    assert texts_of(path, texts=("title", "unknown")) == {"1": "T x"}
+    assert texts_of(path, texts=("title",)) == {"1": "T"}  # as it was named
+    with pytest.raises(InputError, match=r"(no column|no row has a text in) 'wrong' \(--corpus-text\)"):
+        texts_of(path, texts=("wrong",))
+
+
+@pytest.mark.parametrize(
+    ("row", "message", "named", "expected"),
+    [
+        (
+            {"pid": "7", "docid": "8", "text": "x"},
+            "the id of the corpus could be in column 'pid' or 'docid': name it with --corpus-id",
+            {"id": "docid"},
+            {"8": "x"},
+        ),
+        ({"id": "7", "docno": "8", "text": "x"}, "'id' or 'docno'", {"id": "docno"}, {"8": "x"}),
+        (
+            {"id": "7", "text": "x", "contents": "y"},
+            "text of the corpus could be in column 'text' or 'contents': name it with --corpus-text",
+            {"texts": ("contents",)},
+            {"7": "y"},
+        ),
+        (
+            {"id": "7", "abstract": "x", "body": "y"},
+            "--corpus-text",
+            {"texts": ("abstract", "body")},
+            {"7": "x y"},
+        ),
+        ({"number": "7", "text": "x"}, "--corpus-id", {"id": "number"}, {"7": "x"}),
+    ],
+)
+@pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".parquet"])
+def test_columns_of_which_two_could_be_meant_are_asked_about(
+    tmp_path: Path,
+    row: dict[str, str],
+    message: str,
+    named: dict[str, Any],
+    expected: dict[str, str],
+    ending: str,
+) -> None:
+    path = as_texts(tmp_path / f"a{ending}", row)
+    if not (ending == ".tsv" and len(row) == 2):  # which has no header then
+        with pytest.raises(InputError, match=message):
+            texts_of(path)
+    assert texts_of(path, **named) == expected
+
+
+def test_queries_have_names_of_their_own(tmp_path: Path) -> None:
+    both = as_texts(
+        tmp_path / "a.jsonl", {"qid": "q", "pid": "p", "query": "which", "passage": "this", "title": "T"}
+    )
+    assert texts_of(both, side="queries") == {"q": "which"}
+    assert texts_of(both) == {"p": "T this"}
+    with pytest.raises(InputError, match=r"the text of the queries.* --queries-text"):
+        texts_of(as_texts(tmp_path / "b.jsonl", {"qid": "q", "title": "T", "narrative": "N"}), side="queries")
+
+
+def test_a_passage_with_a_title_and_no_text(tmp_path: Path) -> None:
+    rows = [
+        {"_id": "1", "title": "T", "text": None},
+        {"_id": "2", "title": "T", "text": ""},
+        {"_id": "3", "title": "T"},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert texts_of(tmp_path / "a.jsonl") == {"1": None, "2": "T", "3": None}  # the second as with BEIR
+
+
+def test_another_choice_of_columns_is_another_index(tmp_path: Path) -> None:
+    path = as_texts(tmp_path / "a.jsonl", {"id": "7", "text": "x", "other": "y"})
+    for texts, expected in (((), "x"), (("other",), "y"), ((), "x")):
+        index = on_disk([path], [fingerprint(path)], fields=TextFields("corpus", texts=texts))
+        assert index.take(index.find(pa.array(["7"]))).to_pylist() == [expected]
+
+
+def test_ids_of_runs_and_judgements_of_which_two_could_be_meant_are_asked_about(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"qid": "1", "pid": "a", "docid": "b", "score": 1.5}\n')
+    with pytest.raises(InputError, match=r"passage_id could be in column 'pid' or 'docid': leave one out"):
+        rows_of(path)
+    path.write_text('{"qid": "1", "pid": "a", "label": 1, "score": 0}\n')
+    with pytest.raises(InputError, match="relevance could be in column 'label' or 'score'"):
+        read_qrels(path)
+    path.write_text('{"qid": "1", "pid": "a", "label": 1}\n')  # the way out
+    assert read_qrels(path)["relevance"].tolist() == [1]
 
 
 def corpus(path: Path, texts: dict[str, str]) -> tuple[list[Path], list[str]]:

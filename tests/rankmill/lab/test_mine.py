@@ -287,12 +287,19 @@ def test_a_run_is_mined_with_its_judgements_and_texts(
         '{"anchor": "the query", "positive": "second", "negative": "first"}\n'
     )
     assert "1 rows from 1 of 2 queries" in done.output
+    assert "corpus: id '_id', text 'text'" in done.output
+    Path("words.jsonl").write_text('{"_id": "a", "words": "first"}\n{"_id": "b", "words": "second"}\n')
+    named = ["--qrels", "qrels.txt", *texts[:3], "words.jsonl", "--corpus-text", "words"]
+    assert run("run.trec", *named, "-o", "same.jsonl").exit_code == 0
+    assert Path("same.jsonl").read_text() == Path("out.jsonl").read_text()
     done = run("run.trec", "--qrels", "qrels.txt", "--format", "msmarco", "-o", "ids.tsv")
     assert Path("ids.tsv").read_text() == "q\tb\ta\n", done.output  # ids need no texts
     for options, message in [
         (texts, "no column 'relevance'; name the judgements with --qrels"),
         (["--qrels", "qrels.txt"], "a run has no texts; name --queries and --corpus"),
         (["--qrels", "qrels.txt", *texts[:2]], "--queries and --corpus belong together"),
+        (["--qrels", "qrels.txt", "--corpus-text", "words"], "--corpus-text need --queries and --corpus"),
+        (["--qrels", "qrels.txt", *texts[:3], "words.jsonl"], "Name it with --corpus-text"),
         (["--qrels", "qrels.txt", *texts[:3], "queries.tsv"], "no text for doc_id 'a' in --corpus"),
     ]:
         done = run("run.trec", *options, "-o", "none.jsonl")

@@ -24,7 +24,7 @@ from tests.conftest import Server
 from tests.harness.tools import slow_but
 
 ROWS = [
-    {"query_id": 1 + n // 4, "qid": 1 + n // 3, "doc_id": f"d{n % 4}", "pid": f"p{n % 4}", "query": "moon",
+    {"query_id": 1 + n // 4, "group": 1 + n // 3, "pid": f"p{n % 4}", "page": f"d{n % 4}", "query": "moon",
      "other": "cat", "passage": "" if n == 3 else f"moon river {n}", "n": n}
     for n in range(8)
 ]  # fmt: skip
@@ -55,6 +55,10 @@ OPTIONS: dict[str, list[str]] = {
     "queries": ["--queries", "queries-2.jsonl"],
     "corpus": ["--corpus", "corpus-2.jsonl"],
     "dataset": ["--dataset", "irds:rankmill-options-2"],
+    "queries_id": ["--queries-id", "other_id"],
+    "queries_text": ["--queries-text", "other"],
+    "corpus_id": ["--corpus-id", "other_id"],
+    "corpus_text": ["--corpus-text", "other"],
     "on_duplicate": ["--corpus", "corpus-2.jsonl", "--on-duplicate", "last"],
     "depth": ["--depth", "2"],
     "qrels": ["--qrels", "qrels.txt"],
@@ -68,8 +72,8 @@ OPTIONS: dict[str, list[str]] = {
     "messages_column": ["--messages-column", "passage"],
     "score_column": ["--score-column", "found"],
     "rank_column": ["--rank-column", "place"],
-    "query_id_column": ["--query-id-column", "qid"],
-    "passage_id_column": ["--passage-id-column", "doc_id"],
+    "query_id_column": ["--query-id-column", "group"],
+    "passage_id_column": ["--passage-id-column", "page"],
     "text_columns": ["--text-columns", "n"],
     "list_columns": ["--list-columns", "words"],
     "delimiter": ["--delimiter", "comma"],
@@ -116,7 +120,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, shared_queue: Server) -> Pa
         queries = {f"q{q}": f"how far is the {word} {q}" for q in (1, 2)}
         corpus = {f"d{d}": f"{word} river {d}" for d in range(10) if d != 3}
         for what, texts_by_id in (("queries", queries), ("corpus", corpus)):
-            items = [{"_id": key, "text": text} for key, text in texts_by_id.items()]
+            items = [
+                {"_id": key, "text": text, "other_id": f"{key[0]}{9 - int(key[1:])}", "other": f"{text} cat"}
+                for key, text in texts_by_id.items()
+            ]
             (folder / f"{what}{end}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in items))
             texts = [f"{key}\t{text}\n" for key, text in texts_by_id.items()]
             (folder / f"{what}{end}.tsv").write_text("".join(texts))

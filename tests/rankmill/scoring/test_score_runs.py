@@ -112,6 +112,66 @@ def test_labels_from_two_teachers_then_negatives_and_measures(folder: Path, comm
     assert recall == 0.5  # the passage that was added for mining does not count
 
 
+def test_the_columns_of_texts_are_named_or_known_and_the_summary_says_them(
+    folder: Path, command: list[object]
+) -> None:
+    corpus = [{"docid": key, "title": "T", "words": text, "pid": f"p{key}"} for key, text in CORPUS.items()]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in corpus))
+    output = folder / "out.parquet"
+    done = score_file(*command, "-o", output)
+    assert (done.code, "--corpus-id" in done.err, output.exists()) == (2, True, False), done.err
+    done = score_file(*command, "--corpus-id", "docid", "-o", output)
+    assert (done.code, "--corpus-text" in done.err, output.exists()) == (2, True, False), done.err
+    named = ["--corpus-id", "docid", "--with-texts", "-o", output, "--corpus-text"]
+    done = score_file(*command, *named, "words")
+    assert done.code == 0, done.err
+    assert "queries: id '_id', text 'text'" in done.out
+    assert "corpus: id 'docid', text 'words'" in done.out
+    table = pq.read_table(output)
+    assert table["passage"].to_pylist() == [CORPUS[key] for key in table["doc_id"].to_pylist()]
+    done = score_file(*command, *named, "title,words", "--force", "--json")
+    assert (
+        json.loads(done.out)["taken"]["corpus"]
+        == "id 'docid', text 'words' behind 'title', where there is one"
+    )
+    table = pq.read_table(output)
+    assert table["passage"].to_pylist() == [f"T {CORPUS[key]}" for key in table["doc_id"].to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("two", "options", "named"),
+    [
+        (("query_id", "qid"), ["--top-k", 1], ["--query-id-column", "query_id"]),
+        (("pid", "docid"), ["--output-format", "trec"], ["--passage-id-column", "docid"]),
+    ],
+)
+def test_ids_of_which_two_could_be_meant_are_asked_about(
+    folder: Path, command: list[object], two: tuple[str, str], options: list[object], named: list[object]
+) -> None:
+    one = {"query_id", "pid"} - set(two)
+    rows = [
+        {
+            **dict.fromkeys(one, "x"),
+            two[0]: f"{n // 3}",
+            two[1]: f"{n}",
+            "query": "moon",
+            "passage": f"river {n}",
+        }
+        for n in range(6)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
+    pairs = [folder / "pairs.parquet", *command[6:], *options, "-o", folder / "out"]
+    pairs += [] if "trec" in options else ["--output-format", "jsonl"]
+    done = score_file(*pairs)
+    assert (done.code, f"{two[0]!r} or {two[1]!r}: name it with {named[0]}" in done.err) == (2, True), (
+        done.err
+    )
+    done = score_file(*pairs, *named)
+    assert done.code == 0, done.err
+    lines = (folder / "out").read_text().splitlines()
+    assert len(lines) == (2 if "--top-k" in options else 6)
+
+
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(rankmill, [*map(str, arguments)])
 

@@ -86,6 +86,14 @@ class FileRequest(WireModel):
     """Texts of the run's queries: TSV, JSONL or Parquet."""
     corpus: Files = ()
     """Texts of the run's passages: TSV, JSONL or Parquet."""
+    queries_id: Column | None = None
+    """Column with the queries' ids.  [default: the only known name]"""
+    queries_text: Columns = ()
+    """Column with their texts; several are joined.  [default: the only known name]"""
+    corpus_id: Column | None = None
+    """Column with the passages' ids.  [default: the only known name]"""
+    corpus_text: Columns = ()
+    """Column with their texts; several are joined.  [default: title and the only known name]"""
     on_duplicate: OnDuplicate = "error"
     """An id with two texts in the queries or the corpus: an error, or the first or last text is taken."""
     depth: Positive | None = None
@@ -155,6 +163,10 @@ class FileRequest(WireModel):
             "--depth": self.depth,
             "--qrels": self.qrels,
             "--with-texts": self.with_texts,
+            "--queries-id": self.queries_id,
+            "--queries-text": self.queries_text,
+            "--corpus-id": self.corpus_id,
+            "--corpus-text": self.corpus_text,
             "--on-duplicate": self.on_duplicate != "error",
         }
         if not all(run) and (option := next((option for option, value in of_run.items() if value), None)):

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from rankmill.jobs.cache import cache_folder, make_folder, strangers
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.protocol.submitted.request import OnDuplicate
-from rankmill.producer.files.corpus.texts import read_texts
+from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, read_texts, taken_fields
 from rankmill.producer.files.stores.paths import ObjectPath, resolved
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import sync
@@ -92,8 +92,10 @@ class TextIndex:
         return texts
 
 
-def in_memory(files: Sequence[Path], on_duplicate: OnDuplicate = "error") -> TextIndex:
-    """Read all texts of `files` into memory.
+def in_memory(
+    files: Sequence[Path], on_duplicate: OnDuplicate = "error", fields: TextFields = QUERIES
+) -> TextIndex:
+    """Read all texts of `files` into memory; `fields` says which columns they are in.
 
     An id may be there twice with one text. With two texts it is an error, or `on_duplicate` takes the first
     or the last.
@@ -103,7 +105,7 @@ def in_memory(files: Sequence[Path], on_duplicate: OnDuplicate = "error") -> Tex
     InputError
         A file cannot be read, or an id has two texts.
     """
-    by_file = [list(read_texts(file)) for file in files]
+    by_file = [list(read_texts(file, fields)) for file in files]
     parts = [part for each in by_file for part in each]
     ids = pa.concat_arrays([part.cast(pa.large_string()) for part, _ in parts] or [_no_texts()])
     texts = pa.concat_arrays([part.cast(pa.large_string()) for _, part in parts] or [_no_texts()])
@@ -116,9 +118,12 @@ def in_memory(files: Sequence[Path], on_duplicate: OnDuplicate = "error") -> Tex
 
 
 def on_disk(
-    files: Sequence[Path], fingerprints: Iterable[str], on_duplicate: OnDuplicate = "error"
+    files: Sequence[Path],
+    fingerprints: Iterable[str],
+    on_duplicate: OnDuplicate = "error",
+    fields: TextFields = CORPUS,
 ) -> TextIndex:
-    """The index of a corpus: the one beside its first file if it fits the files, else a new one.
+    """The index of a corpus: the one beside its first file if it fits files and `fields`, else a new one.
 
     Ids that are there twice are treated as in `in_memory`. Where that folder cannot be written, or is in an
     object store, the index is in the user's cache folder.
@@ -132,8 +137,7 @@ def on_disk(
     """
     about: dict[str, object] = {"format": _FORMAT, "files": [[str(resolved(file)), mark] for file, mark in
                                           zip(files, fingerprints, strict=True)]}  # fmt: skip
-    if on_duplicate != "error":
-        about["on_duplicate"] = on_duplicate
+    about |= {"on_duplicate": on_duplicate, "fields": [str(taken_fields(file, fields)) for file in files]}
     name = hashlib.sha256(str(resolved(files[0])).encode()).hexdigest()[:16]
     cache = cache_folder("auto")
     kept = cache / "corpora" / name
@@ -151,7 +155,7 @@ def on_disk(
         make_folder(folder.parent)
         new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=SUFFIX, dir=folder.parent))
         try:
-            _build(new, files, on_duplicate)
+            _build(new, files, on_duplicate, fields)
             (new / "about.json").write_text(json.dumps(about))
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(FileExistsError):
@@ -176,12 +180,12 @@ def _about(folder: Path) -> object:
         return None
 
 
-def _build(folder: Path, files: Sequence[Path], on_duplicate: OnDuplicate) -> None:
+def _build(folder: Path, files: Sequence[Path], on_duplicate: OnDuplicate, fields: TextFields) -> None:
     hashes: list[Hashes] = []
     sizes: list[int] = []
     with _Strings(folder, "ids") as ids, _Strings(folder, "texts") as texts:
         for file in files:
-            for some_ids, some_texts in read_texts(file):
+            for some_ids, some_texts in read_texts(file, fields):
                 hashes.append(_hashes(some_ids))
                 ids.add(some_ids)
                 texts.add(some_texts)

@@ -17,6 +17,7 @@ from rankmill.jobs.protocol.submitted.request import OnDuplicate
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
 from rankmill.producer.files.corpus.rankings import SCHEMA, read_qrels, read_ranking
+from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, taken
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import RankingFiles
 from rankmill.producer.files.ranking import Repeats, starts_of
@@ -46,6 +47,8 @@ class RankingSource(PairSource):
         Whether a missing text is a row error; else it ends the command before any work.
     on_duplicate
         What becomes of an id with two texts in the queries or the corpus.
+    queries, corpus
+        Columns of their files.
     limit
         Most rows of the run to score; judged passages that these rows lack are added to them.
     shard
@@ -67,16 +70,19 @@ class RankingSource(PairSource):
         *,
         allow_missing: bool,
         on_duplicate: OnDuplicate = "error",
+        queries: TextFields = QUERIES,
+        corpus: TextFields = CORPUS,
         limit: int | None = None,
         shard: Shard | None = None,
     ) -> None:
         self._input, self._ranking = files, files.ranking.path
         self._limit = limit
         marks = tuple(fingerprints)
-        self._queries = in_memory([file.path for file in files.queries], on_duplicate)
+        paths = [[file.path for file in each] for each in (files.queries, files.corpus)]
         first = 1 + len(files.queries)
-        corpus = [file.path for file in files.corpus]
-        self._corpus = on_disk(corpus, marks[first : first + len(corpus)], on_duplicate)
+        self._queries = in_memory(paths[0], on_duplicate, queries)
+        self._corpus = on_disk(paths[1], marks[first : first + len(paths[1])], on_duplicate, corpus)
+        self.taken = taken(paths[0], queries) | taken(paths[1], corpus)
         self._labels = _labels(files.qrels.path) if files.qrels else None
         self._id_schema = pa.schema([*SCHEMA, *(_LABEL_FIELDS if files.qrels else [])])
         self.schema = pa.schema([*self._id_schema, *_TEXT_FIELDS])

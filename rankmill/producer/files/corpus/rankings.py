@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.table import CSV, TSV, format_of, is_readable, open_reader
 from rankmill.producer.files.formats.trec import LineFormat, read_lines
-from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
 
 SCHEMA = pa.schema(
     [
@@ -27,15 +28,17 @@ SCHEMA = pa.schema(
 """Columns of every ranking; rank and score are null where the file has none."""
 
 _ROWS = 65_536
-_USUAL = {
-    "query_id": QUERY_IDS,
-    "doc_id": PASSAGE_IDS,
-    "run_rank": ("rank", "run_rank", "position"),
-    "run_score": ("score", "run_score", "sim", "similarity"),
+_USUAL: Mapping[str, Sequence[Sequence[str]]] = {
+    "query_id": [QUERY_IDS],
+    "doc_id": [PASSAGE_IDS],
+    "run_rank": [("rank", "position"), ("run_rank",)],
+    "run_score": [("score", "sim", "similarity"), ("run_score",)],
 }
-"""Names of a file's columns for those of `SCHEMA`."""
+"""Names of a file's columns for those of `SCHEMA`. Those that an output has of the run that was scored count
+where there are no others."""
 
-_RELEVANCE = ("relevance", "score", "rel", "label")
+_RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
+"""Names of the grades; a table with relevance may have scores as well."""
 
 _RANKING = LineFormat(
     SCHEMA,
@@ -110,12 +113,24 @@ def read_table(path: Path) -> pa.Table:
     return pa.Table.from_batches(reader.batches(schema, _ROWS), schema)
 
 
-def column_of(path: Path, names: Sequence[str], usual: Sequence[str]) -> str:
-    """The first of the `usual` names among those of a file; raises `InputError` if there is none."""
-    found = next((name for name in usual if name in names), None)
+def column_of(path: Path, names: Sequence[str], *usual: Sequence[str]) -> str:
+    """The column of a file with one of the `usual` names, the first of which go before the others.
+
+    Raises
+    ------
+    InputError
+        There is none, or there are several.
+    """
+    found = _column_with(path, names, usual)
     if found is None:
-        raise InputError(f"{path}: no column {' or '.join(usual)}; it has {', '.join(map(repr, names))}")
+        every = " or ".join(chain.from_iterable(usual))
+        raise InputError(f"{path}: no column {every}; it has {', '.join(map(repr, names))}")
     return found
+
+
+def _column_with(path: Path, names: Sequence[str], usual: Sequence[Sequence[str]]) -> str | None:
+    what, way_out = f"{path}: {usual[0][0]}", "leave one out of the file, or rename it"
+    return next((found for each in usual if (found := known_column(names, each, what, way_out))), None)
 
 
 def frame_of(table: pa.Table, names: list[str], path: Path) -> pd.DataFrame:
@@ -135,7 +150,9 @@ def frame_of(table: pa.Table, names: list[str], path: Path) -> pd.DataFrame:
 def _judgements(path: Path) -> pd.DataFrame:
     if is_readable(path) and format_of(path) is not TSV:
         table = read_table(path)
-        names = [column_of(path, table.column_names, usual) for usual in (QUERY_IDS, PASSAGE_IDS, _RELEVANCE)]
+        names = [
+            column_of(path, table.column_names, *usual) for usual in ([QUERY_IDS], [PASSAGE_IDS], _RELEVANCE)
+        ]
         frame = frame_of(table, names, path).rename(columns={"score": "relevance"})
         if len(frame) < len(table):
             raise InputError(f"{path}: a row lacks {' or '.join(names)}")
@@ -188,9 +205,9 @@ def _column(path: Path, column: pa.Array | None, field: pa.Field, rows: int, fir
 
 def _named(path: Path, names: Sequence[str]) -> Mapping[str, str]:
     """The file's column for each of `SCHEMA` that it has; raises `InputError` if it has no ids."""
-    ids = {name: column_of(path, names, _USUAL[name]) for name in ("query_id", "doc_id")}
-    found = {name: next((each for each in usual if each in names), "") for name, usual in _USUAL.items()}
-    return ids | {name: column for name, column in found.items() if column}
+    ids = {name: column_of(path, names, *_USUAL[name]) for name in ("query_id", "doc_id")}
+    others = {name: _column_with(path, names, _USUAL[name]) for name in ("run_rank", "run_score")}
+    return ids | {name: column for name, column in others.items() if column}
 
 
 def _fields(path: Path, words: Sequence[str]) -> Sequence[str]:

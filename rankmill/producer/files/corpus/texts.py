@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,63 +13,143 @@ import pyarrow.compute as pc
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.table import CSV, JSON, JSONL, TSV, format_of, open_reader
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
 
-IDS = ("_id", "id", "query_id", "qid", "doc_id", "docid", "docno", "pid", "passage_id", "corpus_id")
-TEXTS = ("text", "query", "passage", "contents", "body", "question", "title")
-TITLE = "title"
+Side = Literal["queries", "corpus"]
+
+_IDS = ("_id", "id")
+_KNOWN_IDS: dict[Side, tuple[str, ...]] = {
+    "queries": (*_IDS, *QUERY_IDS), "corpus": (*_IDS, *PASSAGE_IDS)
+}  # fmt: skip
+_KNOWN_TEXTS: dict[Side, tuple[str, ...]] = {
+    "queries": ("text", "query", "question", "query_text", "contents"),
+    "corpus": (
+        "text", "passage", "contents", "content", "body", "segment", "abstract", "passage_text", "doc_text",
+        "document",
+    ),
+}  # fmt: skip
+_TITLE = "title"
+"""Goes before the text of a passage, as in BEIR. It is never the text by itself, unless it is named."""
 
 _ROWS = 16_384
 
 
-def read_texts(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
+@dataclass(frozen=True)
+class TextFields:
+    """The columns with the ids and the texts of queries, or of a corpus.
+
+    A column that is not named is guessed, if it is the only one with a known name. The last of ``texts`` is
+    the text; what the others hold goes before it, with a space between two, where it is not empty.
+    """
+
+    side: Side
+    id: str | None = None
+    texts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """What is read, for a person."""
+        *before, text = self.texts
+        with_title = f" behind {' and '.join(map(repr, before))}, where there is one" if before else ""
+        return f"id {self.id!r}, text {text!r}{with_title}"
+
+    def among(self, path: Path, names: Sequence[str]) -> TextFields:
+        """The same with every column named; `names` are those that the beginning of the file shows.
+
+        Raises
+        ------
+        InputError
+            A column is not there, no name is known, or several are.
+        """
+        is_json = format_of(path) in {JSON, JSONL}  # where the first record need not have all names
+        for option, name in (("id", self.id), *(("text", each) for each in self.texts)):
+            if name and name not in names and not is_json:
+                raise InputError(
+                    f"{path}: no column {name!r} (--{self.side}-{option}); it has {_listed(names)}"
+                )
+        key = self.id or self._guessed(path, names, "id", _KNOWN_IDS[self.side])
+        texts = self.texts
+        if not texts:
+            text = self._guessed(path, names, "text", _KNOWN_TEXTS[self.side])
+            has_title = self.side == "corpus" and (is_json or _TITLE in names)
+            texts = (_TITLE, text) if has_title else (text,)
+        return TextFields(self.side, key, texts)
+
+    def _guessed(self, path: Path, names: Sequence[str], what: str, known: Sequence[str]) -> str:
+        option = f"--{self.side}-{what}"
+        found = known_column(names, known, f"{path}: the {what} of the {self.side}", f"name it with {option}")
+        if found is None:
+            raise InputError(
+                f"{path}: which of its columns ({_listed(names)}) is the {what} of the {self.side}? "
+                f"Name it with {option}"
+            )
+        return found
+
+
+QUERIES, CORPUS = TextFields("queries"), TextFields("corpus")
+
+
+def read_texts(path: Path, fields: TextFields = CORPUS) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Yield ``(ids, texts)``: string arrays of one length, in the file's order; a missing text is null.
 
-    A text is ``title + " " + text`` where the file has both and the title is not empty, as in BEIR. The
-    columns have one of the usual names (`IDS`, `TEXTS`). TSV without a header has an id and a text.
+    TSV without a header has an id and a text.
 
     Raises
     ------
     InputError
         The file has no such columns, is damaged, or has an id that is null.
     """
-    row = 0
-    for batch in _batches(path):
-        names = _columns(path, batch.schema.names)
-        ids = batch[names[0]].cast(pa.string())
+    row, has_text = 0, False
+    opened = _open(path, fields)
+    if opened is None:
+        return
+    taken, batches = opened
+    for batch in batches:
+        ids = batch[taken.id].cast(pa.string())
         if ids.null_count:
             place = pc.index(pc.is_null(ids), True).as_py()
-            raise InputError(f"{path}: row {row + place} (counted from 0) has no {names[0]}")
-        texts = batch[names[1]].cast(pa.string())
-        if len(names) > 2:
-            titles = pc.utf8_trim_whitespace(pc.fill_null(batch[names[2]].cast(pa.string()), ""))
-            whole = pc.binary_join_element_wise(titles, pc.fill_null(texts, ""), " ")
-            texts = pc.if_else(pc.equal(titles, ""), texts, whole)
-        yield ids, texts
+            raise InputError(f"{path}: row {row + place} (counted from 0) has no {taken.id}")
+        *before, text = (batch[name].cast(pa.string()) for name in taken.texts)
+        has_text = has_text or text.null_count < len(text)
+        yield ids, _joined(before, text)
         row += len(batch)
+    if row and not has_text and fields.texts:
+        raise InputError(f"{path}: no row has a text in {taken.texts[-1]!r} (--{fields.side}-text)")
 
 
-def _columns(path: Path, names: Sequence[str]) -> list[str]:
-    """Names of the columns with the id, the text and perhaps the title."""
-    key = next((name for name in IDS if name in names), None)
-    text = next((name for name in TEXTS if name in names), None)
-    if key is None or text is None:
-        raise InputError(
-            f"{path}: needs a column with ids (one of {', '.join(IDS)}) and one with texts "
-            f"({', '.join(TEXTS)}); it has {', '.join(map(repr, names)) or 'none'}"
-        )
-    return [key, text, TITLE] if TITLE in names and text != TITLE else [key, text]
+def taken_fields(path: Path, fields: TextFields) -> TextFields | None:
+    """The columns that are read of a file; ``None`` for an empty one. Raises what `read_texts` does."""
+    opened = _open(path, fields)
+    return opened and opened[0]
 
 
-def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the needed columns alone: the beginning of the file says which."""
+def taken(paths: Sequence[Path], fields: TextFields) -> dict[str, str]:
+    """The columns that are read of files, for a person, by the option that names the files."""
+    found = dict.fromkeys(str(each) for path in paths if (each := taken_fields(path, fields)))
+    return {fields.side: "; ".join(found)}
+
+
+def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
+    """Texts with what goes before them; null where there is no text."""
+    whole = text
+    for each in reversed(before):
+        first = pc.utf8_trim_whitespace(pc.fill_null(each, ""))
+        both = pc.binary_join_element_wise(first, whole, " ")
+        both = pc.if_else(pc.equal(pc.utf8_trim_whitespace(whole), ""), first, both)
+        whole = pc.if_else(pc.equal(first, ""), whole, both)
+    return whole
+
+
+def _open(path: Path, fields: TextFields) -> tuple[TextFields, Iterator[pa.RecordBatch]] | None:
+    """The columns to read, by what the beginning of the file shows, and these; ``None`` for an empty file."""
     options = ReadOptions(way_out="write the texts as Parquet")
     found = format_of(path)
     if found is CSV:
         options = replace(options, delimiter=",")
     schema = open_reader(path, options=options).shown_columns()
     if not schema.names:
-        return
-    if found in {CSV, TSV} and not set(IDS) & set(schema.names):
+        return None
+    is_named = fields.id or fields.texts
+    if found in {CSV, TSV} and not is_named and not set(_KNOWN_IDS[fields.side]) & set(schema.names):
         if len(schema.names) != 2:
             raise InputError(
                 f"{path}: {len(schema.names)} columns and no header; "
@@ -76,8 +157,17 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
             )
         options = replace(options, names=("id", "text"))
         schema = pa.schema([("id", pa.string()), ("text", pa.string())])
-    names = _columns(path, schema.names)
-    asked = [schema.field(name) for name in names]
-    if found in {JSON, JSONL}:  # the first record need not have a title, or one that is text
-        asked = [asked[0], *(pa.field(name, pa.string()) for name in dict.fromkeys([names[1], TITLE]))]
-    yield from open_reader(path, options=options).batches(pa.schema(asked), _ROWS)
+    taken = fields.among(path, schema.names)
+    names = dict.fromkeys([taken.id, *taken.texts])
+    is_json = found in {JSON, JSONL}
+    asked = [
+        pa.field(name, pa.string())
+        if is_json and (name != taken.id or name not in schema.names)
+        else schema.field(name)
+        for name in names
+    ]
+    return taken, open_reader(path, options=options).batches(pa.schema(asked), _ROWS)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
