@@ -76,7 +76,7 @@ def reused(path: Path) -> object:
 
 
 def texts(path: Path) -> Path:
-    return damaged(path, TABLE.select(["doc_id", "passage"]))
+    return damaged(path, TABLE.select(["doc_id", "passage"]).rename_columns(["id", "text"]))
 
 
 READERS: dict[str, Callable[[Path], object]] = {
