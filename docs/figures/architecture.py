@@ -16,7 +16,8 @@ ROOMS = {
     }),
     "rankmill.jobs": ("contract and protocol", "b", {
         "protocol": "runs, leases, reports in Redis", "registry": "reads a registry of models",
-        "cache": "digests of files", "runtime": "settings, connection, logs", "contract": "spec, wire, results, keys",
+        "model_files": "which a model has", "cache": "digests of files",
+        "runtime": "settings, connection, logs", "contract": "spec, wire, results, keys",
         "system": "clocks, threads, disks",
     }),
     "rankmill.workers": ("scoring", "c", {

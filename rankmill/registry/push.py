@@ -24,8 +24,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from rankmill.jobs.cache import PLAIN, WORDS
-from rankmill.jobs.contract.errors import InputError, RegistryConflict, RegistryError
+from rankmill.jobs.contract.errors import InputError, RegistryConflict, RegistryError, SpecError
+from rankmill.jobs.model_files import PLAIN, WORDS, model_files, weight_files
 from rankmill.jobs.registry.documents import (
     MAX_FILES,
     MAX_NOTES,
@@ -67,16 +67,16 @@ def find_files(folder: Path) -> list[LocalFile]:
     Raises
     ------
     InputError
-        The folder holds no model, or something that is neither weights in safetensors nor data.
+        The folder holds no model, or something that is neither weights in safetensors nor data. Or its files
+        name one that is not pushed.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} is not a model: there is no config.json in it")
-    if not any(folder.glob("*.safetensors")):
-        raise InputError(f"{folder} has no *.safetensors: save the model with safe_serialization=True")
     _check_config(folder / "config.json")
     found = sorted(_walk(folder, folder), key=lambda file: file.path)
+    _check_named(folder, found)
     if len(found) > MAX_FILES:
         raise InputError(f"{folder} has {len(found):,} files; a version has at most {MAX_FILES:,}")
     return found
@@ -121,6 +121,22 @@ def _check_config(path: Path) -> None:
         raise InputError(f"{path} is damaged: {error}") from None
     if isinstance(config, dict) and config.get("auto_map"):
         raise InputError(f"{path} names code to load the model with (auto_map); a registry holds no code")
+
+
+def _check_named(folder: Path, pushed: Sequence[LocalFile]) -> None:
+    """Refuse a model without weights, or one that needs a file which the registry will not have."""
+    try:
+        weights = weight_files(folder)
+        lacking = model_files(folder).keys() - {file.path for file in pushed}
+    except SpecError as error:
+        raise InputError(str(error)) from None
+    if not weights:
+        raise InputError(f"{folder} has no *.safetensors: save the model with safe_serialization=True")
+    if lacking:
+        raise InputError(
+            f"{folder} cannot be pushed: its files name {min(lacking)!r}, and a registry holds no hidden "
+            "files: rename it, there and in the files that name it"
+        )
 
 
 def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[ModelFile, ...]:

@@ -17,16 +17,16 @@ import pytest
 
 from benchmarks.faults.kills import folder_of, stop
 from rankmill import AsyncClient, Client
-from rankmill.jobs.cache import model_content
 from rankmill.jobs.contract.errors import InputChanged, RunFailed
 from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.model_files import model_content
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.score.progress import Show
 from rankmill.score.score_file import score_file as score_here
 from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
 from tests.faults.test_refusals import odd
-from tests.harness.models.tiny import make_bert
+from tests.harness.models.tiny import make_bert, put_weights
 from tests.workers.engine.test_engine import one_at_a_time
 
 pytestmark = pytest.mark.own_precision
@@ -35,9 +35,12 @@ PAIRS = [("big cat", f"moon river {number}") for number in range(300)]
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A model's directory, a copy of what is in it, and what replaces it."""
+def models(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path, Path]:
+    """A model's directory, a copy of what is in it, and what replaces it; a parameter: the weights' path."""
     old, new = (make_bert(tmp_path / name, seed=seed) for seed, name in enumerate(("old", "new")))
+    if place := getattr(request, "param", None):
+        put_weights(old, place)
+        put_weights(new, place)
     return shutil.copytree(old, tmp_path / "model"), old, new
 
 
@@ -84,6 +87,7 @@ def test_a_directory_that_is_replaced_in_a_run_is_for_the_next_run(
     assert again.stats.revision == model_content(new)
 
 
+@pytest.mark.parametrize("models", [None, ".weights/one.safetensors"], indirect=True)
 def test_hosts_with_other_files_at_the_same_path_do_not_mix(
     client: Client, server: Server, workers: StartWorker, models: tuple[Path, Path, Path]
 ) -> None:

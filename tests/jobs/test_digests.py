@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rankmill.jobs import cache as caches
-from rankmill.jobs.cache import file_digest, model_content, model_facts, model_files
+from rankmill.jobs.cache import file_digest
+from rankmill.jobs.model_files import model_content, model_facts, model_files
 
 
 @pytest.fixture

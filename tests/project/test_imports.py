@@ -23,7 +23,7 @@ MAY_IMPORT = {
 """What each room may import of ours; tests may import everything. The package's face is no room."""
 
 DIRECTION = {
-    "rankmill.jobs": ["protocol", "registry", "cache", "runtime", "contract", "system"],
+    "rankmill.jobs": ["protocol", "registry", "model_files", "cache", "runtime", "contract", "system"],
     "rankmill.workers": [
         "worker", "offline", "queue", "engine", "models", "backends", "batches", "host"
     ],

@@ -25,9 +25,9 @@ from prometheus_client import Histogram
 from rq.worker import SimpleWorker
 
 from rankmill import Client
-from rankmill.jobs.cache import model_content
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
+from rankmill.jobs.model_files import model_content
 from rankmill.jobs.protocol.model_figures import SCORE_BUCKETS, ModelFigures
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.runs import RunStore

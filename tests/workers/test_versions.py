@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rankmill.jobs.cache import model_files
 from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.model_files import model_files
 from rankmill.jobs.registry.documents import Reference
 from rankmill.jobs.registry.registry import Registry, fetch_files, files_folder
 from rankmill.registry.store import RegistryStore

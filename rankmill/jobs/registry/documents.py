@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rankmill.jobs.cache import digest_of
 from rankmill.jobs.contract.errors import InputError, RegistryError
 from rankmill.jobs.contract.schema import Count, Seconds
+from rankmill.jobs.model_files import digest_of
 
 ALIASES = "aliases"
 """Folder of a model's aliases; no version can be called so."""

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rankmill.jobs.cache import file_digest, model_content, model_files, model_folder
-from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.cache import file_digest
+from rankmill.jobs.contract.errors import InputError, SpecError
+from rankmill.jobs.model_files import model_content, model_files, model_folder
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.stores.paths import ObjectPath, resolved
 from rankmill.producer.files.stores.reading import admitted
@@ -61,7 +62,7 @@ def manifest(
     Raises
     ------
     InputError
-        A file of the model cannot be read.
+        A file of the model cannot be read, or names one outside of its directory.
     """
     found = {_RELEASE: version("rankmill")}
     texts = {name: str(value) for name, value in options.items()}
@@ -78,13 +79,15 @@ def content_here(model: str, cache: Path) -> str | None:
     Raises
     ------
     InputError
-        A file of the model cannot be read.
+        A file of the model cannot be read, or names one outside of its directory.
     """
     folder = model_folder(model)
     try:
         return None if folder is None else model_content(folder, cache)
     except OSError as error:
         raise InputError(f"model {model} cannot be read: {error}") from None
+    except SpecError as error:
+        raise InputError(str(error)) from None
 
 
 def _model_files(model: str, cache: Path) -> dict[str, str]:
@@ -96,6 +99,8 @@ def _model_files(model: str, cache: Path) -> dict[str, str]:
             found[f"model file {resolved(path)}"] = f"{size:,} bytes (digest {file_digest(path, cache)[:32]})"
     except OSError as error:
         raise InputError(f"model {model} cannot be read: {error}") from None
+    except SpecError as error:
+        raise InputError(str(error)) from None
     return found
 
 

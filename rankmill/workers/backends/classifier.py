@@ -21,8 +21,9 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging as transformers_logging
 
 from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.model_files import check_named_files, weight_files
 from rankmill.workers.backends.families import TRACEABLE, reads_first_token
-from rankmill.workers.host.model_file import model_file
+from rankmill.workers.host.model_file import check_whole, model_file
 
 _BUFFERS = ("position_ids", "token_type_ids")
 """Buffers, not weights, that old releases of transformers saved."""
@@ -102,7 +103,7 @@ def _is_foreign(name: str, model: Any) -> bool:
 def _checkpoint(source: str | Path, revision: str | None) -> Iterable[Path]:
     """The files with weights; not found for a model on the hub whose weights are in several files."""
     if isinstance(source, Path):
-        return source.glob("*.safetensors")
+        return weight_files(source)
     file = model_file(source, revision, "model.safetensors")
     return [] if file is None else [file]
 
@@ -145,10 +146,12 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     Raises
     ------
     SpecError
-        Transformers would compute something other than the config describes.
+        Transformers would compute something other than the config describes, or read files of others.
     OSError, ValueError
         From transformers, when there is no such model.
     """
+    if isinstance(source, str):  # of a directory, `model_files` has done this
+        _check_hub(source, revision)
     config = AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     if getattr(config, "num_hidden_layers", 0) > _MOST_LAYERS:
         raise SpecError(
@@ -162,6 +165,18 @@ def load_config(source: str | Path, revision: str | None) -> Any:
             "and code from model repositories is never run"
         )
     return config
+
+
+_NAMING = ("config.json", "tokenizer_config.json", "modules.json", "model.safetensors.index.json")
+"""Files of a model that may name others."""
+
+
+def _check_hub(source: str, revision: str | None) -> None:
+    """Refuse a model on the hub that is an adapter, or that names files of this host: the commit has none."""
+    check_whole(source, revision)
+    for name in _NAMING:
+        if file := model_file(source, revision, name):
+            check_named_files(file)
 
 
 _MOST_LAYERS = 1000

@@ -8,10 +8,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rankmill.jobs.cache import Facts, model_facts, model_folder
+from rankmill.jobs.cache import Facts
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.prompts import TEXTS_ALONE
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
+from rankmill.jobs.model_files import model_facts, model_folder
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.engine.engine import Engine
@@ -194,7 +195,7 @@ class EngineCache:
         cached = self._cached.get(self._key(self._weights_of(spec)[0]))
         try:
             return cached is not None and (spec.revision is not None or cached.stamp == _stamp(spec))
-        except OSError:  # `get` says it
+        except (OSError, SpecError):  # `get` says it
             return False
 
     def evicts(self, spec: ScoreSpec) -> bool:

@@ -26,6 +26,7 @@ from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof, Way
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.model_files import weight_files
 from rankmill.jobs.runtime.hosts import cpu_flags
 from rankmill.jobs.runtime.limits import free_memory
 from rankmill.jobs.system import system
@@ -395,7 +396,7 @@ class Proving:
     def _is_large(self) -> bool:
         """Whether the model is too large to be run in fp32 beside the loaded one."""
         source = self._loaded.source
-        files = source.glob("*.safetensors") if isinstance(source, Path) else []
+        files = weight_files(source) if isinstance(source, Path) else []
         size = sum(file.stat().st_size for file in files)
         return size > _LARGEST or size > free_memory() // 2
 

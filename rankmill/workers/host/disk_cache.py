@@ -15,8 +15,9 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from rankmill.jobs.cache import file_digest, make_folder, model_content, read_json, strangers, write_json
+from rankmill.jobs.cache import file_digest, make_folder, read_json, strangers, write_json
 from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.model_files import model_content
 from rankmill.jobs.system import system
 
 _DIGESTS = "digests.json"

@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.system import system
 
 _HUB_SECONDS = 5.0
@@ -58,6 +59,24 @@ def _hub_answers() -> bool:
     thread.join(_HUB_SECONDS)
     constants.HF_HUB_OFFLINE = not answers
     return bool(answers)
+
+
+def check_whole(source: str | Path, revision: str | None) -> None:
+    """Refuse an adapter: transformers adds it to a model, or does not, depending on what is installed.
+
+    Raises
+    ------
+    SpecError
+        The files have an adapter.
+    OSError
+        As `model_file` does.
+    """
+    if model_file(source, revision, "adapter_config.json"):
+        raise SpecError(
+            f"{source} has a LoRA adapter (adapter_config.json), which is not loaded: merge it into its "
+            "model with peft's merge_and_unload(), save that with its tokenizer, and name the new folder "
+            "(docs/guides/models.md shows how)"
+        )
 
 
 def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:

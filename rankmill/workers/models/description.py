@@ -6,11 +6,10 @@ needs neither of them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
@@ -20,12 +19,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from tokenizers import Encoding, Tokenizer
 
-from rankmill.jobs.cache import file_digest
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.system import system
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.batches.layout import ModelLayout, read_layout
-from rankmill.workers.host.disk_cache import build_once, is_kept, kept_as, version
+from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
@@ -172,12 +170,17 @@ class Encoded(dict[str, list[list[int]]]):
         self.encodings = encodings
 
 
-def describe(source: str | Path, revision: str | None, cache: Path) -> Description:
+def describe(
+    source: str | Path,
+    revision: str | None,
+    cache: Path,
+    check_unchanged: Callable[[], None] = lambda: None,
+) -> Description:
     """The description of a model: from the cache, or read by transformers and then cached.
 
     Parameters
     ----------
-    source, revision
+    source, revision, check_unchanged
         As in `rankmill.workers.backends.base.ModelFiles`.
     cache
         Cache folder; if it cannot be written, every worker imports transformers.
@@ -189,8 +192,8 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     OSError, ValueError
         From transformers, when there is no such model.
     """
-    name = _name(source, revision)
-    folder = cache / "models" / name
+    packages = (version(name) for name in ("rankmill", "transformers", "tokenizers"))
+    folder = cache / "models" / cache_name(source, revision, str(_VERSION), *packages)
     if is_kept(folder, cache):
         return _load(folder, cache)
     found = read(source, revision, cache)
@@ -199,7 +202,8 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
         return found  # what runs it imports transformers anyway
     try:
         text = _plain(found.tokenizer, source, revision)
-        if text is not None and name == _name(source, revision):  # its files are still the same
+        if text is not None:
+            check_unchanged()  # else it would be kept as that of other files
             build_once(folder, partial(_save, _facts(found), text))
             return replace(found, copy=kept_as(folder))
     except Exception as error:  # an unusual tokenizer or config, or a full disk
@@ -232,18 +236,6 @@ def _words(tokenizer: Any) -> Iterable[int]:
     """The numbers of a tokenizer's words, without those of tokens that were added to them."""
     added = tokenizer.added_tokens_encoder
     return (number for word, number in tokenizer.get_vocab().items() if word not in added)
-
-
-def _name(source: str | Path, revision: str | None) -> str:
-    """Name in the cache: a digest of the hub commit, or of the small files of the directory."""
-    inputs = [str(_VERSION), *(version(name) for name in ("rankmill", "transformers", "tokenizers"))]
-    if isinstance(source, str):
-        inputs += [source, str(revision)]
-    else:
-        files = [path for kind in ("*.json", "*.txt", "*.model") for path in source.glob(kind)]
-        for path in sorted(files):
-            inputs += [path.name, file_digest(path)]
-    return hashlib.blake2b("\n".join(inputs).encode(), digest_size=16).hexdigest()
 
 
 def _load(folder: Path, cache: Path) -> Description:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.jobs.cache import cache_folder, model_folder, strangers
+from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.model_files import model_folder
 from rankmill.jobs.system import system
 from rankmill.workers.backends.alone import Alone
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
@@ -187,7 +188,7 @@ def load(
             raise WorkerError(why)
         found = find_source(spec, versions, cache)
         source, revision = found.files, found.revision
-        about = describe(source, revision, cache)
+        about = describe(source, revision, cache, found.check_unchanged)
         _scores(spec, about)  # what the spec lacks is said before the weights are read
         texts = _texts_of(tokenizer_for(spec, about, find_max_length(spec, about)))
         if device != "cpu" and texts:  # it would starve, also in a short run; meanwhile weights are read

@@ -16,14 +16,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from rankmill.jobs.cache import Facts, model_content, model_facts
+from rankmill.jobs.cache import Facts
 from rankmill.jobs.contract.errors import InputError, SpecError, WorkerError
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
+from rankmill.jobs.model_files import model_content, model_facts, weight_files
 from rankmill.jobs.registry.documents import Reference, parse_reference
 from rankmill.jobs.runtime.limits import total_memory
 from rankmill.jobs.system import system
-from rankmill.workers.host.model_file import commit_of
+from rankmill.workers.host.model_file import check_whole, commit_of
 from rankmill.workers.models.versions import VersionStore
 
 _MOST = 100 << 20
@@ -44,13 +45,14 @@ def check_headers(folder: Path, name: str) -> None:
     Raises
     ------
     SpecError
-        A file is longer or shorter than its header says, or has no header.
+        A file is longer or shorter than its header says, or has no header. Or the model names a file outside
+        of its directory.
     WorkerError
         The model does not fit into the memory of this host.
     OSError
         A file cannot be read.
     """
-    needed = sum(_loaded_bytes(file, name) for file in sorted(folder.glob("*.safetensors")))
+    needed = sum(_loaded_bytes(file, name) for file in weight_files(folder))
     there = total_memory()
     if needed > there:
         raise WorkerError(
@@ -112,7 +114,7 @@ class ModelSource:
 
 
 def find_source(
-    spec: ScoreSpec, versions: VersionStore | None, cache: Path | None, *, ask_hub: bool = True
+    spec: ScoreSpec, versions: VersionStore | None, cache: Path, *, ask_hub: bool = True
 ) -> ModelSource:
     """Find the files of a model; a version of a registry is fetched if it is not on this host.
 
@@ -121,7 +123,7 @@ def find_source(
     spec, versions
         The model, and where models of a registry come from.
     cache
-        The cache folder, where digests are remembered; ``None``: the content of a directory is not looked at.
+        The cache folder, where digests are remembered.
     ask_hub
         Without it, a model on the hub has the revision of the spec.
 
@@ -138,7 +140,7 @@ def find_source(
         if isinstance(files, str):
             return ModelSource(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
         facts = model_facts(files)
-        return ModelSource(files, None if cache is None else _content(files, spec, cache), facts=facts)
+        return ModelSource(files, _content(files, spec, cache), facts=facts)
     if versions is None:
         raise SpecError(
             f"{reference} is in a registry; rankmill models pull {reference} DIR makes a folder of it"
@@ -201,12 +203,13 @@ def locate(name: str) -> str | Path:
 
 
 def _checked(path: Path, name: str) -> Path:
+    check_whole(path, None)
     if not (path / "config.json").is_file():
         raise SpecError(
             f"{name} is not a model: there is no config.json in it on worker host {socket.gethostname()}; "
             "is its file system mounted there?"
         )
-    if not any(path.glob("*.safetensors")):
+    if not weight_files(path):
         raise SpecError(f"{name} has no *.safetensors: save the model with safe_serialization=True")
     check_headers(path, name)
     return path

@@ -15,9 +15,10 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankmill.jobs.cache import file_digest, make_folder, model_files, strangers
+from rankmill.jobs.cache import file_digest, make_folder, strangers
 from rankmill.jobs.contract.errors import InputError, RankmillError, RegistryAway, RegistryError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.model_files import model_files
 from rankmill.jobs.registry.documents import Manifest, Reference
 from rankmill.jobs.registry.registry import Registry, fetch_files
 from rankmill.jobs.registry.resolver import Resolver

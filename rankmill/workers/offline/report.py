@@ -32,7 +32,7 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
     spec = ScoreSpec.model_validate(request["spec"])
     with one_line(spec):
         cache = cache_folder(request["cache_dir"])
-        found = find_source(spec, VersionStore(cache, request["registry"], request["cache_bytes"]), None)
+        found = find_source(spec, VersionStore(cache, request["registry"], request["cache_bytes"]), cache)
         revision = found.revision
         about = describe(found.files, revision, cache)
         device = choose_device(request["device"], "torch")

@@ -5,6 +5,7 @@ Also `cross_encoder`, whose scores rankmill's must equal.
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,18 @@ def make_bert(
         tokenizer=_tokenizer({token: number for number, token in enumerate(dict.fromkeys(vocab))}, positions),
         entries={"sentence_transformers": {"activation_fn": activation}} if activation else None,
     )
+
+
+def put_weights(model: Path, file: str, index: str = "model.safetensors.index.json") -> Path:
+    """Move a model's weights to another file, by the path that an index has then."""
+    from safetensors import safe_open
+
+    with safe_open(model / "model.safetensors", "np") as weights:
+        names = list(weights.keys())
+    (model / file).parent.mkdir(parents=True, exist_ok=True)
+    (model / "model.safetensors").rename(model / file)
+    (model / index).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, file)}))
+    return model / file
 
 
 def _tokenizer(vocab: dict[str, int], positions: int) -> PreTrainedTokenizerFast:

@@ -172,6 +172,11 @@ BAD = {
     "auto_map": ("config.json", b'{"auto_map": {"AutoModel": "a.b"}}', "names code to load the model with"),
     "damaged": ("config.json", b"{", "is damaged"),
     "no weights": ("model.safetensors", None, r"has no \*.safetensors"),
+    "others' weights": (
+        "model.safetensors.index.json",
+        b'{"weight_map": {"a": "/a/b.safetensors"}}',
+        "names '/a/b.safetensors', which is not in its directory",
+    ),
     "no config": ("config.json", None, "there is no config.json"),
 }
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import onnx
 import onnxruntime
+from google.protobuf.message import Message
 
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.model_files import model_files
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.batches.tokens import INPUTS
@@ -70,6 +73,7 @@ def _shipped(files: ModelFiles) -> Path | None:
     if found is None:
         return None
     graph = onnx.load(found, load_external_data=False).graph
+    _check_external(graph, found, files.source)
     inputs = [each.name for each in graph.input]
     logits = graph.output[0].type.tensor_type
     shape = [size.dim_value for size in logits.shape.dim]
@@ -83,6 +87,29 @@ def _shipped(files: ModelFiles) -> Path | None:
         return found
     logger.warning("not using %s: it does not make one score per pair from %s", found, ", ".join(INPUTS))
     return None
+
+
+def _check_external(graph: onnx.GraphProto, file: Path, source: str | Path) -> None:
+    """Refuse a graph whose weights lie in files that are no part of the model."""
+    known = {path.as_posix() for path in model_files(source).values()} if isinstance(source, Path) else None
+    locations = [PurePosixPath(each.value) for each in _external(graph) if each.key == "location"]
+    for location in dict.fromkeys(locations):
+        outside = location.is_absolute() or ".." in location.parts
+        if outside or (known is not None and (file.parent / location).as_posix() not in known):
+            raise SpecError(
+                f"{file} has weights in {str(location)!r}, which is hidden or not in its folder: put "
+                "that beside the graph under a name that is not hidden, or remove the graph"
+            )
+
+
+def _external(message: Any) -> Iterator[onnx.StringStringEntryProto]:
+    """What a graph says of weights in other files, wherever in it."""
+    for field, value in message.ListFields():
+        for each in [value] if isinstance(value, Message) else value if field.message_type else ():
+            if isinstance(message, onnx.TensorProto) and field.name == "external_data":
+                yield each
+            else:
+                yield from _external(each)
 
 
 def _export(files: ModelFiles, precision: str, folder: Path) -> None:

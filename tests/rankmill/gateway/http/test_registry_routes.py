@@ -28,7 +28,7 @@ from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.registry.registry import Registry
 from tests.harness.gateways import Reply, Running, running_gateway
 from tests.harness.models.registries import archive, entry, put_version
-from tests.harness.models.tiny import make_bert
+from tests.harness.models.tiny import make_bert, put_weights
 from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server
 from tests.harness.tools import tool
@@ -276,6 +276,21 @@ def test_other_bodies_and_names_are_refused(
         assert order(managing, path, wanted).status == status, path
     assert managing.post(f"{MODEL}/aliases/live/rollback", b"", content_type="text/plain").status == 415
     assert managing.get("/v1/registry/other").status == 404
+    assert everything(registry) == before
+
+
+def test_a_model_that_names_files_of_this_host_is_refused(
+    managing: Running, models: list[Path], registry: Registry, tmp_path: Path
+) -> None:
+    """With the same words whether they are there or not."""
+    before = everything(registry)
+    for place in (models[1] / "model.safetensors", tmp_path / "gone.safetensors"):
+        model = shutil.copytree(models[0], tmp_path / place.stem)
+        index = put_weights(model, "one.safetensors").with_name("model.safetensors.index.json")
+        index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": str(place)}}))
+        reply = put(managing, MODEL, archive(model))
+        said = f"model.safetensors.index.json names {str(place)!r}, which is not in its directory: "
+        assert (reply.status, reply.json["message"].partition("copy")[0]) == (400, said)
     assert everything(registry) == before
 
 

@@ -1,0 +1,236 @@
+"""The files of a model's directory on which its scores may depend, and the digest of their content.
+
+A model may name files of its own: an index names the files of its weights, and ``modules.json`` names
+folders. A file that is named so is part of the model, wherever it lies in the directory. A name that leads
+out of the directory is refused: the directory would be another model on another host, under one digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rankmill.jobs.cache import Facts, facts_of, file_digest
+from rankmill.jobs.contract.errors import SpecError
+
+WORDS = frozenset({".md", ".yaml", ".yml", ".csv", ".tsv", ".html", ".svg", ".png", ".jpg", ".pdf"})
+PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
+"""Endings, and names, of files in a model's directory that are for people."""
+
+_UNREAD = WORDS | PLAIN | {".py"}
+_OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".ckpt"})
+"""Beside the safetensors, where nothing reads them; below, a file of ONNX may have any name."""
+
+_LEFT_OUT = re.compile(r"\..*|__pycache__|checkpoint-\d+")
+"""Hidden files and folders, and those in which a training keeps its state."""
+
+_OF_WEIGHTS = ("weight_map", "transformers_weights")
+_OF_CONFIGS = ("configuration_files", "fast_tokenizer_files")
+"""Entries of JSON files in which transformers finds names of weights, and of further JSON files."""
+
+_MODULES = "modules.json"
+
+_WITHOUT_NAMES = re.compile(r"(^|/)tokenizer\.json$|(?<!\.safetensors)\.index\.json$")
+"""Strings of a vocabulary, which are no names, and the index of weights that are not read."""
+
+_LARGEST_JSON = 64 << 20
+"""Bytes of a JSON file that may name others; the index of a model of 100 GB has two million."""
+
+_LONGEST = 100
+"""Characters of a name that are shown, at most."""
+
+
+def model_folder(model: str) -> Path | None:
+    """The directory that a model's name stands for on this host; ``None`` if there is none."""
+    folder = Path(model).expanduser()
+    try:
+        return folder if model != "demo" and folder.is_dir() else None
+    except (OSError, ValueError):  # no name of a file
+        return None
+
+
+def model_files(folder: Path) -> dict[str, Path]:
+    """The files of a model's directory on which its scores may depend, by their path in it, in order.
+
+    These are all files but hidden ones, words for people, code, and weights in formats that are not read.
+    Of these, too, the files that a JSON file of the model names are among them.
+
+    Raises
+    ------
+    SpecError
+        A file names another one outside of the directory.
+    OSError
+        A file cannot be read.
+    """
+    seen = {_place(folder)}
+    files = {path.relative_to(folder).as_posix(): path for path in _walk(folder, seen)}
+    unread = list(files)
+    while unread:
+        name = unread.pop()
+        for named in _names_in(folder, name).left_out:
+            more = {path.relative_to(folder).as_posix(): path for path in _named(folder / named, seen)}
+            unread += more.keys() - files.keys()
+            files |= more
+    return dict(sorted(files.items()))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights: the safetensors at the top, and those that an index names.
+
+    Raises
+    ------
+    SpecError, OSError
+        As `model_files` does.
+    """
+    files = model_files(folder)
+    indexed = {weights for name in files for weights in _names_in(folder, name).weights}
+    return [
+        path
+        for name, path in files.items()
+        if path.suffix == ".safetensors" and ("/" not in name or name in indexed)
+    ]
+
+
+def model_facts(folder: Path) -> dict[str, Facts]:
+    """The facts of these files: when they are the same, so is the content. Raises as `model_files` does."""
+    return {name: facts_of(path.stat()) for name, path in model_files(folder).items()}
+
+
+def model_content(folder: Path, cache: Path | None = None) -> str:
+    """The digest of the names and contents of these files; `cache` as of `file_digest`.
+
+    Raises
+    ------
+    SpecError, OSError
+        As `model_files` does.
+    """
+    files = model_files(folder).items()
+    return digest_of((name, path.stat().st_size, file_digest(path, cache)) for name, path in files)
+
+
+def digest_of(files: Iterable[tuple[str, int, str]]) -> str:
+    """The digest of the paths, sizes and SHA-256 of files."""
+    return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()
+
+
+def check_named_files(file: Path) -> None:
+    """Refuse a JSON file of a model that names files outside of the model.
+
+    Raises
+    ------
+    SpecError
+        The message has the file and the name.
+    OSError
+        The file cannot be read.
+    """
+    _names_in(file.parent, file.name)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Names in a JSON file: those of weights in an index, and those that `_walk` leaves out."""
+
+    weights: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
+
+
+def _names_in(folder: Path, name: str) -> _Names:
+    if not name.endswith(".json") or _WITHOUT_NAMES.search(name):
+        return _Names()
+    return _read_names(folder, name, facts_of((folder / name).stat()))
+
+
+@lru_cache(maxsize=10_000)
+def _read_names(folder: Path, name: str, facts: Facts) -> _Names:
+    """The names in a file; `facts` are its own, so that it is read again when it changes."""
+    this, size = folder / name, facts[2]
+    if size > _LARGEST_JSON:
+        raise SpecError(f"{this} has {size:,} bytes, and at most {_LARGEST_JSON:,} are read")
+    try:
+        found = json.loads((folder / name).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise SpecError(f"{this} cannot be read: it has too many levels") from None
+    except ValueError:  # whoever loads the model says what is wrong with it
+        return _Names()
+    entries = found if isinstance(found, dict) else {}
+    modules = found if isinstance(found, list) and name == _MODULES else []
+    weights = {each for key in _OF_WEIGHTS for each in _strings(entries.get(key))}
+    others = {each for key in _OF_CONFIGS for each in _strings(entries.get(key))}
+    paths = [module.get("path") for module in modules if isinstance(module, dict)]
+    others.update(_strings(paths))
+    for each in sorted(weights | others):
+        shown, path = f"{this} names {each[:_LONGEST]!r}", PurePosixPath(each)
+        if path.is_absolute() or ".." in path.parts:
+            raise SpecError(
+                f"{shown}, which is not in its directory: copy or link that into the directory, and name it "
+                "by its path there"
+            )
+        if each in weights and not each.endswith((".safetensors", ".safetensors.index.json")):
+            raise SpecError(f"{shown}: save the model with safe_serialization=True, as *.safetensors")
+    left_out = filter(_is_left_out, _strings(found))
+    return _Names(frozenset(map(_normal, weights)), frozenset(map(_normal, left_out)))
+
+
+def _normal(name: str) -> str:
+    return PurePosixPath(name).as_posix()
+
+
+def _strings(found: Any) -> Iterator[str]:
+    """All strings in a value of JSON but the keys."""
+    values = [found]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+
+
+def _is_left_out(name: str) -> bool:
+    """Whether a string may be the name of a file in the directory that `_walk` leaves out."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts:
+        return False
+    hidden = any(map(_LEFT_OUT.fullmatch, path.parts))
+    return hidden or bool({path.suffix, path.name} & (_UNREAD | _OTHER_WEIGHTS))
+
+
+def _named(path: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    """The file of a name, or those in the folder of a name, if it is one of either."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # the string is no name
+        return
+    if stat.S_ISREG(mode):
+        yield path
+    elif stat.S_ISDIR(mode) and (place := _place(path)) not in seen:
+        yield from _walk(path, seen | {place}, top=False)
+
+
+def _walk(folder: Path, seen: set[tuple[int, int]], *, top: bool = True) -> Iterator[Path]:
+    left_out = _UNREAD | _OTHER_WEIGHTS if top else _UNREAD
+    for path in folder.iterdir():
+        if _LEFT_OUT.fullmatch(path.name):
+            continue
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:  # a dangling link, which no worker can read
+            continue
+        if stat.S_ISDIR(mode) and (place := _place(path)) not in seen:  # links to folders may go in a circle
+            yield from _walk(path, seen | {place}, top=False)
+        elif stat.S_ISREG(mode) and not {path.suffix, path.name} & left_out:
+            yield path
+
+
+def _place(folder: Path) -> tuple[int, int]:
+    about = folder.stat()
+    return about.st_dev, about.st_ino
