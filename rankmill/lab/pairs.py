@@ -95,7 +95,8 @@ def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: s
     if label is not None:
         _check_label(source.schema, label)
     wanted = [*columns.names, *([label] if label else [])]
-    parts = [table.select(wanted) for table in islice(source.tables(lambda _: 1000), _LOOK_ROWS // 1000)]
+    with source.tables(lambda _: 1000) as tables:
+        parts = [table.select(wanted) for table in islice(tables, _LOOK_ROWS // 1000)]
     table = pa.concat_tables(parts) if parts else None
     if table is not None:
         whole = (pc.is_valid(table[name]) for name in columns.names)

@@ -106,9 +106,8 @@ def estimate(
 def _sampled(source: PairSource, sample: int) -> pa.Table:
     """Up to `sample` pairs of the first rows, chosen by chance with a fixed seed."""
     names = list(source.columns.sent)
-    parts = [
-        table.select(names) for table in islice(source.tables(lambda _: _AT_ONCE), _LOOK_ROWS // _AT_ONCE)
-    ]
+    with source.tables(lambda _: _AT_ONCE) as tables:
+        parts = [table.select(names) for table in islice(tables, _LOOK_ROWS // _AT_ONCE)]
     if not parts:
         raise InputError("the input has no rows to estimate from")
     table = pa.concat_tables(parts)

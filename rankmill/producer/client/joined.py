@@ -15,7 +15,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.run import Progress
 from rankmill.producer.client.runs import RunStats, ScoringRun, as_array
 from rankmill.producer.collect.earlier import no_earlier
-from rankmill.producer.collect.pairs import RowsAt
+from rankmill.producer.collect.pairs import OpenTables, RowsAt
 from rankmill.producer.collect.scored import ScoredTable, joined_tokens
 
 if TYPE_CHECKING:
@@ -120,12 +120,21 @@ class SharedTables:
     ) -> None:
         self._journals = [journal for journal in journals if journal]
         self._sizes: list[RowsAt] = []
-        self._readers = list(tee(cut(self._rows_at), len(journals)))
+        tables = cut(self._rows_at)
+        self.opened = OpenTables(tables, tables)
+        self._readers = list(tee(self.opened, len(journals)))
+        self._open = len(journals)
 
-    def reader(self, rows_at: RowsAt) -> Iterator[pa.Table]:
+    def reader(self, rows_at: RowsAt) -> OpenTables:
         """The tables for one more reader, which asks for chunks of so many rows."""
         self._sizes.append(rows_at)
-        return self._readers.pop()
+        return OpenTables(self._readers.pop(), self)
+
+    def close(self) -> None:
+        """Close the tables with the last reader."""
+        self._open -= 1
+        if not self._open:
+            self.opened.close()
 
     def _rows_at(self, start: int) -> int:
         known = [found for journal in self._journals if (found := journal.next_cut(start))]
@@ -172,6 +181,7 @@ def start_each(
     except BaseException:
         for run in runs:
             run.cancel()
+        tables.opened.close()
         raise
     return runs
 

@@ -388,7 +388,8 @@ class Client:
         pairs
             An iterable of ``(query, passage)`` or of dicts, an array of shape ``[n, 2]``, or a table: of
             Arrow, pandas, Hugging Face's datasets, or anything with Arrow's stream interface (Polars, DuckDB,
-            a reader). A stream is read while the run goes on, so it may be endless.
+            a reader). A stream is read while the run goes on, so it may be endless. It is closed, as a
+            generator is, when the run ends, fails or is cancelled.
         texts, messages
             In place of pairs, for models that score one text (strings) or a conversation (lists of ``{role,
             content}``); likewise as a table.

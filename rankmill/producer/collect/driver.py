@@ -40,6 +40,7 @@ from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.collector import AT_ONCE, FIRST_PIECE, Accepted, Collector, Piece
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.scored import ScoredTable
@@ -114,7 +115,8 @@ class RunDriver:
         """When the scoring of a chunk began first, with its model loaded, in `time.monotonic` seconds."""
         self.presence: WorkerPresence | None = None
         """Looks for workers; ``None``: no check."""
-        self._store, self._cleaner, self._source, self._columns = store, cleaner, source, columns
+        self._store, self._cleaner, self._columns = store, cleaner, columns
+        self._source = OpenTables(source, source)
         self._journal, self._sizes, self._row_tokens = journal, sizes, row_tokens
         finished = journal.finished if journal else None
         self.collector = Collector(
@@ -146,6 +148,7 @@ class RunDriver:
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
         self._cancelled = False
         self._accepting = system.RLock()  # held by whoever takes results, or cancels, as another thread may
+        self._reading = system.Lock()  # held by whoever reads the source, or closes it
         self._late = False  # whether the caller's time was over, when it was last looked at
         self._chunks = dict(detached.chunks if detached else ())
         if detached:
@@ -193,6 +196,7 @@ class RunDriver:
                     self._wait()
         except (RunFailed, RunCancelled):
             self._spool.close()
+            self._close_source()
             raise
         self._spool.close()
         if not self.is_detached:
@@ -245,6 +249,15 @@ class RunDriver:
             deleted = self._cleaner.remove(self.run, chunks, hurry=self._late, usage=self._usage)
             if deleted and self._journal:
                 self._journal.is_in_redis = False
+        self._close_source()
+
+    def _close_source(self) -> None:
+        """Close what the run reads; if another thread reads just now, that one closes it."""
+        if self._reading.acquire(blocking=False):
+            try:
+                self._source.close()
+            finally:
+                self._reading.release()
 
     def _wants_chunks(self) -> bool:
         has_room = not self.collector.ready or self._spool.has_room(self.collector.most_bytes)
@@ -256,9 +269,12 @@ class RunDriver:
         for _ in range(AT_ONCE):
             if self._spool.full or not self.collector.has_room:
                 break
-            table = next(self._source, None)
+            with self._reading:
+                table = next(self._source, None)
             if table is None:
+                self._check_cancelled()  # another thread has closed the source, of which there may be more
                 self.collector.exhausted = True
+                self._close_source()
                 break
             number = self.collector.cut
             if piece := self.collector.add(table, self._known(number, len(table))):
@@ -588,6 +604,8 @@ def submit_detached(
             if chunks:
                 store.delete(run, [first for first, _ in chunks])
             raise
+        finally:
+            OpenTables(tables, tables).close()
     return found
 
 

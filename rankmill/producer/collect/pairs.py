@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -58,6 +59,41 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
 }
 """The same for all kinds of rows."""
 
+
+class OpenTables(Iterator[pa.Table]):
+    """Tables that are made of what was opened for them: files that a thread reads ahead, a caller's stream.
+
+    Whoever opens them closes them, with ``with`` or `close`, which may wait. The garbage collector never
+    closes anything here: it may run where a lock is held that what is waited for needs.
+
+    Parameters
+    ----------
+    tables
+        The tables.
+    opened
+        What `close` closes, in this order, where it can be closed.
+    """
+
+    def __init__(self, tables: Iterator[pa.Table], *opened: object) -> None:
+        self._tables, self._opened = tables, opened
+
+    def __next__(self) -> pa.Table:
+        return next(self._tables)
+
+    def close(self) -> None:
+        """Let nothing more be read; in the thread that reads, or when none does."""
+        opened, self._opened, self._tables = self._opened, (), iter(())
+        for each in opened:
+            if close := getattr(each, "close", None):
+                close()
+
+    def __enter__(self) -> OpenTables:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 _DATASET_ROWS = 4096
 """Rows of a dataset, a frame or an array that are converted at a time."""
 
@@ -87,10 +123,8 @@ def rows_given(
     return given[0]
 
 
-def cut_pairs(
-    pairs: Rows, columns: tuple[str, ...], rows_at: RowsAt, inputs: Inputs = "pairs"
-) -> Iterator[pa.Table]:
-    """Cut pairs, or what is scored alone, into tables, one for each chunk.
+def cut_pairs(pairs: Rows, columns: tuple[str, ...], rows_at: RowsAt, inputs: Inputs = "pairs") -> OpenTables:
+    """Cut pairs, or what is scored alone, into tables, one for each chunk. To close them closes a generator.
 
     Raises
     ------
@@ -100,16 +134,17 @@ def cut_pairs(
     """
     found = tables_of(pairs, columns, inputs)
     if found is not None:
-        return cut_tables(found, columns, rows_at)
+        return OpenTables(cut_tables(found, columns, rows_at), found)
     if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
         kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
         raise InputError(f"{inputs} are {kind}, which is not taken; give {_ITEMS[inputs]}, {_TAKEN}")
     items = rows_of(pairs, inputs) if isinstance(pairs, np.ndarray) else iter(pairs)
     rows = (row_of(item, row, columns, inputs) for row, item in enumerate(items))
-    return chain.from_iterable(cut_long(table, columns) for table in _tables_from(rows, columns, rows_at))
+    tables = chain.from_iterable(cut_long(table, columns) for table in _tables_from(rows, columns, rows_at))
+    return OpenTables(tables, *([items] if isinstance(items, GeneratorType) else []))
 
 
-def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs") -> Iterator[pa.Table] | None:
+def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs") -> OpenTables | None:
     """Pairs as tables of one schema, which are read as a stream if they are one; ``None`` if they are none.
 
     Raises
@@ -121,9 +156,10 @@ def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs")
     if found is None:
         return None
     _check_columns(found.schema, columns, inputs)
+    tables = found.tables
     if inputs == "conversations":
-        return (_with_json(table, columns) for table in found.tables)
-    return found.tables
+        tables = (_with_json(table, columns) for table in tables)
+    return OpenTables(tables, found.opened)
 
 
 def _with_json(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
@@ -144,10 +180,11 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs =
 
 
 class _Tables(NamedTuple):
-    """Tables of one schema, which are read once."""
+    """Tables of one schema, which are read once, of what was ``opened`` for it."""
 
     schema: pa.Schema
     tables: Iterator[pa.Table]
+    opened: object = None
 
 
 def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables | None:
@@ -172,7 +209,7 @@ def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables |
             return _Tables(pairs.schema, iter([pairs]))
         if hasattr(pairs, "__arrow_c_stream__"):
             reader = pa.RecordBatchReader.from_stream(pairs)
-            return _Tables(reader.schema, _read(reader, f"{inputs} are {type(pairs).__name__}"))
+            return _Tables(reader.schema, _read(reader, f"{inputs} are {type(pairs).__name__}"), reader)
     except (pa.ArrowException, TypeError, ValueError) as error:
         kind, reason = type(pairs).__name__, " ".join(map(str, error.args)) or type(error).__name__
         raise InputError(
@@ -193,7 +230,7 @@ def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
     if set(columns) <= set(dataset.column_names):
         dataset = dataset.select_columns(list(columns))
     tables: Iterator[pa.Table] = iter(dataset.with_format("arrow").iter(_DATASET_ROWS))
-    return _Tables(dataset.features.arrow_schema, tables)
+    return _Tables(dataset.features.arrow_schema, tables, tables)
 
 
 def _of_polars(frame: Any, columns: tuple[str, ...]) -> _Tables:
@@ -201,7 +238,7 @@ def _of_polars(frame: Any, columns: tuple[str, ...]) -> _Tables:
     if set(columns) <= set(frame.columns):
         frame = frame.select(columns)
     slices = frame.iter_slices(_DATASET_ROWS)
-    return _Tables(pa.table(frame[:0]).schema, (pa.table(part) for part in slices))
+    return _Tables(pa.table(frame[:0]).schema, (pa.table(part) for part in slices), slices)
 
 
 def _read(reader: pa.RecordBatchReader, what: str) -> Iterator[pa.Table]:

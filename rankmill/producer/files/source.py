@@ -17,7 +17,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.jobs.contract.wire import is_text
 from rankmill.jobs.system import system
-from rankmill.producer.collect.pairs import RowsAt, as_json, cut_tables, holds_messages
+from rankmill.producer.collect.pairs import OpenTables, RowsAt, as_json, cut_tables, holds_messages
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.base import Reader, ReadOptions, Survey, TextColumns, text_of
 from rankmill.producer.files.formats.notations import (
@@ -90,8 +90,8 @@ class PairSource(ABC):
         """Number of pairs."""
         return self._stop - self._start
 
-    def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
-        """Yield the pairs from row `start` on, in order, as a table for each chunk.
+    def tables(self, rows_at: RowsAt, start: int = 0) -> OpenTables:
+        """The pairs from row `start` on, in order, as a table for each chunk; a thread reads them ahead.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class PairSource(ABC):
         """
         batches = _read_ahead(self._batches(start))
         tables = (self._with_json(pa.Table.from_batches([batch], self.schema)) for batch in batches)
-        return cut_tables(tables, self.columns.sent, rows_at, start)
+        return OpenTables(cut_tables(tables, self.columns.sent, rows_at, start), batches)
 
     def _with_json(self, table: pa.Table) -> pa.Table:
         """The table, with the conversations as workers get them."""
@@ -212,21 +212,46 @@ class FileSource(PairSource):
                 ) from None
 
 
-def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield `batches`, which a thread reads before they are asked for; Arrow decodes without Python's lock.
+class _ReadAhead(Iterator[pa.RecordBatch]):
+    """`batches`, which a thread reads before they are asked for; Arrow decodes without Python's lock.
 
-    An exception comes when the batch is asked for whose reading has raised it.
+    An exception comes when the batch is asked for whose reading has raised it. It is no generator, which the
+    garbage collector would close, and so wait for the thread: that ends by itself where nobody does.
     """
-    thread = system.Executor(1, "rankmill-ahead")
-    pending: deque[Future[pa.RecordBatch | None]] = deque([thread.submit(next, batches, None)])
-    try:
-        while (batch := pending.popleft().result()) is not None:
-            most = min(_AHEAD_BYTES // max(batch.nbytes, 1), _AHEAD_BATCHES)
-            while len(pending) < max(most, 1):
-                pending.append(thread.submit(next, batches, None))
-            yield batch
-    finally:
-        thread.shutdown(cancel_futures=True)
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._thread = system.Executor(1, "rankmill-ahead")
+        self._pending: deque[Future[pa.RecordBatch | None]] = deque()
+        self._read(1)
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            batch = self._pending.popleft().result() if self._pending else None
+        except BaseException:
+            self.close()
+            raise
+        if batch is None:
+            self.close()
+            raise StopIteration
+        most = min(_AHEAD_BYTES // max(batch.nbytes, 1), _AHEAD_BATCHES)
+        self._read(max(most, 1))
+        return batch
+
+    def _read(self, most: int) -> None:
+        while len(self._pending) < most:
+            self._pending.append(self._thread.submit(next, self._batches, None))
+
+    def close(self) -> None:
+        """Wait for the thread, and close the files."""
+        self._pending.clear()
+        self._thread.shutdown(cancel_futures=True)
+        if close := getattr(self._batches, "close", None):
+            close()
+
+
+def _read_ahead(batches: Iterator[pa.RecordBatch]) -> _ReadAhead:
+    return _ReadAhead(batches)
 
 
 def open_source(

@@ -1,0 +1,146 @@
+"""What is read and never closed keeps nobody: the garbage collector may run where it would wait for ever."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rankmill import Client
+from rankmill.jobs.contract.errors import RankmillError, RunCancelled
+from rankmill.producer.files import source
+from tests.conftest import Server, StartWorker, run_command, wait_for
+from tests.producer.files.test_source import opened
+
+ABANDON = """
+import gc, json, sys, threading
+from rankmill.producer.files.formats.base import TextColumns
+from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.source import open_source
+from rankmill import Client
+
+gc.disable()
+
+def abandon(rows):  # in a cycle with somebody who is dropped
+    class Caller: pass
+    caller = Caller()
+    caller.itself, caller.rows = caller, rows
+    next(rows)
+
+for name in json.loads(sys.argv[1]):
+    source = open_source(find_files([name]), TextColumns("query", "passage"), allow_nulls=False)
+    abandon(source.tables(lambda row: 7))
+if len(sys.argv) > 2:
+    client = Client(sys.argv[2], model="demo", chunk_size=10)
+    abandon(client.submit(((str(n), "moon") for n in range(100000))).tables())
+
+# Whoever starts or ends a thread needs this lock; a thread that is waited for could not end.
+with threading._active_limbo_lock:
+    print(gc.collect() > 0)
+thread = threading.Thread(target=print, args=["goes on"])
+thread.start()
+thread.join()
+"""
+
+
+def rows_of(count: int) -> pa.Table:
+    return pa.table({"query": [f"q{n}" for n in range(count)], "passage": ["the moon " * 20] * count})
+
+
+def written(folder: Path) -> list[str]:
+    from pyarrow import csv, feather, parquet
+
+    table = rows_of(20_000)
+    parquet.write_table(table, folder / "a.parquet", row_group_size=500)
+    csv.write_csv(table, folder / "a.csv")
+    (folder / "a.csv.gz").write_bytes(gzip.compress((folder / "a.csv").read_bytes()))
+    (folder / "a.tsv").write_text((folder / "a.csv").read_text().replace('"', "").replace(",", "\t"))
+    feather.write_feather(table, folder / "a.arrow", chunksize=500, compression="uncompressed")
+    lines = [json.dumps(row) for row in table.to_pylist()]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    (folder / "a.json").write_text(f"[{','.join(lines)}]")
+    return sorted(str(path) for path in folder.iterdir())
+
+
+def test_an_abandoned_reader_is_collected_while_a_thread_starts(tmp_path: Path) -> None:
+    names = written(tmp_path)
+    done = run_command("python", "-c", ABANDON, json.dumps(names), timeout=60)
+    assert done.out.split("\n")[:2] == ["True", "goes on"], done.err
+
+
+def test_an_abandoned_run_is_collected_while_a_thread_starts(server: Server, workers: StartWorker) -> None:
+    workers()
+    done = run_command("python", "-c", ABANDON, "[]", server.url, timeout=60)
+    assert done.out.split("\n")[:2] == ["True", "goes on"], done.err
+
+
+def test_the_file_of_a_reader_is_closed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_AHEAD_BATCHES", 2)
+    for name in written(tmp_path):
+        with opened(Path(name)).tables(lambda row: 7) as tables:
+            next(tables)
+        wait_for(lambda: not is_open(name))  # noqa: B023 -- it is called in the loop
+        assert next(tables, None) is None
+
+
+def is_open(name: str) -> bool:
+    return any(str(link.resolve()) == name for link in Path("/proc/self/fd").iterdir())
+
+
+class Stream:
+    """Pairs that note when they are closed."""
+
+    def __init__(self) -> None:
+        self.closed = ""
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        try:
+            for row in range(100_000):
+                yield f"q{row}", "moon"
+        finally:
+            self.closed = "by the run"
+
+
+def test_a_run_closes_what_it_reads_when_it_ends(server: Server) -> None:
+    client = Client(server.url, model="demo", chunk_size=10)
+    rows = Stream()
+    run = client.submit(rows)
+    assert not rows.closed
+    run.cancel()
+    assert rows.closed
+    with pytest.raises(RunCancelled):
+        run.scores()
+    given = iter(Stream())
+    client.submit(given).cancel()
+    assert next(given, None) is None
+
+
+def test_a_run_of_several_models_closes_what_it_reads(server: Server) -> None:
+    client = Client(server.url, chunk_size=10)
+    rows: Any = Stream()
+    with pytest.raises(RankmillError):
+        client.score_models(rows, ["demo", "demo@1"], timeout=0.1)
+    assert rows.closed
+
+
+def test_a_stream_of_arrow_is_closed_by_a_failed_run(server: Server) -> None:
+    released: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            while True:
+                yield rows_of(10).to_batches()[0]
+        finally:
+            released.append(1)
+
+    reader = pa.RecordBatchReader.from_batches(rows_of(1).schema, batches())
+    run = Client(server.url, model="demo", chunk_size=10).submit(reader)
+    del reader
+    assert not released
+    run.cancel()
+    assert released
