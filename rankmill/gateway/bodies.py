@@ -18,7 +18,7 @@ from rankmill.gateway.dialects.base import JsonObject
 from rankmill.gateway.refusals import Refusal, wrong
 from rankmill.jobs.system import system
 
-_READ_SECONDS = 60.0
+READ_SECONDS = 60.0
 """Longest time in which a body is read: a client that sends none takes a request's place."""
 
 _PACE_SECONDS = 60.0
@@ -76,31 +76,32 @@ class RequestBody:
             raise Refusal("media_type", "send JSON, with the header Content-Type: application/json")
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise Refusal("media_type", "send the body as it is, without a Content-Encoding")
-        self.count(_stated_bytes(request))
-        parts, size = [], 0
+        self._check(_stated_bytes(request))
+        parts = []
         try:
-            async with asyncio.timeout(_READ_SECONDS):
+            async with asyncio.timeout(READ_SECONDS):
                 async for part in request.stream():
-                    size += len(part)
-                    if size > self.size:
-                        self.count(size - self.size)
+                    self.count(len(part))  # what is stated takes no room until it is there
                     parts.append(part)
         except TimeoutError:
-            raise Refusal("slow", f"the body was not there after {_READ_SECONDS:g} s") from None
+            raise Refusal("slow", f"the body was not there after {READ_SECONDS:g} s") from None
         except ClientDisconnect:
             raise Refusal("gone", "the connection was closed before the whole body was there") from None
         return b"".join(parts)
 
     def count(self, size: int) -> None:
         """Count `size` bytes more; raises `Refusal` if they are too many."""
-        most = self._memory.most
-        if self.size + size > most:
-            raise Refusal("too_large", f"the body is larger than {most >> 20} MiB, the most that is read")
-        if self._memory.taken + size > _BODIES * most:
+        self._check(self.size + size)
+        if self._memory.taken + size > _BODIES * self._memory.most:
             raise Refusal("overloaded", "too many large requests are in progress", retry_after=1)
         self.size += size
         self._memory.taken += size
         metrics.body_bytes.set(self._memory.taken)
+
+    def _check(self, size: int) -> None:
+        most = self._memory.most
+        if size > most:
+            raise Refusal("too_large", f"the body is larger than {most >> 20} MiB, the most that is read")
 
 
 def parse(raw: bytes) -> JsonObject:

@@ -112,10 +112,12 @@ class Gateway:
         Raises
         ------
         Refusal
-            There is no room for it, or it needs a key and has none.
+            There is no room for it, it needs a key and has none, or the key has enough requests in progress.
         """
         with self.load.request():
-            yield await self.identify(note, headers)
+            key = await self.identify(note, headers)
+            async with self.admission.admitted(key):
+                yield key
 
     def count(self, note: Observation, scores: RequestScores) -> None:
         """Count a request that was scored."""

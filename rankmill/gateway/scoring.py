@@ -173,22 +173,22 @@ class Scoring:
         priority = choose_priority(key.priority if key else None, len(rows))
         try:
             with self.load.work(chars, len(rows), priority, group_of(tenant.name)):
-                async with self.admission.admitted(key, served, len(rows)):
-                    began = time.perf_counter()
-                    run = await self._submitted(
-                        given, priority=priority, tenant=tenant, model=served.model, **spec
-                    )
-                    try:
-                        shown = served.name if served.name != served.model else None
-                        yield SubmittedRequest(
-                            run, priority, self.settings.gateway_request_seconds, shown, began,
-                            encodes=spec["inputs"] == "tokens",
-                        )  # fmt: skip
-                    except BaseException as error:
-                        await run.cancel()
-                        if isinstance(error, StillWaiting):
-                            raise error.of_a_cancelled_run() from None
-                        raise
+                await self.admission.take(key, served, len(rows))
+                began = time.perf_counter()
+                run = await self._submitted(
+                    given, priority=priority, tenant=tenant, model=served.model, **spec
+                )
+                try:
+                    shown = served.name if served.name != served.model else None
+                    yield SubmittedRequest(
+                        run, priority, self.settings.gateway_request_seconds, shown, began,
+                        encodes=spec["inputs"] == "tokens",
+                    )  # fmt: skip
+                except BaseException as error:
+                    await run.cancel()
+                    if isinstance(error, StillWaiting):
+                        raise error.of_a_cancelled_run() from None
+                    raise
             self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
             asked = {name for name in _OF_THE_CALLER if spec.get(name) is not None}

@@ -18,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from rankmill.gateway.bodies import READ_SECONDS
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.grpc.services import Call, TeiServices
 from rankmill.gateway.grpc.tei_pb2 import DESCRIPTOR
@@ -28,13 +29,6 @@ from rankmill.jobs.runtime.settings import Settings
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
-_KINDS = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-"""By whether the client, and the server, sends a stream."""
 
 _REFUSED_AT_ONCE = 64
 """Calls beyond those in progress that are told when to come again; gRPC itself refuses further ones."""
@@ -109,19 +103,25 @@ class GrpcServer:
         service = method.containing_service
         route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
 
-        async def one(request: Any, context: _Context) -> Any:
+        # A lone message is read as a stream of one: gRPC itself would wait for it before the call is let in.
+        async def one(requests: AsyncIterator[Any], context: _Context) -> Any:
             async with self._call(context, route, scores=scores) as call:
-                return await do(request, call)
+                return await do(requests if method.client_streaming else await _only(requests), call)
 
-        async def several(request: Any, context: _Context) -> None:
+        async def several(requests: AsyncIterator[Any], context: _Context) -> None:
             async with (
                 self._call(context, route, scores=scores) as call,
-                aclosing(do(request, call)) as replies,
+                aclosing(do(requests, call)) as replies,
             ):
                 async for reply in replies:
                     await context.write(reply)
 
-        return _KINDS[method.client_streaming, method.server_streaming](
+        kind = (
+            grpc.stream_stream_rpc_method_handler
+            if method.server_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return kind(
             several if method.server_streaming else one,
             request_deserializer=GetMessageClass(method.input_type).FromString,
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
@@ -159,6 +159,17 @@ class GrpcServer:
             raise ConfigError(
                 f"gateway_grpc_address: cannot listen on {address}: it is in use, or no address of this host"
             ) from None
+
+
+async def _only(requests: AsyncIterator[Any]) -> Any:
+    """The one message of a call."""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            async for request in requests:
+                return request
+    except TimeoutError:
+        raise Refusal("slow", f"the message was not there after {READ_SECONDS:g} s") from None
+    raise Refusal("invalid", "the call has no message")
 
 
 async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoReturn:

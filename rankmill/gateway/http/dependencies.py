@@ -83,8 +83,9 @@ ModelManager = Annotated[ApiKey | None, _holder_of("manage_models")]
 def from_json(kind: type[T], absent: bytes = b"") -> Any:
     """The body of the request, read as one of `kind`; `absent` stands for one that is empty."""
 
-    async def read(request: Request, gateway: TheGateway) -> T:
-        with gateway.bodies.body() as body:
-            return read_as(kind, parse(await body.read(request) or absent))
+    async def read(request: Request, gateway: TheGateway, key: Caller) -> T:
+        async with gateway.admission.admitted(key):
+            with gateway.bodies.body() as body:
+                return read_as(kind, parse(await body.read(request) or absent))
 
     return Depends(read)

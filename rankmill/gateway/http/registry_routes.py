@@ -182,7 +182,7 @@ async def push_version(request: Request, model: TheModel, version: str, notes: N
 async def _push_upload(request: Request, model: ManagedModel, version: str | None, notes: str) -> Response:
     gib = model.gateway.settings.gateway_model_gib
     upload = UploadedBody(request, int(gib * 2**30), f"the model is larger than {gib:g} GiB, the most here")
-    async with model.gateway.admission.admitted(model.key, (model.name,)):
+    async with model.gateway.admission.admitted(model.key):
         pushed = await in_own_thread(_push, model, upload, version, notes)
     return JSONResponse(pushed, 200 if pushed["before"] else 201)
 
@@ -246,7 +246,7 @@ def delete_version(model: TheModel, version: str) -> dict[str, Any]:
 async def pull_version(model: TheModel, version: str) -> Response:
     """The files of a version."""
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(model.gateway.admission.admitted(model.key, (model.name,)))
+        await stack.enter_async_context(model.gateway.admission.admitted(model.key))
         archive = await in_own_thread(_pull, model, version)
         headers = {"content-length": str(archive.size)}
         return download(archive.pieces(), stack.pop_all(), headers, "application/x-tar")

@@ -62,26 +62,34 @@ class Admission:
         return await bridge.run(self._identify, text)
 
     @asynccontextmanager
-    async def admitted(
-        self, key: ApiKey | None, model: tuple[str, ...] = (), pairs: int = 0
-    ) -> AsyncIterator[None]:
-        """Let a request in, for a model by its names and pairs if any; it is in progress within the block.
+    async def admitted(self, key: ApiKey | None) -> AsyncIterator[None]:
+        """Let a request in, before its body is read; it is in progress within the block.
 
         Raises
         ------
         Refusal
-            The key may not use the model, or a limit of the key is reached.
+            The key has as many requests in progress as it may have.
         """
-        if key is None:
+        if key is None or key.requests_at_once is None:
             yield
             return
-        if model:
-            check_model(key, model)
-        request = await bridge.run(self._begin, key, pairs)
+        request = await bridge.run(self._begin, key)
         try:
             yield
         finally:
             await asyncio.shield(bridge.run(self._end, request))
+
+    async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
+        """Count pairs that are to be scored by a model, given by its names.
+
+        Raises
+        ------
+        Refusal
+            The key may not use the model, or not score so many pairs now.
+        """
+        check_model(key, model)
+        if key and key.pairs_per_minute:
+            await bridge.run(self._take_pairs, key, pairs)
 
     async def close(self) -> None:
         """Renew no leases any more."""
@@ -104,14 +112,13 @@ class Admission:
             raise Refusal("no_key", "the API key is unknown, revoked or expired")
         raise Refusal("no_key", "give an API key: Authorization: Bearer KEY, or x-api-key: KEY")
 
-    def _begin(self, key: ApiKey, pairs: int) -> CountedRequest | None:
+    def _take_pairs(self, key: ApiKey, pairs: int) -> None:
+        with redis_errors(), waiting(most=MOST_WAIT):
+            self._limits.take_pairs(key, pairs)
+
+    def _begin(self, key: ApiKey) -> CountedRequest | None:
         with redis_errors(), waiting(most=MOST_WAIT):
             request = self._limits.begin(key)
-            try:
-                self._limits.take_pairs(key, pairs)
-            except BaseException:
-                self._limits.end(request)
-                raise
         if request and (self._renewing is None or self._renewing.done()):
             self._renewing = asyncio.create_task(self._renew())
         return request

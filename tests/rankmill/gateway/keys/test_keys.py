@@ -197,7 +197,8 @@ def test_a_request_counts_until_it_ends_however_it_ends(redis_server: Server, st
         gate = admission(redis_server, "always")
 
         async def begin(pairs: int = 1, model: str = "demo") -> None:
-            async with gate.admitted(key, (model,), pairs):
+            async with gate.admitted(key):
+                await gate.take(key, (model,), pairs)
                 await asyncio.sleep(60)
 
         with refused("forbidden", "may not use the model 'big'"):
@@ -211,8 +212,8 @@ def test_a_request_counts_until_it_ends_however_it_ends(redis_server: Server, st
             await begin()
         first.cancel()
         await asyncio.wait([first])
-        async with gate.admitted(key, ("demo@production",), 1):
-            pass
+        async with gate.admitted(key):
+            await gate.take(key, ("demo@production",), 1)
         await gate.close()
 
     asyncio.run(requests())

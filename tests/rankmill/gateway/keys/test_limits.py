@@ -104,7 +104,7 @@ def test_all_bodies_together_are_bounded() -> None:
 
 
 def test_a_body_that_does_not_come_gives_its_place_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies_module, "_READ_SECONDS", 0.01)
+    monkeypatch.setattr(bodies_module, "READ_SECONDS", 0.01)
 
     async def read() -> None:
         scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
