@@ -8,7 +8,7 @@
 
 A score-file, a server and one worker work as always: the texts are tokenized by the model's tokenizer, and
 batches are put together, planned and sent to a device, which answers as a GPU does: after a given time for
-each padded token, while the host prepares the next batch. With ``--launches``, the forward's thread spends
+each token, while the host prepares the next batch. With ``--launches``, the forward's thread spends
 the given CPU time for each launch of a batch, outside of Python's lock, and takes the lock again after each,
 as PyTorch's operations do. Printed are the pairs a second from the call of
 score-file to the finished file (processes, model and tokenizer are ready before), and the CPU time of each
@@ -39,6 +39,7 @@ from benchmarks.producer import measure, write_input
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.torch.packed import PackedRows
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.models.description import describe
 from rankmill.workers.models.loading import Loaded
@@ -46,7 +47,7 @@ from rankmill.workers.models.sources import find_source
 from rankmill.workers.worker import ScoringWorker
 
 TOKEN_NS = "FEED_TOKEN_NS"
-"""Variable with the nanoseconds that the device takes for a padded token; default 0."""
+"""Variable with the nanoseconds that the device takes for a token; default 0."""
 
 LAUNCHES, LAUNCH_US = "FEED_LAUNCHES", "FEED_LAUNCH_US"
 """Variables with the launches of a batch, and the µs of CPU time of each."""
@@ -101,7 +102,7 @@ class Launches:
 
 @dataclass
 class IdleDevice:
-    """A backend that answers `seconds` for each padded token after the batch before it; asynchronous."""
+    """A backend that answers `seconds` for each token after the batch before it; asynchronous."""
 
     precision: str
     seconds: float
@@ -111,15 +112,17 @@ class IdleDevice:
     depth: int = 2
     bytes: int = 0
     shares_prefixes: bool = False
-    packs: bool = False
+    packs: bool = True
     pieces: int = 1
     _free: float = 0.0
 
     def submit(self, batch: Batch) -> IdleForward:
-        """Begin a batch, whose score is the number of its first token."""
+        """Begin a batch, packed as for a GPU; a row's score is the number of its first token."""
+        rows = PackedRows.of(batch.rows, None, None)
+        rows.filled(rows.shape)
         self.launches.run()
-        self._free = max(self._free, time.monotonic()) + batch.ids.size * self.seconds
-        return IdleForward(batch.ids[:, 1].astype(np.float32), self._free)
+        self._free = max(self._free, time.monotonic()) + len(rows.ids) * self.seconds
+        return IdleForward(rows.ids[rows.read + 1].astype(np.float32), self._free)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def main() -> None:
     parser.add_argument("--pairs", default="varied", help="a file, or varied, example")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--chunk-size", default="8192", help="rows, or auto")
-    parser.add_argument("--token-ns", type=float, default=0.0, help="for a padded token; 0: at once")
+    parser.add_argument("--token-ns", type=float, default=0.0, help="for a token; 0: at once")
     parser.add_argument("--launches", type=int, default=0, help="of each batch")
     parser.add_argument("--launch-us", type=float, default=0.0, help="CPU time of a launch, in µs")
     parser.add_argument("--token-budget", type=int, default=65536, help="padded tokens in a batch")

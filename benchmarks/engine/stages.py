@@ -27,7 +27,7 @@ from rankmill.jobs.contract.wire import decode_pairs, decode_scores, encode_pair
 from rankmill.workers.backends.base import Backend, Logits, Pending
 from rankmill.workers.backends.torch.backend import DTYPES
 from rankmill.workers.batches.planner import plan_batches
-from rankmill.workers.batches.tokens import Batch, pad
+from rankmill.workers.batches.tokens import Batch, put_together
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.work import Work, prepare
 from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
@@ -84,7 +84,7 @@ def stages(engine: Engine, table: pa.Table) -> dict[str, float]:
     work: Work = timed("tokenize", lambda: prepare(engine.model, queries, passages))
     batches = timed("plan", lambda: plan_batches(work.tokens.lengths, engine.token_budget))
     pad_id = engine.model.tokenizer.pad_id
-    padded = timed("pad", lambda: [pad([(work.tokens, rows)], pad_id) for rows in batches])
+    padded = timed("put together", lambda: [put_together([(work.tokens, rows)], pad_id) for rows in batches])
     logits = timed("forward", lambda: forward(engine.model.backend, padded))
     scores = timed("activation", lambda: [engine.model.activation(some) for some in logits])
     found = pa.array(np.concatenate(scores))

@@ -22,7 +22,7 @@ from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
 from rankmill.workers.backends.torch.ways import kernel_lacks
 from rankmill.workers.batches.planner import plan_batches
-from rankmill.workers.batches.tokens import pad
+from rankmill.workers.batches.tokens import put_together
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.work import Work, prepare
 from rankmill.workers.host.device import gpu_precision, resolve_token_budget
@@ -203,7 +203,7 @@ def timed_forwards(engine: Engine, work: Work) -> tuple[float, float]:
     backend = engine.model.backend
     started, cpu = time.perf_counter(), time.process_time()
     cut = plan_batches(work.tokens.lengths, engine.token_budget, packed=backend.packs)
-    forward(backend, (pad([(work.tokens, rows)], engine.model.tokenizer.pad_id) for rows in cut))
+    forward(backend, (put_together([(work.tokens, rows)], engine.model.tokenizer.pad_id) for rows in cut))
     return time.perf_counter() - started, time.process_time() - cpu
 
 

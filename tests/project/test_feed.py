@@ -42,7 +42,7 @@ def test_a_device_answers_when_its_batches_are_done(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "sleep", slept.append)
     device = feed.IdleDevice("fp32", seconds=0.25, launches=feed.Launches(0, 0.0))
     ids = np.arange(8).reshape(2, 4)
-    first, second = (device.submit(Batch(ids, None, np.ones_like(ids))) for _ in range(2))
+    first, second = (device.submit(Batch.padded(ids, None, np.ones_like(ids))) for _ in range(2))
     assert first.result().tolist() == [1.0, 5.0]
     second.result()
     assert slept == [1.5, 1.0]  # done at 12 and 14

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import sys
 import time
 from collections import deque
@@ -247,7 +248,7 @@ class BudgetSearch:
         pending = [self._backend.submit(batch) for _ in range(self._backend.depth)]
         for each in pending:
             each.result()
-        return len(pending) * batch.ids.size / (time.perf_counter() - started)
+        return len(pending) * math.prod(batch.shape) / (time.perf_counter() - started)
 
     def _read(self) -> int | None:
         try:
@@ -286,4 +287,4 @@ def _like(batch: Batch, rows: int, length: int) -> Batch:
     """A batch of the given shape that repeats the first row of `batch`."""
     shape = (rows, length)
     types = None if batch.types is None else np.resize(batch.types[0], shape)
-    return Batch(np.resize(batch.ids[0], shape), types, np.ones(shape, dtype=np.int64))
+    return Batch.padded(np.resize(batch.ids[0], shape), types, np.ones(shape, dtype=np.int64))

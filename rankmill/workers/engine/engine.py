@@ -14,7 +14,7 @@ from rankmill.jobs.contract.proof import Way
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.batches.planner import Rows, WaitingRows
-from rankmill.workers.batches.tokens import Batch, Tokens, pad, padded_lengths
+from rankmill.workers.batches.tokens import Batch, Tokens, padded_lengths, put_together
 from rankmill.workers.engine.budget import BatchSizes, BudgetSearch
 from rankmill.workers.engine.headroom import Headroom
 from rankmill.workers.engine.work import PairScores, Texts, Work, bisect, prepare
@@ -214,7 +214,7 @@ class Engine:
         It takes seconds. No other forward may be in progress.
         """
         if self._search is not None:
-            self.token_budget = self._search.find(self._padded(flight.parts), self._headroom.most_rows)
+            self.token_budget = self._search.find(self._batch(flight.parts), self._headroom.most_rows)
             self._search = None
 
     @property
@@ -239,13 +239,13 @@ class Engine:
             raise ScoresChanged(str(proof))
         self._proven, self._had_errors = system.monotonic(), False
 
-    def _padded(self, parts: list[Part]) -> Batch:
-        return pad([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
+    def _batch(self, parts: list[Part]) -> Batch:
+        return put_together([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
 
     def _begin(self, parts: list[Part]) -> Pending:
         if self._way == "equal" and len(_by_length(parts)) > 1:
             raise _Unlike
-        return self._headroom.submit(self.model.backend, self._padded(parts))
+        return self._headroom.submit(self.model.backend, self._batch(parts))
 
     def _cut(self, parts: list[Part]) -> None:
         """Run a batch that was not expected to fit in pieces that do."""
@@ -289,8 +289,8 @@ class Engine:
 
     def _has_room(self, part: list[Part]) -> bool:
         """Whether the device has memory for another row that is as long as this one."""
-        batch = self._padded(part)
-        other = replace(batch, ids=np.full_like(batch.ids, batch.ids[0, 0]))
+        rows = self._batch(part).rows
+        other = Batch(replace(rows, ids=np.full_like(rows.ids, rows.ids[0])))
         try:
             self.model.backend.submit(other).result()
         except OutOfMemory:

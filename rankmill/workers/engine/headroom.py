@@ -89,21 +89,34 @@ class HostMemory:
 class CudaMemory:
     """The memory of a GPU, as PyTorch's allocator sees it; what the allocator keeps unused is free."""
 
-    def used(self) -> int:
-        import torch
+    _KEPT_SECONDS = 0.2
+    """How long a reading of the free memory is used: one takes a part of a small model's batch."""
 
-        return torch.cuda.memory_allocated()
+    def __init__(self) -> None:
+        self._free, self._until = 0, 0.0
+
+    def used(self) -> int:
+        return self._bytes("allocated_bytes", "current")
 
     def used_and_free(self) -> tuple[int, int]:
         import torch
 
-        used = torch.cuda.memory_allocated()
-        return used, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - used
+        if system.monotonic() >= self._until:
+            self._free = torch.cuda.mem_get_info()[0]
+            self._until = system.monotonic() + self._KEPT_SECONDS
+        used = self.used()
+        return used, self._free + self._bytes("reserved_bytes", "current") - used
 
     def peak(self) -> int:
+        return self._bytes("allocated_bytes", "peak")
+
+    @staticmethod
+    def _bytes(which: str, when: str) -> int:
+        """A figure of the allocator; PyTorch's functions for one figure sort all of them first."""
         import torch
 
-        return torch.cuda.max_memory_allocated()
+        figures = torch.cuda.memory_stats_as_nested_dict()  # none before the device is used
+        return int(figures[which]["all"][when]) if figures else 0
 
     def begin(self) -> None:
         import torch
@@ -151,7 +164,7 @@ class Headroom:
         """Begin a forward as `Backend.submit` does, and learn what it needs."""
         if self._memory is None:
             return backend.submit(batch)
-        weight = _weight(*batch.ids.shape)
+        weight = _weight(*batch.shape)
         self._begin(self._memory, weight)
         try:
             return _Measured(backend.submit(batch), partial(self._end, self._memory, weight))

@@ -10,7 +10,7 @@ import numpy as np
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.prompts import TEXTS_ALONE, answers_of, shipped_templates
 from rankmill.jobs.contract.spec import ScoreSpec, Side
-from rankmill.workers.batches.tokens import Tokens, in_a_row, sharing, spans
+from rankmill.workers.batches.tokens import Tokens, ends, in_a_row, sharing, spans
 from rankmill.workers.models.conversations import ConversationTokenizer
 from rankmill.workers.models.description import Description
 from rankmill.workers.models.fast_texts import FastTexts
@@ -107,10 +107,10 @@ class PromptTokenizer:
         lengths = np.minimum(tokens.lengths, self.max_length)
         left_out = tokens.lengths - lengths if self._from_left else 0
         ids = tokens.ids[spans(tokens.offsets[:-1] + left_out, lengths)]
-        ends = np.cumsum(lengths)
+        offsets = ends(lengths)
         keep = min(len(self._ending), self.max_length)
-        ids[ends[long][:, None] + np.arange(-keep, 0)] = self._ending[len(self._ending) - keep :]
-        return Tokens(ids, None, np.concatenate([np.zeros(1, np.int64), ends]))
+        ids[offsets[1:][long][:, None] + np.arange(-keep, 0)] = self._ending[len(self._ending) - keep :]
+        return Tokens(ids, None, offsets)
 
     def rendered(self, queries: Sequence[str], passages: Sequence[str]) -> list[str]:
         """The prompts of pairs ``[n]``, as text."""

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import Side
 from rankmill.workers.batches.planner import Rows
-from rankmill.workers.batches.tokens import Ids, Tokens, spans
+from rankmill.workers.batches.tokens import Ids, TokenIds, Tokens, ends, pieces_of, spans
 from rankmill.workers.models.fast_texts import FastTexts
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def tokenize_pairs(
         tokenizer.truncation_side = own
     ids: list[list[int]] = encoded["input_ids"]
     types: list[list[int]] | None = encoded.get("token_type_ids")
-    offsets = _offsets(np.fromiter(map(len, ids), np.int64, len(ids)))
+    offsets = ends(np.fromiter(map(len, ids), np.int64, len(ids)))
     count = int(offsets[-1])
     return Tokens(_flat(ids, count), None if types is None else _flat(types, count), offsets)
 
@@ -148,7 +148,9 @@ class Joiner:
         Positions of the placeholders in the pattern.
     """
 
-    def __init__(self, texts: FastTexts, pattern: Ids, types: Ids | None, places: list[int]) -> None:
+    def __init__(
+        self, texts: FastTexts, pattern: TokenIds, types: TokenIds | None, places: list[int]
+    ) -> None:
         self.texts = texts
         self._pattern = pattern
         self._types = types
@@ -180,8 +182,8 @@ class Joiner:
         ids, types = (sample.get(name) for name in ("input_ids", "token_type_ids"))
         return cls(
             FastTexts(single_texts(tokenizer), cache),
-            np.array(ids[0])[keep],
-            None if types is None else np.array(types[0])[keep],
+            np.array(ids[0], np.int32)[keep],
+            None if types is None else np.array(types[0], np.int32)[keep],
             [order.index(0)] if passage is None else [order.index(0), order.index(1)],
         )
 
@@ -212,17 +214,24 @@ class Joiner:
         """Insert `truncated` tokens of the texts of `pairs` (both ``[sides, n]``) into the pattern: the
         first, or the last ones if the left side is cut.
         """
-        width = len(self._pattern)
-        starts = np.tile(np.arange(width), (pairs.shape[1], 1))  # in the array [pattern, all texts]
-        lengths = np.ones_like(starts)
-        left_out = texts.lengths[pairs] - truncated if side == "left" else 0
-        starts[:, self._places] = (width + texts.offsets[pairs] + left_out).T
+        width, count = len(self._pattern), pairs.shape[1]
+        numbers = np.concatenate([self._pattern, texts.ids])
+        offsets = np.concatenate([np.arange(width), width + texts.offsets])
+        which = np.tile(np.arange(width), (count, 1))  # of the pieces: those of the pattern, then all texts
+        which[:, self._places] = width + pairs.T
+        lengths = np.ones_like(which)
         lengths[:, self._places] = truncated.T
-        flat = lengths.ravel()
+        if np.array_equal(truncated, texts.lengths[pairs]):
+            ids = pieces_of(numbers, offsets, which.ravel())
+        else:
+            starts = offsets[which]
+            if side == "left":
+                starts[:, self._places] += (texts.lengths[pairs] - truncated).T
+            ids = numbers[spans(starts.ravel(), lengths.ravel())]
         return Tokens(
-            ids=np.concatenate([self._pattern, texts.ids])[spans(starts.ravel(), flat)],
-            types=None if self._types is None else np.repeat(np.tile(self._types, len(starts)), flat),
-            offsets=_offsets(lengths.sum(axis=1)),
+            ids=ids,
+            types=None if self._types is None else np.repeat(np.tile(self._types, count), lengths.ravel()),
+            offsets=ends(lengths.sum(axis=1)),
         )
 
 
@@ -272,12 +281,8 @@ def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
         raise SpecError(why, option=option) from error
 
 
-def _offsets(lengths: Ids) -> Ids:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-
-
-def _flat(rows: Iterable[list[int]], count: int) -> Ids:
-    return np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=count)
+def _flat(rows: Iterable[list[int]], count: int) -> TokenIds:
+    return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=count)
 
 
 class Windows:

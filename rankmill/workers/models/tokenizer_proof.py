@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from rankmill.workers.batches.tokens import Ids, Tokens
+from rankmill.workers.batches.tokens import TokenIds, Tokens
 
 _PLANES = (0, 1, 2, 3, 14)
 """Of Unicode, that have characters; the others have private ones, or none."""
@@ -48,7 +48,7 @@ def slow_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
     lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     flat = chain.from_iterable(map(attrgetter("ids"), encodings))
-    return Tokens(np.fromiter(flat, np.int64, int(offsets[-1])), None, offsets)
+    return Tokens(np.fromiter(flat, np.int32, int(offsets[-1])), None, offsets)
 
 
 def fast_tokens(fast: FastEncode, texts: list[str]) -> Tokens:
@@ -56,10 +56,10 @@ def fast_tokens(fast: FastEncode, texts: list[str]) -> Tokens:
     ids, offsets = fast(texts)
     if len(offsets) != len(texts) + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
         raise Untrusted(f"{len(offsets)} offsets for {len(texts)} texts")
-    return Tokens(ids.astype(np.int64), None, offsets.astype(np.int64, copy=False))
+    return Tokens(ids.astype(np.int32), None, offsets.astype(np.int64, copy=False))
 
 
-def row(tokens: Tokens, place: int) -> Ids:
+def row(tokens: Tokens, place: int) -> TokenIds:
     """The ids of one text."""
     return tokens.ids[tokens.offsets[place] : tokens.offsets[place + 1]]
 

@@ -18,7 +18,7 @@ from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.families import BERT_LIKE
 from rankmill.workers.backends.first_token import read_first_token_only
 from rankmill.workers.backends.openvino.recipe import FACTORS
-from rankmill.workers.batches.tokens import Tokens, pad
+from rankmill.workers.batches.tokens import Tokens, put_together
 from rankmill.workers.host.disk_cache import cache_name
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.sources import locate
@@ -81,7 +81,7 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
     hooks = [each.linear.register_forward_pre_hook(each.look) for each in found.values()]
     with torch.inference_mode():
         for row in range(len(tokens.lengths)):
-            batch = pad([(tokens, np.array([row]))], 0)
+            batch = put_together([(tokens, np.array([row]))], 0)
             types = {} if batch.types is None else {"token_type_ids": torch.from_numpy(batch.types)}
             classifier(
                 input_ids=torch.from_numpy(batch.ids), attention_mask=torch.from_numpy(batch.mask), **types

@@ -90,7 +90,7 @@ def test_no_memory_is_said_when_all_rows_have_ended() -> None:
 
     mask = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0]])
     with pytest.raises(OutOfMemory):
-        Alone(Wrapped(score), BACKENDS["torch"]).submit(Batch(mask, None, mask)).result()
+        Alone(Wrapped(score), BACKENDS["torch"]).submit(Batch.padded(mask, None, mask)).result()
     assert sorted(ended) == [1, 2, 3]
 
 

@@ -56,7 +56,7 @@ def some_batch(rows: int, longest: int, types: int) -> Batch:
     lengths[0] = longest
     mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
     ids = np.where(mask == 1, rng.integers(5, 99, mask.shape), 1)
-    return Batch(ids, rng.integers(0, types, mask.shape) if types > 1 else None, mask)
+    return Batch.padded(ids, rng.integers(0, types, mask.shape) if types > 1 else None, mask)
 
 
 @torch.inference_mode()

@@ -25,7 +25,7 @@ from rankmill.workers.backends.torch.prefixes import find_shared_prefixes
 from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly
 from rankmill.workers.batches.layout import ModelLayout, read_layout
 from rankmill.workers.batches.planner import plan_batches
-from rankmill.workers.batches.tokens import Batch, in_a_row, pad, sharing
+from rankmill.workers.batches.tokens import Batch, in_a_row, put_together, sharing
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.harness.models.rerankers import ENCODERS, make_chain, make_decoder, make_encoder
@@ -90,7 +90,7 @@ def rows_of(network: Network, lengths: list[int], seed: int = 0) -> Batch:
     ids = draw.integers(0, known, mask.shape)
     ids = np.where(mask == 1, ids, config.pad_token_id)
     several = getattr(config, "type_vocab_size", 0) > 1
-    return Batch(ids, draw.integers(0, 2, mask.shape) * mask if several else None, mask)
+    return Batch.padded(ids, draw.integers(0, 2, mask.shape) * mask if several else None, mask)
 
 
 def padded(network: Network, batch: Batch) -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_beginnings_that_rows_share_are_computed_once(name: str, networks: dict[
         beginnings = {0: [7] * 30, 1: [8, 9] * 12, 2: []}
         ids = [beginnings[group] + rest for group, rest in drawn]
         tokens = sharing(in_a_row(ids), [str(group) for group, _ in drawn])
-        batch = pad([(tokens, np.arange(len(drawn)))], 0)
+        batch = put_together([(tokens, np.arange(len(drawn)))], 0)
         found = find_shared_prefixes(batch, network.skipped)
         if found is None:
             return
@@ -149,7 +149,7 @@ def test_beginnings_that_rows_share_are_computed_once(name: str, networks: dict[
 
     check()
     alike = sharing(in_a_row([[7] * 30 + [row] for row in range(6)]), ["same"] * 6)
-    assert find_shared_prefixes(pad([(alike, np.arange(6))], 0), network.skipped) is not None
+    assert find_shared_prefixes(put_together([(alike, np.arange(6))], 0), network.skipped) is not None
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert, mean", "qwen2, causal"])
@@ -191,19 +191,27 @@ def test_the_faster_way_is_taken_if_its_logits_are_right(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("rankmill.workers.backends.torch.ways._CLOSE", {"fp32": 1e-4})
     monkeypatch.setattr("rankmill.workers.backends.torch.ways._TOKENS", 960)
+    monkeypatch.setattr("rankmill.workers.backends.torch.ways._WHOLE_BATCH", 1920)
     now = 0.0
     monkeypatch.setattr("rankmill.workers.backends.torch.ways.time.perf_counter", lambda: now)
-    submit, slow = backend.submit, {True: 1.0, False: 2.0}
+    submit, slow, launching = backend.submit, {True: 1.0, False: 2.0}, 0.0
 
     def timed(batch: Batch) -> Any:
         nonlocal now
-        now += slow[backend.packs]
+        now += max(slow[backend.packs] * len(batch.rows.ids) / 900, launching)
         return submit(batch)
 
     monkeypatch.setattr(backend, "submit", timed)
     pack_if_faster(backend, network)
     assert backend.packs
     slow[True] = 3.0
+    pack_if_faster(backend, network)
+    assert not backend.packs
+    slow.update({True: 0.002, False: 0.003})
+    launching = 0.0035  # which a small batch waits for
+    pack_if_faster(backend, network)
+    assert backend.packs
+    slow[True] = 0.004
     pack_if_faster(backend, network)
     assert not backend.packs
     slow[True] = 1.0
@@ -238,7 +246,7 @@ def test_graphs_are_used_when_shapes_come_again_and_give_the_same(
     networks: dict[str, Network], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs_module = "rankmill.workers.backends.torch.graphs"
-    monkeypatch.setattr(f"{graphs_module}._GAIN", 0.0)  # here they are no faster
+    monkeypatch.setattr(f"{graphs_module}._AS_GOOD", 1e9)  # on a CPU they are no faster
     monkeypatch.setattr(f"{graphs_module}._LONG", 1e9)
     network = networks["bert"]
     graphs = Graphs(network.packed, torch.from_numpy, Replayed, wait=lambda: None)
@@ -254,7 +262,7 @@ def test_graphs_are_used_when_shapes_come_again_and_give_the_same(
     found = graphs.begin(network.pack(rows_of(network, [60])))
     assert found is None  # a shape that has not come before
     rows = network.pack(rows_of(network, [20, 30]))
-    for name, value in (("_GAIN", 1e9), ("_LONG", 0.0)):
+    for name, value in (("_AS_GOOD", 0.0), ("_LONG", 0.0)):
         with monkeypatch.context() as patched:
             patched.setattr(f"{graphs_module}.{name}", value)
             others = Graphs(network.packed, torch.from_numpy, Replayed, wait=lambda: None)

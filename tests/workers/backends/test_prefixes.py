@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.torch.prefixes import find_shared_prefixes
 from rankmill.workers.batches.planner import plan_batches
-from rankmill.workers.batches.tokens import Batch, in_a_row, pad, sharing
+from rankmill.workers.batches.tokens import Batch, in_a_row, put_together, sharing
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.harness.models.rerankers import DECODERS, PAIR_TEMPLATE, make_decoder
@@ -32,7 +32,7 @@ def test_a_beginning_and_the_rest_are_the_row(
 ) -> None:
     rows = [BEGINNINGS[group] + rest for group, rest in drawn]
     tokens = sharing(in_a_row(rows), [str(group) for group, _ in drawn])
-    batch = pad([(tokens, np.arange(len(rows)))], 9)
+    batch = put_together([(tokens, np.arange(len(rows)))], 9)
     found = find_shared_prefixes(batch, skipped)
     if found is None:
         return
@@ -49,11 +49,11 @@ def test_a_beginning_and_the_rest_are_the_row(
 
 def test_rows_of_one_query_are_found() -> None:
     rows = [BEGINNINGS[group] + [4, row] for group in (0, 1) for row in range(6)]
-    batch = pad([(sharing(in_a_row(rows), [str(row // 6) for row in range(12)]), np.arange(12))], 9)
+    batch = put_together([(sharing(in_a_row(rows), [str(row // 6) for row in range(12)]), np.arange(12))], 9)
     found = find_shared_prefixes(batch, None)
     assert found is not None
     assert found.mask.sum(axis=1).tolist() in ([9, 6], [6, 9])
-    assert find_shared_prefixes(Batch(batch.ids, None, batch.mask), None) is None
+    assert find_shared_prefixes(Batch.padded(batch.ids, None, batch.mask), None) is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 3)), max_size=60), st.integers(1, 200))

@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-BATCH = Batch(*(np.ones((2, 8), dtype=np.int64) for _ in range(3)))
+BATCH = Batch.padded(*(np.ones((2, 8), dtype=np.int64) for _ in range(3)))
 
 
 def search_of(backend: Costing, folder: Path, model: str = "some/model") -> BudgetSearch:

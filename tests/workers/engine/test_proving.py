@@ -90,8 +90,8 @@ def in_the_network(patch: Patch, change: Callable[[Any], None]) -> None:
 
 
 def in_the_batch(patch: Patch, change: Callable[[batches.Batch], batches.Batch]) -> None:
-    pad = batches.pad
-    patch.setattr(engines, "pad", lambda *args: change(pad(*args)))
+    put_together = batches.put_together
+    patch.setattr(engines, "put_together", lambda *args: change(put_together(*args)))
 
 
 def in_the_logits(patch: Patch, change: Callable[[Logits], Logits]) -> None:
@@ -101,27 +101,27 @@ def in_the_logits(patch: Patch, change: Callable[[Logits], Logits]) -> None:
 
 def no_mask(patch: Patch) -> None:
     in_the_batch(
-        patch, lambda each: batches.Batch(each.ids, each.types, np.ones_like(each.mask), each.groups)
+        patch, lambda each: batches.Batch.padded(each.ids, each.types, np.ones_like(each.mask), each.groups)
     )
 
 
 def swapped_segments(patch: Patch) -> None:
     def change(each: batches.Batch) -> batches.Batch:
         assert each.types is not None
-        return batches.Batch(each.ids, np.where(each.types == 0, 1, 0), each.mask)
+        return batches.Batch.padded(each.ids, np.where(each.types == 0, 1, 0), each.mask)
 
     in_the_batch(patch, change)
 
 
 def lost_segments(patch: Patch) -> None:
-    in_the_batch(patch, lambda each: batches.Batch(each.ids, None, each.mask))
+    in_the_batch(patch, lambda each: batches.Batch.padded(each.ids, None, each.mask))
 
 
 def last_column_lost(patch: Patch) -> None:
     in_the_batch(
         patch,
         lambda each: (
-            batches.Batch(
+            batches.Batch.padded(
                 each.ids[:, :-1], None if each.types is None else each.types[:, :-1], each.mask[:, :-1]
             )
             if each.ids.shape[1] > 4

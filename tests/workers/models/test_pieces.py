@@ -16,7 +16,7 @@ from rankmill.workers.models.loading import load_model
 
 def batch_of(lengths: list[int]) -> Batch:
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    return Batch(mask * (1 + np.arange(len(lengths)))[:, None], None, mask)
+    return Batch.padded(mask * (1 + np.arange(len(lengths)))[:, None], None, mask)
 
 
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=60), st.integers(1, 8))
@@ -55,7 +55,7 @@ def test_a_lone_batch_uses_all_streams(tiny_model: Path, monkeypatch: pytest.Mon
     backend = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu", "openvino").backend
     lengths = [7, 60, 3, 31, *[12] * 60]
     batch = batch_of(lengths)
-    whole = Batch(np.minimum(batch.ids, 9), np.zeros_like(batch.ids), batch.mask)
+    whole = Batch.padded(np.minimum(batch.ids, 9), np.zeros_like(batch.ids), batch.mask)
     started: list[int] = []
     request = type(backend._compiled.create_infer_request())  # type: ignore[attr-defined]
     begin = request.start_async
@@ -70,7 +70,9 @@ def test_a_lone_batch_uses_all_streams(tiny_model: Path, monkeypatch: pytest.Mon
     assert sum(started) == len(lengths)
     alone = [
         backend.submit(
-            Batch(whole.ids[[row], :long], np.zeros((1, long), dtype=np.int64), whole.mask[[row], :long])
+            Batch.padded(
+                whole.ids[[row], :long], np.zeros((1, long), dtype=np.int64), whole.mask[[row], :long]
+            )
         ).result()[0]
         for row, long in enumerate(lengths)
     ]

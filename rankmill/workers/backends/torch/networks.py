@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -17,7 +16,7 @@ from rankmill.workers.backends.classifier import load_config, load_pretrained
 from rankmill.workers.backends.first_token import LastLayer, read_first_token_only
 from rankmill.workers.backends.head import heads_of
 from rankmill.workers.backends.torch.chain import Chain, load_chain
-from rankmill.workers.backends.torch.packed import PackedRows, last_places
+from rankmill.workers.backends.torch.packed import PackedRows, last_tokens
 from rankmill.workers.backends.torch.prefixes import SharedPrefixes
 from rankmill.workers.backends.varlen import PackedInput, packing
 from rankmill.workers.batches.tokens import Batch
@@ -128,7 +127,7 @@ class Network(nn.Module):
 
     def pack(self, batch: Batch) -> PackedRows:
         """The rows of a batch end to end."""
-        return PackedRows.of(batch, np.zeros(len(batch.ids), np.int64), self.first_position)
+        return PackedRows.of(batch.rows, None, self.first_position)
 
     @cached_property
     def first_position(self) -> int | None:
@@ -206,7 +205,7 @@ class LanguageModel(Network):
         return True  # the score reads one token of a row, wherever it is
 
     def pack(self, batch: Batch) -> PackedRows:
-        return PackedRows.of(batch, last_places(batch.ids, batch.mask, self.skipped), self.first_position)
+        return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)
 
     def pack_shared(self, found: SharedPrefixes) -> PackedRows:
         """Rows that begin alike, in one forward: each prefix once, and what follows it in each row."""

@@ -10,7 +10,7 @@ import torch
 
 from rankmill.workers.backends.torch.prefixes import SharedPrefixes
 from rankmill.workers.backends.varlen import PackedInput
-from rankmill.workers.batches.tokens import Batch, Ids, spans
+from rankmill.workers.batches.tokens import Ids, TokenIds, Tokens, ends, spans
 
 Buffer = npt.NDArray[np.int32]
 
@@ -64,36 +64,34 @@ class PackedRows:
         The tokens that rows read, row after row, and how many; ``None`` if each reads its own.
     """
 
-    ids: Ids
+    ids: Ids | TokenIds
     positions: Ids
-    types: Ids | None
+    types: Ids | TokenIds | None
     lengths: Ids
     read: Ids
     keys: Ids | None = None
     key_lengths: Ids | None = None
 
     @classmethod
-    def of(cls, batch: Batch, places: Ids, first_position: int | None) -> PackedRows:
+    def of(cls, rows: Tokens, read: Ids | None, first_position: int | None) -> PackedRows:
         """The rows of a batch.
 
         Parameters
         ----------
-        batch
-            Padded on the right.
-        places
-            Place in each row of the token that its score reads, ``[rows]``.
+        rows
+            The batch's.
+        read
+            The token that each score reads; ``None``: the first of its row.
         first_position
             Where positions begin, in the families in which that is after the id of padding; there a token
             with this id is at position `first_position` - 1, and does not count.
         """
-        real = batch.mask.astype(bool)
-        ids, lengths = batch.ids[real], batch.mask.sum(axis=1)
         return cls(
-            ids=ids,
-            positions=_positions(batch, first_position)[real],
-            types=None if batch.types is None else batch.types[real],
-            lengths=lengths,
-            read=np.cumsum(lengths) - lengths + places,
+            ids=rows.ids,
+            positions=_positions(rows, first_position),
+            types=rows.types,
+            lengths=rows.lengths,
+            read=rows.offsets[:-1] if read is None else read,
         )
 
     @classmethod
@@ -133,9 +131,9 @@ class PackedRows:
         """All numbers in one buffer, of a shape that is as large or larger: what is added is never read."""
         parts = [(self.ids, shape.tokens), (self.positions, shape.tokens)]
         parts += [] if self.types is None else [(self.types, shape.tokens)]
-        parts += [(_starts(self.lengths), shape.rows + 1), (self.read, shape.scores)]
+        parts += [(ends(self.lengths), shape.rows + 1), (self.read, shape.scores)]
         if self.keys is not None and self.key_lengths is not None and shape.keys is not None:
-            parts += [(_starts(self.key_lengths), shape.rows + 1), (self.keys, shape.keys)]
+            parts += [(ends(self.key_lengths), shape.rows + 1), (self.keys, shape.keys)]
         buffer = np.empty(sum(size for _, size in parts), dtype=np.int32)
         done = 0
         for numbers, size in parts:
@@ -145,10 +143,6 @@ class PackedRows:
         return buffer
 
 
-def _starts(lengths: Ids) -> Ids:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-
-
 def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
     """Place of the last token in each row whose id is not `skipped`."""
     real = mask if skipped is None else mask * (ids != skipped)
@@ -156,9 +150,20 @@ def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
     return places
 
 
-def _positions(batch: Batch, first: int | None) -> Ids:
+def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
+    """The last token of each row whose id is not `skipped`; the first one if a row has no other."""
+    places = np.arange(len(rows.ids))
+    if skipped is not None:
+        places = np.where(rows.ids == skipped, 0, places)
+    found: Ids = np.maximum(np.maximum.reduceat(places, rows.offsets[:-1]), rows.offsets[:-1])
+    return found
+
+
+def _positions(rows: Tokens, first: int | None) -> Ids:
+    """The position of each token in its row."""
     if first is None:
-        return np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
-    counted = batch.ids != first - 1
-    positions: Ids = np.cumsum(counted, axis=1) * counted + first - 1
+        return np.arange(len(rows.ids)) - np.repeat(rows.offsets[:-1], rows.lengths)
+    counted = rows.ids != first - 1
+    before = ends(counted)[rows.offsets[:-1]]
+    positions: Ids = (np.cumsum(counted) - np.repeat(before, rows.lengths)) * counted + first - 1
     return positions

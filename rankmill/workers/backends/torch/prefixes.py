@@ -42,7 +42,7 @@ def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | 
     Rows of equal `Batch.groups` may begin alike; how far they do is seen in their tokens. The last token
     of a row that is not `skipped`, which the score reads, is never in a prefix.
     """
-    if batch.groups is None or len(batch.ids) < 2:
+    if batch.groups is None or batch.shape[0] < 2:
         return None
     lengths = batch.mask.sum(axis=1)
     _, first, of = np.unique(batch.groups, return_index=True, return_inverse=True)
