@@ -89,6 +89,10 @@ from rankmill.workers.queue.refusals import Refusals
 _READING_SECONDS = 0.05
 """In a burst, until the worker looks again whether a model can be loaded."""
 
+_SWITCH_SECONDS = 0.0001
+"""How long a thread keeps Python's lock while another waits. The forward's thread gives it up for each of
+the hundreds of launches of a forward on a GPU; with Python's own 5 ms the device would wait for the others."""
+
 _SUSPENSION_SECONDS = 1
 """Least time between two checks for ``rq suspend``."""
 
@@ -160,6 +164,7 @@ class ScoringWorker(SimpleWorker):
             set_up(settings.log_level, settings.log_format, worker=self.name)
             require_worker_packages()
             leave_out_pandas()
+            sys.setswitchinterval(_SWITCH_SECONDS)
             self._patience = Patience(settings.redis_wait_seconds, give_up)
             self.connection.set_retry(self._patience)
             self._prepare(settings)

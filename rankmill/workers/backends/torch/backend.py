@@ -45,6 +45,10 @@ class TorchBackend:
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
+        if (
+            device == "cuda"
+        ):  # cuDNN's attention makes a plan for each new shape, for which batches would wait
+            torch.backends.cuda.enable_cudnn_sdp(False)
         cast_all_but_head(network, DTYPES[precision], network.heads)
         with _device_errors(device):
             self.network = network.to(device)
