@@ -91,7 +91,7 @@ _READING_SECONDS = 0.05
 
 _SWITCH_SECONDS = 0.0001
 """How long a thread keeps Python's lock while another waits. The forward's thread gives it up for each of
-the hundreds of launches of a forward on a GPU; with Python's own 5 ms the device would wait for the others."""
+the hundreds of launches of a forward on a GPU; with Python's own 5 ms the device would wait."""
 
 _SUSPENSION_SECONDS = 1
 """Least time between two checks for ``rq suspend``."""
