@@ -40,12 +40,16 @@ def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | No
     after = frame_of(table, [*names, score], path)
     check_once(after, path)
     before = None
-    if "run_rank" in table.column_names and table["run_rank"].null_count == 0:
+    if _has_values(table, "run_score"):
+        before = frame_of(table, [*names, "run_score"], path)
+    elif _has_values(table, "run_rank"):
         before = frame_of(table, [*names, "run_rank"], path)
         before["score"] = -before["score"]
-    elif "run_score" in table.column_names and table["run_score"].null_count == 0:
-        before = frame_of(table, [*names, "run_score"], path)
     return after, before
+
+
+def _has_values(table: pa.Table, name: str) -> bool:
+    return name in table.column_names and table[name].null_count < len(table)
 
 
 def is_table(path: Path, score: str) -> bool:
@@ -57,6 +61,8 @@ def is_table(path: Path, score: str) -> bool:
 
 def ranking_frame(path: Path) -> pd.DataFrame:
     """Read a run as its ranking: by score, else by rank, else as the passages come.
+
+    Rows without a score, or rank, are left out, if others have one.
 
     Raises
     ------
@@ -70,14 +76,14 @@ def ranking_frame(path: Path) -> pd.DataFrame:
         raise InputError(f"{path}: the run is empty")
     found = pa.Table.from_batches(batches)
     frame: pd.DataFrame = found.to_pandas()
-    if found["run_score"].null_count == 0:
+    check_once(frame, path)
+    if _has_values(found, "run_score"):
         frame["score"] = frame["run_score"]
-    elif found["run_rank"].null_count == 0:
+    elif _has_values(found, "run_rank"):
         frame["score"] = -frame["run_rank"].astype(float)
     else:
         frame["score"] = -frame.index.to_series().astype(float)
-    check_once(frame, path)
-    return frame[["query_id", "doc_id", "score"]]
+    return frame[["query_id", "doc_id", "score"]].dropna()
 
 
 logger = logging.getLogger(__name__)

@@ -61,7 +61,7 @@ class InputFile:
 class RankingFiles:
     """The files of a ranking to score.
 
-    ``depth`` is the number of passages to take of each query, by rank. Judgements (``qrels``) add columns:
+    ``depth`` is the number of passages to take of each query, the best. Judgements (``qrels``) add columns:
     ``relevance`` of each passage, null where it is not judged, and ``in_run``; and relevant passages that
     are not in the ranking (or deeper) come after its rows, for the queries that it has.
     """

@@ -39,7 +39,8 @@ class OutputPlan:
     ``kept`` are the input's columns in it, ``schema`` is that of the whole file, ``scores`` are the names of
     the float32 columns of scores, null where a row has an error. ``group`` is the column that tells queries
     apart if the rows are ranked or the scores averaged, and ``is_grouped`` says whether the rows of every
-    query follow each other. ``tokens`` is the int32 column of a row's tokens, if there is one.
+    query follow each other. ``passage`` is the column with the passages' ids, by which equal scores of a TREC
+    run are ranked. ``tokens`` is the int32 column of a row's tokens, if there is one.
     """
 
     form: OutputFormat
@@ -51,6 +52,7 @@ class OutputPlan:
     mean: MeanColumn | None = None
     is_ranked: bool = False
     tokens: str | None = None
+    passage: str | None = None
 
     def transforms(self, folder: Path) -> list[Transform]:
         """The steps between scoring and writing rows, with files in `folder`."""
@@ -62,7 +64,7 @@ class OutputPlan:
             found.append(MeanScores(folder, self.group, self.scores, self.mean, is_grouped=grouped))
         if self.is_ranked:
             ranking = Ranking(
-                folder, self.group, self.score, form.rank_column, form.top_k, is_grouped=grouped
+                folder, self.group, self.score, form.rank_column, form.top_k, self.passage, is_grouped=grouped
             )
             found.append(ranking)
         return found
@@ -106,7 +108,8 @@ def plan_output(
     group = form.group(source.schema, source.columns.query)
     is_grouped = _survey(source, group, kept if is_trec else [])
     schema = _with(source.schema, kept, added)
-    return OutputPlan(form, kept, schema, scores, group, is_grouped, mean, is_ranked, tokens)
+    passage = kept[-1] if is_trec else None
+    return OutputPlan(form, kept, schema, scores, group, is_grouped, mean, is_ranked, tokens, passage)
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:

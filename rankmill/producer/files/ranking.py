@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,8 +108,26 @@ class Repeats:
         return zip(*columns, strict=True)
 
 
+def best_first(
+    numbers: npt.NDArray[np.int64], scores: npt.NDArray[np.floating[Any]], ids: pa.Array | None
+) -> npt.NDArray[np.int64]:
+    """The rows of each query in order of their scores, best first; those without a score come last.
+
+    Of equal scores the passage with the larger id comes first, as trec_eval has it; without `ids` they stay
+    in order. `numbers` are those of the queries, which come in their order.
+    """
+    order: npt.NDArray[np.int64] = np.lexsort((-scores, numbers))
+    is_tied = (np.diff(numbers[order]) == 0) & (np.diff(scores[order]) == 0)  # with the row behind it
+    if ids is not None and is_tied.any():
+        places = np.flatnonzero(np.r_[is_tied, False] | np.r_[False, is_tied])
+        rows = order[places]
+        by_id = pc.rank(ids.take(pa.array(rows)), sort_keys="descending", tiebreaker="dense").to_numpy()
+        order[places] = rows[np.lexsort((by_id, -scores[rows], numbers[rows]))]
+    return order
+
+
 class Ranking:
-    """Ranks rows. Rows without a score are left out; equal scores stay in input order.
+    """Ranks rows. Rows without a score are left out; equal scores are ranked as by `best_first`.
 
     Parameters
     ----------
@@ -118,18 +137,29 @@ class Ranking:
         Names of the column that tells queries apart, of the column of scores, and of the column to add.
     top_k
         Rows to keep of each query; ``None``: all.
+    passage
+        Name of the column with the passages' ids, if there is one.
     is_grouped
         Whether the rows of every query follow each other.
     """
 
     def __init__(
-        self, folder: Path, group: str, score: str, rank: str, top_k: int | None, *, is_grouped: bool
+        self,
+        folder: Path,
+        group: str,
+        score: str,
+        rank: str,
+        top_k: int | None,
+        passage: str | None,
+        *,
+        is_grouped: bool,
     ) -> None:
         self._folder = folder
         self._queries = QueryNumbers(group, is_grouped=is_grouped)
         self._score = score
         self._rank = rank
         self._top_k = top_k
+        self._passage = passage
         self._is_grouped = is_grouped
         self._rows: list[pa.Table] = []
         self._held_rows = self._held_bytes = 0
@@ -166,7 +196,8 @@ class Ranking:
         """The rows to keep, sorted by query and score."""
         numbers = table[_NUMBER].to_numpy()
         scores = table[self._score].to_numpy().astype(np.float32)
-        order = np.lexsort((-scores, numbers))
+        ids = undictionary(table[self._passage].combine_chunks()).cast(pa.string()) if self._passage else None
+        order = best_first(numbers, scores, ids)
         if self._top_k is not None:
             order = order[_places(numbers[order]) <= self._top_k]
         return table.take(order)

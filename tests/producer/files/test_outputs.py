@@ -25,6 +25,7 @@ from rankmill.producer.files.outputs import OutputFormat, check_target
 from rankmill.producer.files.plan import plan_output
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.source import open_source
+from tests.producer.runs.test_runs import rank_of
 
 COLUMNS = TextColumns("query", "passage")
 
@@ -196,6 +197,31 @@ def test_a_trec_run(tmp_path: Path) -> None:
         assert pytrec_eval.parse_run(file) == {"1": {"b": 1.25, "a": 0.5}}
     (error,) = Path(f"{path}.errors.jsonl").read_text().splitlines()
     assert json.loads(error)["row"] == 2
+
+
+@pytest.mark.usefixtures("small_buffers")
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("12"), st.integers(0, 30), st.integers(0, 2)),
+        min_size=1, max_size=25, unique_by=lambda row: row[:2],
+    ),
+    st.none() | st.integers(1, 4),
+)  # fmt: skip
+def test_the_ranks_of_a_trec_run_are_those_of_trec_eval(
+    rows: list[tuple[str, int, int]], top_k: int | None
+) -> None:
+    """Also of equal scores, and where the rows of a query do not follow each other."""
+    queries, docs, scores = (list(column) for column in zip(*rows, strict=True))
+    table = pa.table({"qid": queries, "pid": docs, "query": ["q"] * len(rows), "passage": ["p"] * len(rows)})
+    with tempfile.TemporaryDirectory() as directory:
+        path = make(Path(directory) / "out.trec", table, scores, top_k=top_k)
+        found = [line.split() for line in path.read_text().splitlines()]
+    for query in set(queries):
+        run = {str(doc): float(score) for each, doc, score in rows if each == query}
+        expected = sorted(run, key=lambda doc: rank_of(run, doc))[:top_k]
+        assert [line[2] for line in found if line[0] == query] == expected
+        assert [int(line[3]) for line in found if line[0] == query] == [*range(1, len(expected) + 1)]
 
 
 @pytest.mark.parametrize(

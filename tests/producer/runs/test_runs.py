@@ -420,18 +420,113 @@ def test_what_is_missing_is_named(files: RankingFiles) -> None:
         joined(files, allow_missing=False)
 
 
-def test_depth_goes_by_rank_then_by_score(files: RankingFiles) -> None:
+def deep(files: RankingFiles, depth: int) -> list[str]:
+    """The passages that are scored of a run, to a depth."""
+    cut = RankingFiles(files.ranking, files.queries, files.corpus, depth=depth)
+    return [doc for table in joined(cut).tables(lambda _: 10) for doc in table["doc_id"].to_pylist()]
+
+
+def test_depth_goes_by_score_then_by_rank(files: RankingFiles) -> None:
     path = files.ranking.path
-    as_run(path, [("1", "a", 3, 1.0), ("1", "b", 1, 2.0), ("1", "d", 2, 9.0), ("2", "a", 1, 0.0)])
-    deep = RankingFiles(files.ranking, files.queries, files.corpus, depth=2)
-    (table,) = joined(deep).tables(lambda _: 10)
-    assert table["doc_id"].to_pylist() == ["b", "d", "a"]
+    as_run(path, [("1", "a", 1, 1.0), ("1", "b", 3, 2.0), ("1", "d", 2, 9.0), ("2", "a", 1, 0.0)])
+    assert deep(files, 2) == ["b", "d", "a"]
+    as_run(path, [("1", "a", 0, 1.0), ("1", "b", 0, 7.0), ("1", "d", 0, 9.0)])  # as BEIR writes runs
+    assert deep(files, 2) == ["b", "d"]
     path.write_text("1 a 0.5\n1 b 0.1\n1 d 0.9\n")
-    (table,) = joined(deep).tables(lambda _: 10)
-    assert table["doc_id"].to_pylist() == ["a", "d"]
+    assert deep(files, 2) == ["a", "d"]
+    path.write_text("query_id doc_id rank\n1 a 3\n1 b 1\n1 d 2\n")
+    assert deep(files, 2) == ["b", "d"]
+    path.write_text("1 a\n1 b\n1 d\n")
+    assert deep(files, 2) == ["a", "b"]
     path.write_text("1 a\n1 b\n1 d\n2 a\n1 b\n")
     with pytest.raises(InputError, match="passages of query '1' do not follow each other"):
-        joined(deep)
+        deep(files, 2)
+
+
+def test_a_row_without_a_score_is_the_last(files: RankingFiles) -> None:
+    path = files.ranking.path.with_suffix(".jsonl")
+    rows = [("a", None, 1), ("b", 0.5, 3), ("d", -1.5, 2)]
+    lines = [{"qid": "1", "docid": doc, "score": score, "rank": rank} for doc, score, rank in rows]
+    lines += [{"qid": "2", "docid": doc, "score": None, "rank": rank} for doc, _, rank in rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cut = RankingFiles(InputFile(path), files.queries, files.corpus)
+    assert deep(cut, 2) == ["b", "d", "a", "d"]  # the second query has ranks and no scores
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("12"), st.text("abAB19é", min_size=1, max_size=3), st.integers(0, 3)),
+        min_size=1, max_size=20, unique_by=lambda row: row[:2],
+    ),
+    st.integers(1, 5),
+)  # fmt: skip
+def test_depth_takes_what_trec_eval_ranks_first(rows: list[tuple[str, str, int]], depth: int) -> None:
+    rows.sort(key=lambda row: row[0])
+    run: dict[str, dict[str, float]] = {}
+    for query, doc, score in rows:
+        run.setdefault(query, {})[doc] = float(score)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "q.tsv").write_text("1\tfirst\n2\tsecond\n")
+        (Path(folder) / "c.tsv").write_text("".join(f"{doc}\tT\n" for _, doc, _ in rows))
+        path = as_run(Path(folder) / "r.trec", [(query, doc, 0, score) for query, doc, score in rows])
+        inputs = [InputFile(Path(folder) / name) for name in ("q.tsv", "c.tsv")]
+        found = deep(RankingFiles(InputFile(path), (inputs[0],), (inputs[1],)), depth)
+    expected = [doc for query, doc, _ in rows if rank_of(run[query], doc) <= depth]
+    assert found == expected
+
+
+def rank_of(scores: dict[str, float], doc: str) -> int:
+    """The rank that trec_eval gives a passage of a query."""
+    evaluator = pytrec_eval.RelevanceEvaluator({"q": {doc: 1}}, {"recip_rank"})
+    reciprocal: float = evaluator.evaluate({"q": scores})["q"]["recip_rank"]
+    return round(1 / reciprocal)
+
+
+@pytest.mark.parametrize(
+    ("thirds", "is_score"),
+    [
+        ("1 2 3", False),
+        ("0 1 2", False),
+        ("4 9 17", False),
+        ("3 2 1", True),
+        ("30 29 29", True),
+        ("0 0 0", True),
+        ("7 12 3.5", True),
+        ("-1 2 3", True),
+        ("1e3 2 3", True),
+    ],
+)
+def test_scores_in_the_third_field_are_no_ranks(tmp_path: Path, thirds: str, is_score: bool) -> None:
+    numbers = thirds.split()
+    path = tmp_path / "run.tsv"
+    lines = [
+        f"{query}\t{doc}\t{number}\n" for query in "12" for doc, number in zip("abd", numbers, strict=True)
+    ]
+    for order in (lines, lines[::3] + lines[1::3] + lines[2::3]):  # also where queries are mixed
+        path.write_text("".join(order))
+        found = [row[3] if is_score else row[2] for row in rows_of(path)]
+        assert sorted(found) == sorted([float(number) for number in numbers] * 2)
+
+
+def test_third_fields_that_could_be_ranks_or_scores_are_asked_about(tmp_path: Path) -> None:
+    path = tmp_path / "run.tsv"
+    path.write_text("1 a 7\n1 b 12\n1 d 3\n")
+    with pytest.raises(InputError, match=r"run\.tsv: its third fields could be ranks or scores") as error:
+        rows_of(path)
+    for name, place in (("rank", 2), ("score", 3)):
+        header = f"query_id doc_id {name}"
+        assert header in str(error.value)
+        path.write_text(f"{header}\n1 a 7\n1 b 12\n1 d 3\n")
+        assert [row[place] for row in rows_of(path)] == [7, 12, 3]
+
+
+def test_the_rank_of_another_ranking_is_none_of_a_table_with_scores(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"  # as an output of score-file --run
+    path.write_text('{"query_id": "1", "doc_id": "a", "run_rank": 3, "run_score": 9.5, "score": 1.5}\n')
+    assert rows_of(path) == [("1", "a", None, 1.5)]
+    path.write_text('{"query_id": "1", "doc_id": "a", "run_rank": 3, "run_score": 9.5}\n')
+    assert rows_of(path) == [("1", "a", 3, 9.5)]
 
 
 def test_judgements_add_labels_and_what_the_run_lacks(files: RankingFiles, tmp_path: Path) -> None:

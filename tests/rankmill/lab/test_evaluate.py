@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import ir_measures
 import pyarrow as pa
@@ -18,7 +19,7 @@ from rankmill.cli.main import rankmill
 RANDOM = random.Random(7)
 QUERIES = [f"q{n}" for n in range(6)]
 QRELS = {query: {f"d{n}": RANDOM.randrange(3) for n in range(0, 30, 3)} for query in QUERIES}
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {
         "query_id": query,
         "doc_id": f"d{n}",
@@ -49,7 +50,7 @@ def expected(key: str, measure: str, sign: int = 1) -> dict[str, float]:
     """pytrec_eval's own values, 0 for the query that the ranking lacks."""
     ranking: dict[str, dict[str, float]] = {}
     for row in ROWS:
-        ranking.setdefault(str(row["query_id"]), {})[str(row["doc_id"])] = sign * float(row[key])  # type: ignore[arg-type]
+        ranking.setdefault(str(row["query_id"]), {})[str(row["doc_id"])] = sign * float(row[key])
     found = pytrec_eval.RelevanceEvaluator(QRELS, {measure}).evaluate(ranking)
     (name,) = {name for values in found.values() for name in values}
     return {query: found.get(query, {}).get(name, 0.0) for query in QUERIES}
@@ -90,6 +91,30 @@ def test_a_trec_run_is_measured_as_ir_measures_does(folder: Path) -> None:
         folder / "out.parquet", "--run", folder / "out.trec", "--qrels", folder / "qrels.txt", "--json"
     )
     assert all(each["before"] == pytest.approx(each["after"]) for each in json.loads(compared.stdout))
+
+
+@pytest.mark.parametrize("ranks", ["0", "the other way", "none"])
+def test_before_is_by_the_scores_of_the_run_whatever_its_ranks_say(folder: Path, ranks: str) -> None:
+    """As trec_eval has it, also for equal scores: of these the passage with the larger id is first."""
+    rows: list[dict[str, Any]] = [{**row, "run_score": float(row["run_rank"] // 3)} for row in ROWS]
+    for row in rows:
+        row["run_rank"] = {"0": 0, "the other way": 30 - row["run_rank"], "none": None}[ranks]
+    schema = pa.schema({"query_id": "string", "doc_id": "string", "run_rank": "int64", "run_score": "float64",
+                        "score": "float64"})  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, schema), folder / "ranks.parquet")
+    lines = [
+        f"{row['query_id']} Q0 {row['doc_id']} {row['run_rank'] or 0} {row['run_score']} t\n" for row in rows
+    ]
+    (folder / "run.trec").write_text("".join(lines))
+    run_scores: dict[str, dict[str, float]] = {}
+    for row in rows:
+        run_scores.setdefault(row["query_id"], {})[row["doc_id"]] = row["run_score"]
+    found = pytrec_eval.RelevanceEvaluator(QRELS, {"ndcg_cut.10"}).evaluate(run_scores)
+    expected = sum(values["ndcg_cut_10"] for values in found.values()) / 6
+    options = ["--qrels", folder / "qrels.txt", "--measures", "nDCG@10", "--json"]
+    (table,) = json.loads(run(folder / "ranks.parquet", *options).stdout)
+    (trec,) = json.loads(run(folder / "run.trec", *options).stdout)
+    assert table["before"] == pytest.approx(expected) == pytest.approx(trec["after"])
 
 
 def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:

@@ -97,7 +97,7 @@ class FileRequest(WireModel):
     on_duplicate: OnDuplicate = "error"
     """An id with two texts in the queries or the corpus: an error, or the first or last text is taken."""
     depth: Positive | None = None
-    """Score only the first N passages of each query of the run, by rank."""
+    """Score only the N best passages of each query of the run, by its scores, else by its ranks."""
     qrels: File | None = None
     """Judgements: add labels, and the relevant passages that the run lacks."""
     with_texts: bool = False

@@ -20,7 +20,7 @@ from rankmill.producer.files.corpus.rankings import SCHEMA, read_qrels, read_ran
 from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, taken
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import RankingFiles
-from rankmill.producer.files.ranking import Repeats, starts_of
+from rankmill.producer.files.ranking import Repeats, best_first, starts_of
 from rankmill.producer.files.source import PairSource, Shard, cut_range
 
 _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.field("passage", pa.string())]
@@ -196,7 +196,7 @@ def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
 
 
 def _cut_queries(batches: Iterator[pa.RecordBatch], path: Path, depth: int) -> Iterator[pa.RecordBatch]:
-    """Keep the first `depth` passages of each query: by rank, else by score, else as they come."""
+    """Keep the best `depth` passages of each query: by score, else by rank, else as they come."""
     seen: set[int] = set()
     rest: pa.RecordBatch | None = None
     for batch in batches:
@@ -224,10 +224,12 @@ def _best(
         seen.add(hash(query))
     sizes = np.diff(np.r_[starts, len(batch)])
     numbers = np.repeat(np.arange(len(starts)), sizes)
-    ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
     scores = batch["run_score"].to_numpy(zero_copy_only=False).astype(np.float64)
-    by = np.where(np.isnan(ranks), -scores, ranks)
-    order = np.lexsort((by, numbers))
+    has_scores = (np.bincount(numbers, ~np.isnan(scores)) > 0)[numbers]
+    ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
+    by_score = best_first(numbers, scores, batch["doc_id"])
+    by_rank = best_first(numbers, -ranks, None)
+    order = np.where(has_scores[by_score], by_score, by_rank)  # both have the queries at the same places
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])
     return batch.take(pa.array(kept))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,7 @@ from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.table import CSV, TSV, format_of, is_readable, open_reader
 from rankmill.producer.files.formats.trec import LineFormat, read_lines
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
+from rankmill.producer.files.ranking import starts_of
 
 SCHEMA = pa.schema(
     [
@@ -34,8 +35,8 @@ _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
     "run_rank": [("rank", "position"), ("run_rank",)],
     "run_score": [("score", "sim", "similarity"), ("run_score",)],
 }
-"""Names of a file's columns for those of `SCHEMA`. Those that an output has of the run that was scored count
-where there are no others."""
+"""Names of a file's columns for those of `SCHEMA`. Rank and score of the run that was scored, which an output
+has too, count where it has none of its own."""
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
 """Names of the grades; a table with relevance may have scores as well."""
@@ -44,7 +45,6 @@ _RANKING = LineFormat(
     SCHEMA,
     {
         2: ("query_id", "doc_id"),
-        3: ("query_id", "doc_id", "run_rank"),
         4: ("query_id", "doc_id", "run_rank", "run_score"),
         6: ("query_id", "", "doc_id", "run_rank", "run_score", ""),
     },
@@ -52,6 +52,14 @@ _RANKING = LineFormat(
     "a run has two (query, passage), three (and the rank or the score), four (rank and score), or the six of "
     "TREC, between tabs or spaces",
 )
+
+_THREE = LineFormat(
+    pa.schema({"query_id": pa.string(), "number": pa.string()}),
+    {3: ("query_id", "", "number")},
+    (),
+    _RANKING.kinds,
+)
+"""A run of three fields, of which the last may be ranks or scores."""
 
 _QRELS = LineFormat(
     pa.schema({"query_id": pa.string(), "doc_id": pa.string(), "relevance": pa.int64()}),
@@ -64,7 +72,7 @@ _QRELS = LineFormat(
 def read_ranking(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a ranking in order, as batches of `SCHEMA`.
 
-    Text has fields between tabs or spaces: query and passage, or these and the rank (a whole number) or the
+    Text has fields between tabs or spaces: query and passage, or these and the rank (`_third_field`) or the
     score, or all four, or the six of TREC; or a header names them. A row of JSON or Parquet may hold lists
     of passages, ranks and scores.
 
@@ -206,7 +214,13 @@ def _column(path: Path, column: pa.Array | None, field: pa.Field, rows: int, fir
 def _named(path: Path, names: Sequence[str]) -> Mapping[str, str]:
     """The file's column for each of `SCHEMA` that it has; raises `InputError` if it has no ids."""
     ids = {name: column_of(path, names, *_USUAL[name]) for name in ("query_id", "doc_id")}
-    others = {name: _column_with(path, names, _USUAL[name]) for name in ("run_rank", "run_score")}
+    groups = zip(*(_USUAL[name] for name in ("run_rank", "run_score")), strict=True)
+    others: dict[str, str | None] = {}
+    for rank, score in groups:
+        if not any(others.values()):
+            others = {
+                "run_rank": _column_with(path, names, [rank]), "run_score": _column_with(path, names, [score])
+            }  # fmt: skip
     return ids | {name: column for name, column in others.items() if column}
 
 
@@ -215,6 +229,34 @@ def _fields(path: Path, words: Sequence[str]) -> Sequence[str]:
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}
         return [roles.get(word, "") for word in words]
-    if len(words) == 3 and not re.fullmatch(r"[0-9]+", words[2]):
-        return ("query_id", "doc_id", "run_score")
-    return ()
+    return ("query_id", "doc_id", _third_field(path)) if len(words) == 3 else ()
+
+
+def _third_field(path: Path) -> str:
+    """Whether the third field of a run is rank or score: ranks are whole numbers that rise within each query.
+
+    Raises
+    ------
+    InputError
+        They could be either: whole numbers that neither rise nor fall.
+    """
+    last: dict[str, int] = {}
+    rises = falls = True
+    for batch in read_lines(path, _THREE):
+        if not pc.all(pc.match_substring_regex(batch["number"], r"^[0-9]{1,18}$")).as_py():
+            return "run_score"
+        numbers = batch["number"].cast(pa.int64()).to_numpy()
+        starts = starts_of(batch["query_id"])
+        steps = np.diff(numbers, prepend=0)
+        for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
+            query = batch["query_id"][int(start)].as_py()
+            before, last[query] = last.get(query), int(numbers[end - 1])
+            steps[start] = 0 if before is None else numbers[start] - before
+            rises = rises and bool((steps[start + (before is None) : end] > 0).all())
+        falls = falls and bool((steps <= 0).all())
+    if not rises and not falls:
+        raise InputError(
+            f"{path}: its third fields could be ranks or scores, as they neither rise nor fall within each "
+            "query: begin the file with a line that says it, query_id doc_id rank, or query_id doc_id score"
+        )
+    return "run_rank" if rises else "run_score"
