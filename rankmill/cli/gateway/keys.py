@@ -27,7 +27,7 @@ class KeyOptions(options.CommandOptions):
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
     """A model that it may use, with all its versions; repeat it for several.  [default: all]"""
     pairs_per_minute: options.Number | None = None
-    """Most pairs in a minute, batches not counted.  [default: no limit]"""
+    """Pairs a minute, batches not counted; those of a minute may come at once.  [default: no limit]"""
     requests_at_once: options.Number | None = None
     """Most requests in progress.  [default: no limit]"""
     weight: Annotated[float, Field(gt=0, le=1e6, title="N")] = 1

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import redis
-from limits import RateLimitItemPerMinute
-from limits.storage import RedisStorage
-from limits.strategies import SlidingWindowCounterRateLimiter
-from limits.typing import RedisClient
 
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal
@@ -19,7 +14,24 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.leases import Leases
 from rankmill.jobs.system import system
 
-_MINUTE = 60
+_TAKE = """
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+local most, wanted = ARGV[1] * 60000000, ARGV[2] * 60000000
+local bucket = redis.call('HMGET', KEYS[1], 'left', 'at')
+local since = math.max(now - (bucket[2] or now), 0)
+local left = math.min((bucket[1] or most) + since * ARGV[1], most)
+local missing = math.max(wanted - left, 0)
+if missing == 0 then left = left - wanted end
+redis.call('HSET', KEYS[1], 'left', left, 'at', now)
+redis.call('EXPIRE', KEYS[1], 61)
+return math.ceil(missing / ARGV[1] / 1000000)
+"""
+"""Take pairs from a token bucket, which fills in a minute. KEYS: the bucket. ARGV: most pairs, pairs.
+
+The answer is 0, or the seconds until the bucket has so many, and then nothing is taken. It counts in parts of
+a pair of which the present limit brings a whole number each microsecond, so that no sum is rounded.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,9 @@ class CountedRequest:
 class Limits:
     """Counts pairs and requests by the name of their key.
 
-    A request holds a lease. The leases of a gateway that dies expire, so its requests count no longer.
+    Pairs come from a token bucket: a full one has a minute's pairs, which may be taken at once, and it fills
+    as time goes by. A request holds a lease. The leases of a gateway that dies expire, so its requests count
+    no longer.
 
     Parameters
     ----------
@@ -46,7 +60,6 @@ class Limits:
     def __init__(self, client: redis.Redis, lease_seconds: int) -> None:
         self._client = client
         self._lease_seconds = lease_seconds
-        self._pairs = SlidingWindowCounterRateLimiter(_Counters(client))
         self._counted: set[CountedRequest] = set()
 
     def begin(self, key: ApiKey) -> CountedRequest | None:
@@ -88,13 +101,12 @@ class Limits:
         return Leases(self._client, keys.api_key_requests(name), self._lease_seconds)
 
     def take_pairs(self, key: ApiKey, pairs: int) -> None:
-        """Count pairs that are to be scored.
+        """Take pairs that are to be scored from the bucket of the key's name.
 
         Raises
         ------
         Refusal
-            ``busy``: they are too many, after those of the last minute. ``too_large``: they are more than the
-            key allows in a minute.
+            ``busy``: the bucket has fewer now. ``too_large``: it never has so many.
         """
         most = key.pairs_per_minute
         if most is None or not pairs:
@@ -105,55 +117,11 @@ class Limits:
                 f"API key {key.name!r} may score {most:,} pairs a minute, and the request has {pairs:,}; "
                 "send it in parts, or as a batch",
             )
-        item = RateLimitItemPerMinute(most)
-        if not self._pairs.hit(item, key.name, cost=pairs):
-            before, before_ends, now, now_ends = self._counts(item.key_for(key.name))
-            seconds = seconds_until(most - pairs, before, before_ends, now, now_ends - _MINUTE)
+        redis: Any = self._client
+        seconds = redis.eval(_TAKE, 1, keys.api_key_pairs(key.name), most, pairs)
+        if seconds:
             raise Refusal(
                 "busy",
                 f"API key {key.name!r} may score {most:,} pairs a minute; try again in {seconds} s",
                 retry_after=seconds,
             )
-
-    def _counts(self, name: str) -> tuple[int, float, int, float]:
-        storage = self._pairs.storage
-        assert isinstance(storage, _Counters)
-        return storage.get_sliding_window(name, _MINUTE)
-
-
-class _Counters(RedisStorage):
-    """The counters of ``limits``, by way of a client that there is already."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = client
-        super().__init__("redis://", connection_pool=client.connection_pool, key_prefix=keys.limits())
-
-    def get_connection(self, readonly: bool = False) -> RedisClient:
-        return cast("RedisClient", self._client)
-
-
-def seconds_until(room: int, before: int, before_ends: float, now: int, now_ends: float) -> int:
-    """Whole seconds, at least 1, until the pairs that count are at most `room`.
-
-    ``limits`` counts those of the present minute, and of the minute before a share that falls to none at its
-    end.
-
-    Parameters
-    ----------
-    room
-        How many may count.
-    before, before_ends
-        Pairs of the minute before, and seconds until they count no more.
-    now, now_ends
-        Pairs of the present minute, and seconds until it ends and becomes the minute before.
-
-    >>> seconds_until(room=50, before=100, before_ends=60, now=0, now_ends=60)
-    30
-    >>> seconds_until(room=50, before=0, before_ends=0, now=100, now_ends=20)
-    50
-    """
-    if now <= room:  # it is the minute before that must count less
-        seconds = before_ends - _MINUTE * (room - now + 1) / before if before else 0.0
-    else:
-        seconds = now_ends + _MINUTE - _MINUTE * (room + 1) / now
-    return max(1, math.ceil(seconds + 1e-3))

@@ -197,9 +197,9 @@ def api_key_requests(name: str) -> str:
     return f"{PREFIX}:api-key-requests:{name}"
 
 
-def limits() -> str:
-    """Prefix of the counters of pairs by API key name, which the package ``limits`` keeps."""
-    return f"{PREFIX}:limits"
+def api_key_pairs(name: str) -> str:
+    """Hash: the token bucket of the pairs of the API keys of a name: what is left, and since when (µs)."""
+    return f"{PREFIX}:api-key-pairs:{name}"
 
 
 def gateway_file(file_id: str) -> str:
