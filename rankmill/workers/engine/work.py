@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import RowFault, too_long
-from rankmill.jobs.contract.wire import MAX_CHUNK_BYTES
+from rankmill.jobs.contract.wire import MAX_CHUNK_BYTES, MAX_TEXT_CHARS
 from rankmill.workers.backends.base import DeviceLost, Logits
 from rankmill.workers.batches.planner import Rows
 from rankmill.workers.batches.tokens import Tokens
@@ -108,7 +109,7 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, coun
         scored.cut += int((counts > 1).sum())
 
     with model.lock:
-        bisect(_without_nulls(model, queries, passages, scored), tokenize, scored.fail_tokenizer)
+        bisect(_with_texts(model, queries, passages, scored), tokenize, scored.fail_tokenizer)
     rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
     work = Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
     if model.averages and scored.windows:
@@ -135,7 +136,7 @@ def encode(model: Model, asked: Texts) -> Work:
             found[row], scored.scores[row] = text, len(each.ids)
             scored.tokens += len(each.ids)
 
-    bisect(_without_nulls(model, asked, None, scored), find, scored.fail_tokenizer)
+    bisect(_with_texts(model, asked, None, scored), find, scored.fail_tokenizer)
     return Work(Tokens.join([]), np.zeros(0, np.intp), scored, 0, found=found)
 
 
@@ -143,17 +144,21 @@ def _row_of(model: Model) -> str:
     return model.inputs.removesuffix("s")
 
 
-def _without_nulls(model: Model, queries: Texts, passages: Texts | None, scored: PairScores) -> Rows:
-    """The rows that have texts; the others get an error."""
+def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: PairScores) -> Rows:
+    """The rows that have texts, and none that is too long to be tokenized; the others get an error."""
     columns = (queries,) if passages is None else (queries, passages)
+    names = (_row_of(model),) if passages is None else ("query", "passage")
     alike = len(set(map(len, columns))) == 1
-    if alike and not any(None in column for column in columns):
+    if alike and not any(text is None or len(text) > MAX_TEXT_CHARS for text in chain(*columns)):
         return np.arange(len(queries))
     complete = []
     for row, texts in enumerate(zip(*columns, strict=True)):
+        long = [name for name, text in zip(names, texts, strict=True) if len(text or "") > MAX_TEXT_CHARS]
         if None in texts:
-            name = _row_of(model) if passages is None else ("query", "passage")[texts.index(None)]
-            scored.fail(row, "null", f"{name} is null")
+            scored.fail(row, "null", f"{names[texts.index(None)]} is null")
+        elif long:
+            most = f"{MAX_TEXT_CHARS:,} characters are taken"
+            scored.fail(row, "too_long", f"the {long[0]} is too long, {most}: shorten it")
         else:
             complete.append(row)
     return np.asarray(complete, dtype=np.intp)
