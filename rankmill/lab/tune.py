@@ -253,7 +253,8 @@ class Tuned:
     """The best settings found: ``changes`` to the settings that tuning began with, and its steps (``story``).
 
     ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
-    `None` if one of them failed. If it is below 1, there are no changes.
+    `None` if one of them failed. If it is below 1, nothing changes but the backend and the precision, and
+    these only if some were refused or not tried.
     """
 
     changes: dict[str, Any]
@@ -293,6 +294,7 @@ class Tuner:
     say: Callable[[str], None]
     _spent: float = field(default=0.0, init=False)
     _best: dict[str, Any] = field(default_factory=dict, init=False)
+    _all_kept: bool = field(default=False, init=False)
     _story: list[str] = field(default_factory=list, init=False)
 
     def tune(self) -> Tuned:
@@ -319,9 +321,15 @@ class Tuner:
         gain = self._compare({}, self._best, always=True).gain or None
         if gain:
             self._tell(f"all changes together: {gain:.2f} times as good as the initial settings")
-        if gain and gain < 1:
+        if gain and gain < 1 and self._all_kept:
             self._tell("the initial settings are better: nothing is changed")
             self._best = {}
+        elif gain and gain < 1:
+            self._tell(
+                "the initial settings are better, but auto may stand for what is not taken above: only "
+                "backend and precision are set"
+            )
+            self._best = {name: self._best[name] for name in ("backend", "precision")}
         return Tuned(self._best, gain, self._story)
 
     def _reference(self) -> ReferenceScores:
@@ -348,6 +356,7 @@ class Tuner:
                 f"({self._story[-1]}); lower --min-spearman or raise --budget"
             )
         self._best = {"backend": good[0].backend, "precision": good[0].precision}
+        self._all_kept = out_of_time is None and len(good) == len([each for each in found if not each.reason])
         if out_of_time:
             raise out_of_time
         for probe in good[1:_FINALISTS]:

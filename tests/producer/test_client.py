@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -270,6 +271,14 @@ def test_a_typo_in_an_option_is_named_with_the_option_that_was_meant(shared_serv
     for message, call in calls:
         with pytest.raises(ConfigError, match=message):
             call()
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 2.0, "3", True])
+def test_a_number_of_passages_is_one(shared_server: Server, top_k: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^top_k is {re.escape(repr(top_k))}; give a number of at least 1"
+    ):
+        Client(shared_server.url, model="demo", queue="nobody").rank("q", ["p"], top_k=top_k)
 
 
 def test_the_first_chunks_are_in_the_queue_when_submit_returns(server: Server) -> None:

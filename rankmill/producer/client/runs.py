@@ -100,6 +100,13 @@ def classified(scores: Scores) -> list[Classified]:
     return found
 
 
+def check_top_k(top_k: int | None) -> None:
+    """Refuse a number of passages to return that is none; raises `ConfigError`."""
+    is_number = isinstance(top_k, int | np.integer) and not isinstance(top_k, bool)
+    if top_k is not None and not (is_number and top_k > 0):
+        raise ConfigError(f"top_k is {top_k!r}; give a number of at least 1, or leave it out for all")
+
+
 def ranked(scores: Scores, top_k: int | None) -> list[Ranked]:
     """Rank passages by their scores, best first; those without a score come last.
 

@@ -38,6 +38,7 @@ from rankmill.producer.client.runs import (
     Ranked,
     Scores,
     ScoringRun,
+    check_top_k,
     classified,
     ranked,
     read_together,
@@ -356,6 +357,7 @@ class Client:
         """Order `passages` by their score with `query`, best first, those without one last; as `score`."""
         if isinstance(passages, str):  # its characters would be the passages
             raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
+        check_top_k(top_k)
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
         return ranked(scores, top_k)
 

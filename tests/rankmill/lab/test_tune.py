@@ -154,6 +154,45 @@ def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: floa
     assert any("is spent; not finished" in line for line in told)
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_settings_that_lose_ranks_are_not_the_result_however_fast_they_are(
+    tmp_path: Path, *, slow: bool
+) -> None:
+    """What auto stands for may be refused, or not have been tried when the time was over."""
+    changed = np.array([0.0, 1, 2, 3])
+
+    class Refusing(Trials):
+        def reference(self, seconds: float) -> ReferenceScores:
+            return ReferenceScores(scores=[0.0] * 2, device="cpu")
+
+        def probe(
+            self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+        ) -> list[PrecisionProbe]:
+            time.sleep(0.2 if slow else 0)
+            pairs = pa.table({"query": ["q"] * 4})
+            other = rank_agreement(pairs, changed[::-1].astype(np.float32), [*changed])
+            agreed = {"fp32": SAME, "bf16": other}
+            return [
+                PrecisionProbe(backend=backend, precision=each, seconds=0.1, agreement=agreed[each])
+                for each in {"torch": ["fp32", "bf16"], "openvino": ["fp32"]}.get(backend, [])
+            ]
+
+        def compare(self, first: Changes, second: Changes) -> PairedCosts:
+            return PairedCosts(first=[1.0], second=[2.0])
+
+    settings = load_settings({"model": "demo"}, environ={})
+    trials = Refusing(settings, sample("example", 2), "throughput", 300)
+    records = Records(tmp_path / "records.jsonl")
+    budget = 0.1 if slow else 60
+    tuner = Tuner(
+        settings, trials, "throughput", records, budget=budget, min_spearman=0.9, say=lambda _: None
+    )
+    tuned = tuner.tune()
+    assert tuned.gain == 0.5
+    assert set(tuned.changes) == {"backend", "precision"}
+    assert tuned.changes["precision"] == "fp32"
+
+
 def test_nothing_is_written_where_nothing_keeps_the_ranks_or_where_a_file_of_ones_own_is(
     tmp_path: Path, tiny_model: Path
 ) -> None:
