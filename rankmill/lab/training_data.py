@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import OnDuplicate
-from rankmill.lab.mine import Mined
+from rankmill.lab.mine import Mined, TextKeys
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
 from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, taken
 from rankmill.producer.files.formats.table import is_readable, open_reader
@@ -25,9 +26,13 @@ Form = Literal[
 ]
 
 _ROWS = 16_384
+_IN_SCORED = pa.schema([("query", pa.string()), ("passage", pa.string())])
+"""Columns of the scored file with the texts."""
+
 _WAY_OUT = "make it with score-file --with-texts, or name --queries and --corpus"
 
 _Rows = npt.NDArray[np.int64]
+_Keys = npt.NDArray[np.uint64]
 _Texts = tuple[dict[int, str], dict[int, str]]
 _Row = dict[str, object]
 
@@ -49,10 +54,21 @@ class Corpus:
 
     def texts_of(self, ids: pd.DataFrame, rows: _Rows) -> _Texts:
         """Queries and passages of some rows; raises `InputError` if one has no text."""
+        queries = _by_row(self._query_texts, ids, "query_id", rows)
+        return queries, _by_row(self._passage_texts, ids, "doc_id", rows)
+
+    def keys_of(self, ids: pd.DataFrame) -> TextKeys:
+        """The keys of all rows' texts."""
+        return TextKeys(_keys(self._query_texts, ids["query_id"]), _keys(self._passage_texts, ids["doc_id"]))
+
+    @cached_property
+    def _query_texts(self) -> TextIndex:
+        return in_memory(self.queries, self.on_duplicate, self.query_fields)
+
+    @cached_property
+    def _passage_texts(self) -> TextIndex:
         marks = [fingerprint(path) for path in self.passages]
-        queries = in_memory(self.queries, self.on_duplicate, self.query_fields)
-        passages = on_disk(self.passages, marks, self.on_duplicate, self.passage_fields)
-        return _by_row(queries, ids, "query_id", rows), _by_row(passages, ids, "doc_id", rows)
+        return on_disk(self.passages, marks, self.on_duplicate, self.passage_fields)
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,27 @@ def with_rows(found: Iterable[Mined], form: Form, num_negatives: int) -> list[Mi
     """
     needed = {"labeled-pair": 0, "n-tuple": num_negatives, "pylate": num_negatives}.get(form, 1)
     return [each for each in found if len(each.negatives) >= needed]
+
+
+def text_keys(source: Path | Corpus, ids: pd.DataFrame) -> TextKeys | None:
+    """The keys of the texts of all rows, by which passages are compared; ``None`` if there are no texts.
+
+    `source` and `ids` are as of `training_rows`.
+    """
+    if isinstance(source, Corpus):
+        return source.keys_of(ids)
+    if not is_readable(source):
+        return None
+    schema = open_reader(source).survey(find_nulls=False).schema
+    if not set(_IN_SCORED.names) <= set(schema.names):
+        return None
+    keys: list[tuple[_Keys, _Keys]] = []
+    for batch in open_reader(source, _IN_SCORED.names).batches(_IN_SCORED, _ROWS):
+        keys.append((_hashes(batch["query"]), _hashes(batch["passage"])))
+    lacking = np.zeros(
+        len(ids) - sum(len(each) for each, _ in keys), np.uint64
+    )  # judged, and not in the file
+    return TextKeys(*(_apart(np.concatenate([*side, lacking])) for side in zip(*keys, strict=True)))
 
 
 def training_rows(
@@ -197,11 +234,10 @@ def _texts_in(path: Path, rows: _Rows) -> _Texts:
     for name in ("query", "passage"):
         if name not in schema.names:
             raise InputError(f"{path}: no column {name!r}; {_WAY_OUT}")
-    asked = pa.schema([("query", pa.string()), ("passage", pa.string())])
     queries: dict[int, str] = {}
     passages: dict[int, str] = {}
     start = 0
-    for batch in open_reader(path, asked.names).batches(asked, _ROWS):
+    for batch in open_reader(path, _IN_SCORED.names).batches(_IN_SCORED, _ROWS):
         here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(batch))]
         part = batch.take(pa.array(here - start))
         queries |= dict(zip(here.tolist(), part["query"].to_pylist(), strict=True))
@@ -223,3 +259,25 @@ def _by_row(index: TextIndex, ids: pd.DataFrame, name: str, rows: _Rows) -> dict
             f"no text for {name} {missing!r} in --{'queries' if name == 'query_id' else 'corpus'}"
         )
     return dict(zip(rows.tolist(), texts.to_pylist(), strict=True))
+
+
+def _keys(index: TextIndex, ids: pd.Series[str]) -> _Keys:
+    """The keys of the texts with these ids."""
+    places, names = pd.factorize(ids)
+    rows = index.find(pa.array(names, pa.string()))
+    parts = [_hashes(index.take(rows[start : start + _ROWS])) for start in range(0, len(rows), _ROWS)]
+    return _apart(np.concatenate(parts))[places]
+
+
+def _hashes(texts: pa.Array) -> _Keys:
+    """A hash of each text; 0 where there is none."""
+    hashed: _Keys = pd.util.hash_array(texts.fill_null("").to_numpy(zero_copy_only=False), categorize=False)
+    hashed[np.asarray(texts.is_null())] = 0
+    return hashed
+
+
+def _apart(keys: _Keys) -> _Keys:
+    """The keys, with one of its own for each missing text, which is not known to be that of another row."""
+    missing = np.flatnonzero(keys == 0)
+    keys[missing] = pd.util.hash_array(missing)
+    return keys

@@ -15,7 +15,7 @@ from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import Columns, Files, OnDuplicate
 from rankmill.lab.mine import Mined, Rules, mine, read_scored
-from rankmill.lab.training_data import Corpus, Form, training_rows, with_rows
+from rankmill.lab.training_data import Corpus, Form, text_keys, training_rows, with_rows
 from rankmill.producer.files.corpus.datasets import source_path
 from rankmill.producer.files.corpus.texts import TextFields
 from rankmill.producer.files.formats.delimited import TsvWriter
@@ -120,7 +120,8 @@ def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
     target = options.new_table(output, "training data is no TREC run", force=force)
     source = asked.source(scored)
     ids = read_scored(scored, asked.score_column, source_path(asked.qrels, "qrels") if asked.qrels else None)
-    found = list(mine(ids, asked.rules))
+    keys = text_keys(source, ids)
+    found = list(mine(ids, asked.rules, keys))
     used = with_rows(found, form, asked.num_negatives)
     table = training_rows(used, ids, source, form, with_scores=asked.with_scores)
     if not len(table):
@@ -132,6 +133,8 @@ def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
     queries = ids["query_id"].nunique()
     click.echo(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are in {output}")
     click.echo(_positives(used, ids, asked.min_relevance))
+    if line := _same_texts(found) if keys else f"texts are not compared, as {scored} has none":
+        click.echo(line)
     for files, columns in source.taken.items() if isinstance(source, Corpus) else ():
         click.echo(f"{files}: {columns}")
     if len(used) < queries:
@@ -146,6 +149,17 @@ def _writer(partial: Path, target: OutputFormat, output: Path, schema: pa.Schema
     if form == "msmarco" and target.of(output) is TSV:
         return TsvWriter(partial, schema, split_ending(output)[1], header=False)
     return target.writer(partial, output, schema, "score")
+
+
+def _same_texts(found: list[Mined]) -> str:
+    """What was left out as its text was there already; nothing if there is none."""
+    copies, repeats = sum(each.copies for each in found), sum(each.repeats for each in found)
+    if not copies and not repeats:
+        return ""
+    return (
+        f"left out as their text is there already: {copies:,} passages that are relevant under another id, "
+        f"{repeats:,} that repeat another candidate"
+    )
 
 
 def _positives(used: list[Mined], ids: pd.DataFrame, min_relevance: int) -> str:

@@ -93,6 +93,103 @@ def test_the_same_negatives_as_sentence_transformers(
     assert len(found) >= 6
 
 
+@pytest.mark.parametrize("form", ["triplet", "labeled-list"])
+@pytest.mark.parametrize("options", [{}, {"range_min": 1}, {"absolute_margin": 0.5}], ids=str)
+@pytest.mark.parametrize("has_texts", [True, False], ids=["texts in the file", "texts in a corpus"])
+def test_texts_are_compared_as_sentence_transformers_does(
+    tmp_path: Path, form: str, options: dict[str, Any], has_texts: bool
+) -> None:
+    """Half of the passages are there under three ids, in any order; each positive is judged under one."""
+    names = [(text, copy) for place, text in enumerate(CORPUS) for copy in range(1 if place % 2 else 3)]
+    random.Random(3).shuffle(names)
+    retriever = bags()
+    ranked = retriever.similarity(*map(retriever.encode_query, (QUERIES, CORPUS))).tolist()
+    rows = [
+        {"query_id": f"q{n}", "doc_id": f"d{m}", "relevance": int(text == POSITIVES[query] and copy == 0),
+         "run_rank": 0, "run_score": ranked[n][CORPUS.index(text)], "query": query, "passage": text,
+         "score": score(query, text)}
+        for n, query in enumerate(QUERIES) for m, (text, copy) in enumerate(names)
+    ]  # fmt: skip
+    table, sources = pa.Table.from_pylist(rows), list[object]()
+    if not has_texts:
+        for name, column, key in (("queries", "query", "query_id"), ("corpus", "passage", "doc_id")):
+            path = tmp_path / f"{name}.parquet"
+            pq.write_table(pa.table({"_id": table[key], "text": table[column]}), path)
+            sources += [f"--{name}", path]
+        table = table.drop_columns(["query", "passage"])
+    pq.write_table(table, tmp_path / "scored.parquet")
+    expected = mine_hard_negatives(
+        Dataset.from_dict({"query": QUERIES, "answer": list(POSITIVES.values())}), retriever,
+        corpus=[text for text, _ in names], cross_encoder=Scores(), num_negatives=4, min_score=-99.0,
+        output_format=form, verbose=False, **{"range_max": len(CORPUS), **options},
+    )  # fmt: skip
+    given = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    output = tmp_path / "out.jsonl"
+    done = run(
+        tmp_path / "scored.parquet", *sources, "--format", form, "--num-negatives", 4, *given, "-o", output
+    )
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    assert sorted(map(flat, found)) == sorted(map(flat, expected))
+    copies = 2 * len(QUERIES)  # of each query's positive
+    repeats = len(rows) - len(CORPUS) * len(QUERIES) - copies
+    assert f"already: {copies} passages that are relevant under another id, {repeats} that" in done.output
+
+
+def of_texts(texts: dict[str, str], judged: dict[str, int], query: str = "q") -> list[dict[str, Any]]:
+    """Rows of a scored file: of one query, passages of equal scores."""
+    return [
+        {"query_id": query, "doc_id": name, "relevance": judged.get(name), "query": query[0], "passage": text,
+         "score": 1.0}
+        for name, text in texts.items()
+    ]  # fmt: skip
+
+
+def test_what_is_relevant_under_another_id_is_no_negative(tmp_path: Path) -> None:
+    """Nor what is related, or relevant to an equal query; and a positive is there once."""
+    scored = tmp_path / "scored.parquet"
+    texts = {"a": "A", "b": "A", "c": "B", "d": "B", "e": "C", "f": "D", "g": "A"}
+    rows = of_texts(texts, {"a": 2, "c": 1, "g": 2}) + of_texts({"e": "C", "f": "D"}, {"e": 2}, "q-again")
+    pq.write_table(pa.Table.from_pylist(rows), scored)
+    output = tmp_path / "out.jsonl"
+    done = run(scored, "--min-relevance", 2, "--format", "labeled-list", "-o", output)
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line)["passages"] for line in output.read_text().splitlines()]
+    assert found == [["A", "D"], ["C", "D"]]
+    assert "already: 3 passages that are relevant under another id, 0 that repeat" in done.output
+
+
+def test_what_is_relevant_and_not_in_the_run_is_no_negative_under_another_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.trec").write_text("q Q0 a 1 4 x\nq Q0 b 2 3 x\nq Q0 c 3 2 x\n")
+    Path("qrels.txt").write_text("q 0 a 1\nq 0 z 1\n")
+    Path("queries.tsv").write_text("q\tthe query\n")
+    Path("corpus.tsv").write_text("a\tfirst\nb\tlast\nc\tsecond\nz\tlast\n")
+    texts = ["--queries", "queries.tsv", "--corpus", "corpus.tsv"]
+    done = run("run.trec", "--qrels", "qrels.txt", *texts, "-o", "out.jsonl")
+    assert done.exit_code == 0, done.output
+    assert (
+        Path("out.jsonl").read_text()
+        == '{"anchor": "the query", "positive": "first", "negative": "second"}\n'
+    )
+    assert "already: 1 passages" in done.output
+    done = run("run.trec", "--qrels", "qrels.txt", "--format", "msmarco", "-o", "ids.tsv")
+    assert "texts are not compared, as run.trec has none" in done.output
+
+
+def test_the_first_of_a_run_are_the_best_by_its_scores(tmp_path: Path) -> None:
+    """Whatever their order in the file, and whatever its ranks say."""
+    scored = tmp_path / "scored.parquet"
+    rows = of_texts({name: name for name in "abcde"}, {"a": 1})
+    for at, row in enumerate(rows):
+        row |= {"run_rank": 0, "run_score": float(at)}
+    pq.write_table(pa.Table.from_pylist(rows), scored)
+    run(scored, "--range-max", 2, "--format", "labeled-list", "-o", tmp_path / "out.jsonl")
+    assert json.loads((tmp_path / "out.jsonl").read_text())["passages"] == ["a", "e", "d"]
+
+
 def flat(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(value) for value in row.values())
 
