@@ -157,8 +157,9 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
     from rankmill.workers.host import metrics
 
     run = new_run(ScoreSpec(model="demo"), queue="rankmill", ttl=60, max_retries=1)
-    stats = ChunkStats(worker="w", device="cpu", backend="torch", precision="fp32", revision=None, attempt=1,
-                       tokens=1900, padded_tokens=2000, batches=1, seconds=0.1)  # fmt: skip
+    stats = ChunkStats(worker="w", device="cpu", device_name="cpu", backend="torch", precision="fp32",
+                       revision=None, attempt=1, tokens=1900, padded_tokens=2000, batches=1,
+                       seconds=0.1)  # fmt: skip
     scores = pa.array(np.linspace(0, 1, 20, dtype=np.float32))
     result = ChunkScores(chunk=0, scores=scores, errors=pa.nulls(20, pa.string()), stats=stats)
 

@@ -25,9 +25,9 @@ from rankmill.jobs.contract.wire import decode_scores, encode_pairs, encode_scor
 
 ANYTHING = [*DATES, *JSONS, *NUMBERS, *TEXTS, b"RKML", b"RKML\x02" + b"\xff" * 40]
 RUN_FIELDS = [b"format", b"spec", b"queue", b"ttl", b"max_retries", b"created", b"rows", b"odd"]
-RESULT_FIELDS = [b"chunk", b"scores", b"stats", b"failure", b"fatal", b"attempts", b"worker", b"died"]
+RESULT_FIELDS = [b"run", b"chunk", b"scores", b"stats", b"failure", b"fatal", b"attempts", b"worker", b"died"]
 STATS = ChunkStats(
-    worker="odd", device="cpu", backend="odd", precision="fp32", revision=None,
+    worker="odd", device="cpu", device_name="cpu", backend="odd", precision="fp32", revision=None,
     attempt=1, tokens=1, padded_tokens=1, batches=1, seconds=0.1,
 )  # fmt: skip
 
@@ -91,10 +91,10 @@ def mutated(payload: bytes, rng: random.Random) -> bytes:
     return bytes(found)
 
 
-def bad_result(chunk: int, rows: int, rng: random.Random) -> Mapping[Any, Any]:
+def bad_result(run_id: str, chunk: int, rows: int, rng: random.Random) -> Mapping[Any, Any]:
     """A stream entry that is nearly a good result."""
     scores, errors = pa.array(np.ones(rows, np.float32)), pa.nulls(rows, pa.string())
-    good = to_entry(ChunkScores(chunk, scores, errors, STATS))
+    good = to_entry(run_id, ChunkScores(chunk, scores, errors, STATS))
     odd = pa.array([rng.choice([np.nan, np.inf, -np.inf])] + [1.0] * (rows - 1), pa.float32())
     said = pa.array(["no"] * rows)
     more = rng.choice([0, 1, rows - 1, rows + 1, 5000])
@@ -110,7 +110,7 @@ def bad_result(chunk: int, rows: int, rng: random.Random) -> Mapping[Any, Any]:
         {**good, "stats": STATS.model_dump_json().replace("0.1", rng.choice(["NaN", "1e400", "-1", '""']))},
         {**good, "more": b"1"},
         {**good, "failure": b"both", "fatal": 0},
-        {**to_entry(ChunkFailure(chunk=chunk, message="odd", fatal=False)),
+        {**to_entry(run_id, ChunkFailure(chunk=chunk, message="odd", fatal=False)),
          rng.choice(["failure", "fatal", "attempts", "worker", "died", "more"]): rng.choice(ANYTHING)},
         {name: rng.choice(ANYTHING) for name in rng.sample(RESULT_FIELDS, rng.randint(1, 6))},
     ])  # fmt: skip
@@ -172,7 +172,7 @@ class RunDamages:
     def result(self) -> None:
         """An entry beside the good results."""
         key = keys.results(self._id)
-        self._client.xadd(key, dict(bad_result(self._chunk, self._rows, self._rng)))
+        self._client.xadd(key, dict(bad_result(self._id, self._chunk, self._rows, self._rng)))
         self._client.expire(key, 60)
 
     def any_key(self) -> None:

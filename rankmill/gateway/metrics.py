@@ -29,7 +29,7 @@ stages = Histogram(
     "rankmill_gateway_stage_seconds",
     "Parts of that time (s) of scored requests: admission (key and body), queue (until a worker has the "
     "pairs, and the way of the scores back), work (the slowest chunk in its worker); of the work, tokenize "
-    "and forward (the batches with its pairs), which workers of older releases do not tell.",
+    "and forward (the batches with its pairs).",
     ["stage"],
     buckets=_SECONDS,
     registry=REGISTRY,

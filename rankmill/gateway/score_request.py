@@ -86,10 +86,10 @@ class RequestScores:
 
     ``tokens`` are those that were computed, without padding. ``created`` is in seconds since 1970,
     ``seconds`` is the time that the scores took, ``work_seconds`` that of the slowest chunk in its worker,
-    of which ``tokenize_seconds`` and ``forward_seconds`` are parts (``None``: its worker does not tell, as it
-    is of an older release), ``chunks`` their number. ``contract`` says how they were made: precision,
-    backend, device, revision and proven bound, as far as they are known. Where tokens were asked for,
-    ``found`` has what was found of each row, and its score is the number of its tokens.
+    of which ``tokenize_seconds`` and ``forward_seconds`` are parts, ``chunks`` their number. ``contract``
+    says how they were made: precision, backend, device, revision and proven bound, as far as they are known.
+    Where tokens were asked for, ``found`` has what was found of each row, and its score is the number of its
+    tokens.
     """
 
     scores: Sequence[Any]
@@ -97,8 +97,8 @@ class RequestScores:
     tokens: int = 0
     seconds: float = 0.0
     work_seconds: float = 0.0
-    tokenize_seconds: float | None = None
-    forward_seconds: float | None = None
+    tokenize_seconds: float = 0.0
+    forward_seconds: float = 0.0
     chunks: int = 1
     contract: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
@@ -118,11 +118,10 @@ class RequestScores:
         return [list(zip(self.labels, row, strict=True)) for row in self.scores]
 
     def stages(self) -> dict[str, float]:
-        """Where the time went (s): those stages that are known."""
+        """Where the time went (s)."""
         queue = max(self.seconds - self.work_seconds, 0.0)
         parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}
-        known = {stage: seconds for stage, seconds in parts.items() if seconds is not None}
-        return {"queue": queue, "work": self.work_seconds, **known}
+        return {"queue": queue, "work": self.work_seconds, **parts}
 
 
 def best_first(labels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:

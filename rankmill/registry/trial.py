@@ -36,7 +36,7 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
         update={"model": str(folder.resolve()), "revision": None, "precision": "fp32"}
     )
     try:
-        answer = ask("trial", {"spec": spec.written()}, f"the trial of {folder}", seconds=seconds)
+        answer = ask("trial", {"spec": spec.model_dump()}, f"the trial of {folder}", seconds=seconds)
     except InputError as error:
         raise InputError(f"{folder} cannot be pushed: {error}") from None
     return TriedModel.model_validate(answer)
@@ -123,7 +123,7 @@ def model_report(settings: Settings) -> ModelReport:
 
 def _request(settings: Settings) -> dict[str, object]:
     return {
-        "spec": settings.spec().written(),
+        "spec": settings.spec().model_dump(),
         "cache_dir": settings.cache_dir,
         "registry": settings.registry,
         "cache_bytes": settings.cache_bytes,

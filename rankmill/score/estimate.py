@@ -80,7 +80,7 @@ def estimate(
         first = session.score(table, source.columns.sent, long="refuse" if truncates else settings.long)
         timed = session.score(table, source.columns.sent)
         reports = {}
-        with suppress(WireError):  # of another release
+        with suppress(WireError):  # of another format
             reports = worker_reports(session.client.store.redis, timed.workers)
     lost, over = (int(np.isnan(each.scores).sum()) for each in (timed, first))
     speed, stats = len(table) / timed.seconds, timed.stats

@@ -229,7 +229,8 @@ def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
     named = [name for name in FileRequest.model_fields if name not in _OF_THE_PLACE]
     given = {name: getattr(request, name) for name in named if name in _ALWAYS or request.is_given(name)}
     own = {name: _WRITTEN[name](value) if name in _WRITTEN else value for name, value in given.items()}
-    return {**settings.spec().written(), "model": ", ".join(request.models or [settings.model]), **own}
+    spec = settings.spec().model_dump(exclude={"inputs"})
+    return {**spec, "model": ", ".join(request.models or [settings.model]), **own}
 
 
 def _file_state(name: str) -> str:

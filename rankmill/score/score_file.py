@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial, reduce
 from typing import Any
@@ -14,7 +14,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from rankmill.jobs.cache import cache_folder
-from rankmill.jobs.contract.errors import InputChanged, InputError, RunFailed, ScoresWithdrawn, WireError
+from rankmill.jobs.contract.errors import InputError, RunFailed, ScoresWithdrawn, WireError
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.contract.usage import joined, used_by
@@ -30,7 +30,7 @@ from rankmill.producer.collect.collector import FIRST_PIECE, HowScored
 from rankmill.producer.collect.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.pairs import RowsAt
-from rankmill.producer.files.manifest import differences, manifest
+from rankmill.producer.files.manifest import manifest
 from rankmill.producer.files.shards import shard_metadata
 from rankmill.producer.files.sink import ScoredFile, ScoredParts
 from rankmill.producer.files.source import PairSource
@@ -74,7 +74,7 @@ def score_file(
         summary, before the output is moved into place; an exception from it keeps it from there.
     tokens_column
         Name of one more column: the tokens of each row, of which the workers are asked. It is null in a row
-        without a score, and where its worker is of a release that does not count them.
+        without a score.
     made
         Whether another process has made the output since the caller looked; asked when it is locked.
 
@@ -88,8 +88,7 @@ def score_file(
     OutputBusy
         Another process is making the output, or has just made it.
     InputChanged
-        The input changed during the run, or the model did and workers of an earlier release scored; no
-        output was written, and the scores are dropped.
+        The input changed during the run; no output was written, and the scores are dropped.
     """
     started = system.monotonic()
     settings = with_inputs(request, settings)
@@ -128,8 +127,8 @@ def _score_file(
         # What the scores depend on: if that is as before, an interrupted run is continued.
         inputs, cache = found.identify(work.folder, stack), cache_folder(settings.cache_dir)
         target.refuse_unused(found.files)
-        now = partial(manifest, inputs, asked, row_options(request, settings), cache)
-        work.begin(made_from := now())
+        made_from = manifest(inputs, asked, row_options(request, settings), cache)
+        work.begin(made_from)
         models = _with_versions(asked, settings, work)
         settings = settings.model_copy(update={"model": models[0]})
         # The pairs, and the columns that they get.
@@ -177,7 +176,6 @@ def _score_file(
         # The output is complete: if all is still as it was, it is moved into place.
         output.finish(about())
         source.check_unchanged()
-        _check_models(tally, made_from, now)
         used = list(dict.fromkeys(models))
         seconds = system.monotonic() - started
         summary = summarize(output, used, (startup, load), tally, seconds, source.taken)
@@ -303,15 +301,6 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
             f"{', '.join(sorted(others))}: leave out --reuse, or use workers of that kind"
         )
     tally.kinds |= {earlier.kind} if earlier and earlier.kind else set()
-
-
-def _check_models(tally: Tally, made_from: Mapping[str, str], now: Callable[[], dict[str, str]]) -> None:
-    """Look at the manifest again where some results do not say which content of the model they are of."""
-    if "" in tally.revisions and (changed := differences(made_from, now())):
-        raise InputChanged(
-            f"the model has changed since the run began ({changed}), and workers of an earlier release do "
-            "not say which content they scored with; start again"
-        )
 
 
 def _revision(journal: Journal, settings: Settings) -> str | None:

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.results import worst
-from rankmill.jobs.contract.spec import ADDED
 from rankmill.jobs.protocol.submitted.record import RunOutcome
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.scored import ScoredTable
@@ -79,12 +78,9 @@ class Tally:
     def read(written: str) -> Tally:
         """Read the sums of an earlier process; raises `InputError` if they are damaged."""
         try:
-            found = _TALLY.validate_json(written) if written else Tally()
+            return _TALLY.validate_json(written) if written else Tally()
         except ValidationError:
             raise InputError("the journal's sums are damaged; start over with --restart") from None
-        if found.how and not found.bounds:  # of the release before: no bound is known of those rows
-            found.bounds = {None}
-        return found
 
     def add(self, part: ScoredTable) -> None:
         """Count the chunk, of which several models may have a part."""
@@ -131,7 +127,7 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        """The model's commit or the digest of its content; ``None`` if an older worker has named none."""
+        """The model's commit or the digest of its content; ``None`` without a score."""
         return None if "" in self.revisions else ", ".join(sorted(self.revisions)) or None
 
 
@@ -145,7 +141,7 @@ def metadata(
 
     Of several `models`, ``rankmill.columns`` is a JSON object that says how each of the `columns` was made.
     """
-    spec = settings.spec().written()
+    spec = settings.spec().model_dump(exclude_defaults=True)
     made_with, own = tally.made_with(), {}
     if models:
         how = [
@@ -155,6 +151,7 @@ def metadata(
         own["rankmill.columns"] = json.dumps(dict(zip(columns, how, strict=True)))
     return {
         "rankmill.version": version("rankmill"),
+        **{f"rankmill.{name}": str(value) for name, value in spec.items()},
         "rankmill.model": ", ".join(models or [settings.model]),
         **own,
         "rankmill.revision": tally.revision or settings.revision or "",
@@ -163,9 +160,7 @@ def metadata(
         "rankmill.device": made_with["device"],
         "rankmill.max_length": str(settings.max_length or ""),
         "rankmill.activation": settings.activation,
-        **{f"rankmill.{name}": str(value) for name, value in spec.items() if name in ADDED},
         **{f"rankmill.{name}": value for name, value in tally.proven().items()},
-        **({"rankmill.inputs": settings.inputs} if settings.inputs != "pairs" else {}),
         **({"rankmill.windows": str(tally.windows)} if settings.long.startswith("split") else {}),
     }
 

@@ -116,8 +116,8 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
     found = ScoredBefore(path, about, settings.model_copy(update=spec.model_dump()))
     if found.bound is None and found.kind is None:
         raise InputError(
-            f"{path}: nothing was proven of its scores, so no difference would mean anything: score it anew, "
-            "by workers of this release or with --deterministic"
+            f"{path}: nothing was proven of its scores, so no difference would mean anything: score it anew "
+            "with --deterministic"
         )
     return found
 

@@ -144,8 +144,7 @@ class ReadingWorker(ScoringWorker):
 class OddWorker(ScoringWorker):
     """On a host of its own: ``AUTO`` is what auto means, ``LACKS`` and ``GONE`` what it has not.
 
-    ``OTHER`` is the directory that is at each model's path there. With ``OLD`` it is of a release whose
-    results do not name the content.
+    ``OTHER`` is the directory that is at each model's path there.
     """
 
     def load(self, spec: ScoreSpec) -> Loaded:
@@ -153,8 +152,7 @@ class OddWorker(ScoringWorker):
             raise WorkerError(f"precision {spec.precision} is not supported on cpu; use another")
         if spec.precision == "auto" and "AUTO" in os.environ:
             spec = settled(spec, os.environ["AUTO"])
-        loaded = super().load(spec)
-        return replace(loaded, revision=None) if "OLD" in os.environ else loaded
+        return super().load(spec)
 
     def _prepare(self, settings: WorkerSettings) -> None:
         from rankmill.workers.models import sources

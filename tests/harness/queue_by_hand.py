@@ -22,7 +22,7 @@ from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from tests.harness.runs import stored_run
 
 STATS = ChunkStats(
-    worker="w", device="cpu", backend="torch", precision="fp32", revision="commit",
+    worker="w", device="cpu", device_name="cpu", backend="torch", precision="fp32", revision="commit",
     attempt=1, tokens=10, padded_tokens=12, batches=1, seconds=0.5,
 )  # fmt: skip
 
@@ -43,6 +43,8 @@ class QueueByHand:
     ) -> None:
         self.store = RunStore(fakeredis.FakeRedis())
         self.run = stored_run(self.store, ttl=100, max_retries=1, priority=priority)
+        if journal:
+            journal.begin(self.run.id)
         columns = ("query", "passage")
         sizes = Sizes(window, chunks or ChunkSize(len(tables[0]), "m", journal, {}))
         self.driver = RunDriver(

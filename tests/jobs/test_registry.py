@@ -347,3 +347,5 @@ def test_the_content_says_nothing_of_who_and_when(tmp_path: Path, model: Path) -
     raw["files"][0]["bytes"] += 1
     with pytest.raises(RegistryError, match="its digest is not that of its list of files"):
         Manifest.read(json.dumps(raw).encode(), "it")
+    with pytest.raises(RegistryError, match="it has format 2, this release reads 1: use the release"):
+        Manifest.read(json.dumps({**raw, "format": 2, "new": 1}).encode(), "it")

@@ -24,6 +24,7 @@ from tests.harness.runs import stored_run
 STATS = ChunkStats(
     worker="w",
     device="cpu",
+    device_name="cpu",
     backend="torch",
     precision="fp32",
     revision=None,
@@ -81,7 +82,6 @@ def test_results_are_read_once_each_and_then_forgotten(store: RunStore, run: Run
 def test_a_job_is_json_and_names_its_chunk(store: RunStore, run: Run) -> None:
     store.enqueue(run, {3: Payload(b"payload", 500)})
     job = Job.fetch(keys.job_id(run.id, 3), store.redis, serializer=JSONSerializer)
-    # Nobody is listed, so perhaps a worker of the release before listens.
     assert (job.func_name, job.args, job.retries_left) == ("rankmill.score_chunk", [run.id, 3], 2)
     assert job.timeout
     assert job.timeout > 500  # grows with the chunk, never RQ's fixed 180 s

@@ -14,14 +14,22 @@ from rq.job import Job
 
 from rankmill.jobs.contract.errors import FormatError, WireError
 from rankmill.jobs.contract.job import chunk_of
-from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, from_entry, to_entry
+from rankmill.jobs.contract.results import (
+    BadResult,
+    ChunkFailure,
+    ChunkScores,
+    ChunkStats,
+    from_entry,
+    read_entry,
+    to_entry,
+)
 from rankmill.jobs.contract.run import Progress, RowError, Run, read_run
 from rankmill.jobs.contract.schema import WireModel
 from rankmill.jobs.contract.spec import ScoreSpec, SpecOptions
 from rankmill.jobs.protocol.worker_report import WorkerReport
 
 STATS = ChunkStats(
-    worker="w", device="cpu", backend="torch", precision="fp32", revision=None,
+    worker="w", device="cpu", device_name="cpu", backend="torch", precision="fp32", revision=None,
     attempt=1, tokens=10, padded_tokens=12, batches=1, seconds=0.5,
 )  # fmt: skip
 RUN = Run(id="0af", spec=ScoreSpec(model="m"), queue="q", ttl=100, max_retries=2, created=1.5)
@@ -51,12 +59,12 @@ def as_stored(fields: dict[str, Any]) -> dict[bytes, bytes]:
 def test_json_comes_back_and_no_field_may_be_unknown_or_missing(model: WireModel) -> None:
     kind, found = type(model), json.loads(model.model_dump_json())
     assert kind.read_json(json.dumps(found), "it") == model
-    assert kind.read_json(json.dumps({**found, "format": 2}), "it") == model
+    assert kind.read_json(model.written(), "it") == model
     with pytest.raises(WireError, match="it is damaged: new: Extra inputs"):
         kind.read_json(json.dumps({**found, "new": 1}), "it")
-    with pytest.raises(WireError, match="it has format 3, this release reads 2: run the same rankmill"):
+    with pytest.raises(WireError, match="it has format 3, this release reads 1: run the same rankmill"):
         kind.read_json(json.dumps({**found, "new": 1, "format": 3}), "it")
-    for name in found.keys() - kind.added:
+    for name in found:
         with pytest.raises(WireError, match=f"it is damaged: it has no {name}"):
             kind.read_json(json.dumps({key: found[key] for key in found if key != name}), "it")
 
@@ -102,14 +110,21 @@ def test_a_run_comes_back_from_its_hash() -> None:
 
 
 def test_a_failure_comes_back_from_its_entry() -> None:
-    entry = as_stored(to_entry(FAILURE))
-    assert from_entry(entry) == FAILURE
+    entry = as_stored(to_entry("0af", FAILURE))
+    assert from_entry("0af", entry) == FAILURE
     for name in entry:
         for damaged in ({**entry, name: b"\xff"}, {key: entry[key] for key in entry if key != name}):
             with pytest.raises(WireError):
-                from_entry(damaged)
+                from_entry("0af", damaged)
     with pytest.raises(WireError, match="the result of chunk 7 is damaged: new"):
-        from_entry({**entry, b"new": b"1"})
+        from_entry("0af", {**entry, b"new": b"1"})
+
+
+def test_a_result_of_another_run_is_none_of_this_one() -> None:
+    entry = as_stored(to_entry("0af", FAILURE))
+    with pytest.raises(WireError, match="the results of run 0ae have one of run 0af"):
+        from_entry("0ae", entry)
+    assert read_entry("0ae", entry) == BadResult(None, "the results of run 0ae have one of run 0af")
 
 
 @pytest.mark.parametrize("arguments", [(), ("run",), (1, "run"), ("run", -1), ("run", "1"), ("run", 1.5)])
@@ -122,47 +137,31 @@ def test_a_job_has_a_run_and_a_chunk_for_arguments(arguments: tuple[Any, ...]) -
         chunk_of(job(*arguments))
 
 
-@pytest.mark.parametrize(
-    "added",
-    [
-        {"instruction": ""},
-        {"prompt_template": "none"},
-        {"label": "1"},
-        {"activation": "softmax"},
-        {"all_labels": True},
-        {"revision": "0a" * 32},  # the content of a directory, which it would not look at
-    ],
-)
-def test_a_run_that_an_older_release_would_score_otherwise_has_another_format(
-    added: dict[str, str | bool],
-) -> None:
-    """An older worker leaves such a run to others; all other runs it reads as before."""
-    commit = RUN.spec.model_copy(update={"revision": "0a" * 20})
-    assert RUN.fields()["format"] == RUN.model_copy(update={"spec": commit}).fields()["format"] == 2
-    known = {"model", "revision", "precision", "max_length", "activation"}
-    assert json.loads(str(RUN.fields()["spec"])).keys() == known
-    spec = ScoreSpec.model_validate({"model": "m", **added})
-    new = RUN.model_copy(update={"spec": spec})
-    assert new.fields()["format"] == 3
-    assert json.loads(str(new.fields()["spec"])).keys() == known | added.keys()
-    stored = {name: value for name, value in as_stored(new.fields()).items() if name != b"id"}
-    assert read_run(RUN.id, stored) == new
-    with pytest.raises(FormatError, match="has format 4, this release reads 2 and 3"):
-        read_run(RUN.id, {**stored, b"format": b"4"})
+def test_a_run_of_another_format_is_refused_in_a_line_that_names_both() -> None:
+    stored = as_stored(RUN.fields())
+    with pytest.raises(
+        FormatError, match="run 0af has format 4, this release reads 1: run the same rankmill"
+    ):
+        read_run("0af", {**stored, b"format": b"4"})
+
+
+@pytest.mark.parametrize(("field", "value"), [("weight", 0.0), ("weight", -1.0), ("ttl", -1)])
+def test_a_run_with_a_wrong_value_is_refused(field: str, value: object) -> None:
+    with pytest.raises(WireError, match=field):
+        read_run("0af", {**as_stored(RUN.fields()), field.encode(): str(value).encode()})
 
 
 def test_lists_of_scores_need_their_labels() -> None:
     scores = pa.FixedSizeListArray.from_arrays(pa.array([1.0, 2.0], pa.float32()), 2)
     named = STATS.model_copy(update={"labels": ("no", "yes")})
-    entry = as_stored(to_entry(ChunkScores(0, scores, pa.nulls(1, pa.string()), named)))
-    found = from_entry(entry)
+    entry = as_stored(to_entry("0af", ChunkScores(0, scores, pa.nulls(1, pa.string()), named)))
+    found = from_entry("0af", entry)
     assert isinstance(found, ChunkScores)
     assert found.stats == named
     for labels in ((), ("one",)):
         other = named.model_copy(update={"labels": labels}).written()
         with pytest.raises(WireError, match="its scores are not those of its"):
-            from_entry({**entry, b"stats": other.encode()})
-    assert "labels" not in STATS.written()
+            from_entry("0af", {**entry, b"stats": other.encode()})
 
 
 def test_a_client_s_options_are_the_fields_of_a_spec() -> None:

@@ -40,7 +40,7 @@ def producer_spans() -> Iterator[InMemorySpanExporter]:
 def test_nothing_is_traced_unless_it_is_set_up(server: Server, tiny_model: Path) -> None:
     run = Client(server.url, model=str(tiny_model)).submit(PAIRS)
     job = Job.fetch(keys.job_id(run.id, 0), server.client, serializer=JSONSerializer)
-    assert set(job.meta) == {"suspect", "reads", "times"}
+    assert set(job.meta) == {"suspect"}
 
 
 def test_a_worker_s_spans_are_below_those_of_its_producer(

@@ -67,8 +67,6 @@ def test_scores_and_errors_come_back_as_they_were(results: list[float | str], co
     payload = encode_scores(pa.array(scores, pa.float32()), pa.array(errors, pa.string()), column)
     back = [None if column is None else column.to_pylist() for column in decode_scores(payload)]
     assert back == [scores, errors, tokens]
-    # A producer of the release before, which asks for no tokens, reads what it did.
-    assert payload[4:8] == (5 if counted else 2).to_bytes(4, "big")
 
 
 @given(st.binary(max_size=200))
@@ -84,9 +82,9 @@ def test_single_texts_come_back(texts: list[str | None], inputs: Inputs) -> None
 
 def test_texts_pairs_and_conversations_are_not_taken_for_each_other() -> None:
     pairs, texts = encode_pairs(pa.array(["q"]), pa.array(["p"])), encode_texts(pa.array(["t"]), "texts")
-    with pytest.raises(FormatError, match="has format 5, this version of rankmill reads format 2"):
+    with pytest.raises(WireError, match="columns"):
         decode_pairs(texts)
-    with pytest.raises(FormatError, match="has format 2, this version of rankmill reads format 5"):
+    with pytest.raises(WireError, match="not an Arrow stream of one batch"):
         decode_texts(pairs, "texts")
     with pytest.raises(WireError, match="columns"):
         decode_texts(texts, "conversations")
@@ -109,7 +107,7 @@ def test_another_format_version_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(wire, "FORMAT", 3)
     payload = encode_pairs(pa.array(["q"]), pa.array(["p"]))
     monkeypatch.undo()
-    with pytest.raises(WireError, match="has format 3, this version of rankmill reads format 2"):
+    with pytest.raises(FormatError, match="a payload has format 3, this release reads 1: run the same"):
         decode_pairs(payload)
 
 

@@ -94,6 +94,7 @@ def test_few_small_chunks_are_cut_before_the_speed_is_known() -> None:
 
 def test_a_chunk_ends_where_the_journal_has_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
+    journal.begin("run")
     failures = {start: ChunkFailure(chunk=start, message="no", fatal=False) for start in (10, 100)}
     journal.add({start: (20, failure) for start, failure in failures.items()}, {})
     size = ChunkSize(64, "m", journal, {})

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import rankmill.producer.files.manifest as manifest_module
 import rankmill.score.session as session_module
 import rankmill.score.summary as summary_module
 from rankmill.jobs.contract.errors import InputChanged, InputError, RankmillError
@@ -36,8 +35,7 @@ _version = cache(version)
 def prepare(cluster: Cluster) -> None:
     """Let score-file use the world's server, and read the versions of packages from files once."""
     cluster.world.patch(session_module, "Client", SimulatedClient)
-    for module in (manifest_module, summary_module):
-        cluster.world.patch(module, "version", _version)
+    cluster.world.patch(summary_module, "version", _version)
 
 
 class FileCommand(Command):

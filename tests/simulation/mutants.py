@@ -240,8 +240,8 @@ MUTANTS = (
     ),
     Mutant(
         "a result makes the stream of a run that is gone", _RUNS,
-        "to_entry(result)), nomkstream=True",
-        "to_entry(result)), nomkstream=False",
+        "to_entry(run_id, result)), nomkstream=True",
+        "to_entry(run_id, result)), nomkstream=False",
         ("cancelled", "slow",),
     ),
     Mutant(

@@ -276,13 +276,13 @@ def test_a_plain_worker_ends_the_run_that_it_cannot_score(workers: StartWorker, 
         client.score(PAIRS, timeout=60)
 
 
-def test_a_run_of_another_release_fails_with_the_reason(
+def test_a_run_of_another_format_fails_with_the_reason(
     server: Server, workers: StartWorker, client: Client
 ) -> None:
     run = client.submit(PAIRS)
     server.client.hset(keys.run(run.id), "format", 99)
     workers()
-    with pytest.raises(RunFailed, match="has format 99, this release reads 2"):
+    with pytest.raises(RunFailed, match="has format 99, this release reads 1"):
         run.scores(timeout=60)
 
 

@@ -98,11 +98,6 @@ def first_request(path: Path, endpoint: str) -> BatchRequest:
     return first
 
 
-def besides_long(spec: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
-    """The fields of a spec that the release before has: it says nothing of pairs that are too long."""
-    return {name: value for name, value in spec.items() if name != "long"}
-
-
 def holds_requests(path: Path) -> bool:
     """Whether the first line of a file is a request, and not a pair."""
     for _, raw in _lines(path):
@@ -120,22 +115,13 @@ def answer(
     model: str,
     scores: list[Any],
     created: float,
-    labels: tuple[str, ...] = (),
-    tokens: int | None = None,
+    labels: tuple[str, ...],
+    tokens: int,
 ) -> str:
-    """The output's line for a request with scores; with `labels`, each score has one for each label.
-
-    ``tokens=None``: they are not known, and the answer does not have them.
-    """
-    scored = RequestScores(
-        scores, model, tokens or 0, id=_id(batch, request), created=int(created), labels=labels
-    )
+    """The output's line for a request with scores; with `labels`, each score has one for each label."""
+    scored = RequestScores(scores, model, tokens, id=_id(batch, request), created=int(created), labels=labels)
     assert request.body
-    body = request.body.answer(scored)
-    if tokens is None and isinstance(body, dict):
-        body.pop("usage", None)
-        body.get("meta", {}).pop("tokens", None)
-    return _answered(request, batch, 200, body)
+    return _answered(request, batch, 200, request.body.answer(scored))
 
 
 def failure(request: BatchRequest, batch: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
-from rankmill.jobs.contract.schema import FORMAT, Count, Seconds, WireModel
+from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.system import system
 
 EVERYBODY = "*"
@@ -122,7 +122,7 @@ class BatchStore:
         if isinstance(record, FileRecord):
             ttl = max(int(record.expires - system.now()), 1)
         with self.redis.pipeline() as pipe:
-            pipe.set(record.key(record.id), _written(record), ex=ttl)
+            pipe.set(record.key(record.id), record.written(), ex=ttl)
             for owner in (record.owner, EVERYBODY):
                 pipe.zadd(record.index(owner), {record.id: record.created})
                 pipe.expire(record.index(owner), max(ttl, self.ttl))
@@ -158,7 +158,7 @@ class BatchStore:
     def count(self, batch_id: str, counts: BatchCounts) -> None:
         """Note how far a batch is; its record is kept for as long as this."""
         with self.redis.pipeline() as pipe:
-            pipe.set(keys.batch_counts(batch_id), _written(counts), ex=self.ttl)
+            pipe.set(keys.batch_counts(batch_id), counts.written(), ex=self.ttl)
             pipe.expire(keys.batch(batch_id), self.ttl)
             pipe.execute()
 
@@ -169,7 +169,3 @@ class BatchStore:
     def _read(self, key: str, kind: type[T]) -> T | None:
         raw = self.redis.get(key)
         return kind.read_json(raw, key) if raw else None
-
-
-def _written(record: WireModel) -> str:
-    return f'{{"format": {FORMAT}, {record.model_dump_json()[1:]}'

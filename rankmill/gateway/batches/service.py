@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from rankmill.gateway.batches.folder import FilesFolder
-from rankmill.gateway.batches.lines import ENDPOINTS, besides_long, first_request, holds_requests
+from rankmill.gateway.batches.lines import ENDPOINTS, first_request, holds_requests
 from rankmill.gateway.batches.records import (
     EVERYBODY,
     BatchRecord,
@@ -179,7 +179,7 @@ class Batches:
             named = (first and first.model) or default.name
             order = BatchOrder(
                 id=batch_id, owner=file.owner, endpoint=endpoint, model=named, default=default.name,
-                asked=besides_long(first.spec if first else {}),
+                asked=dict(first.spec) if first else {},
             )  # fmt: skip
             output = self._folder.at(f"{batch_id}/output.jsonl")
             request = FileRequest(inputs=(str(source),), output=str(output))

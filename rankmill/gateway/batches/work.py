@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.gateway.batches.folder import open_bytes
-from rankmill.gateway.batches.lines import BatchRequest, answer, besides_long, failure, read_requests
+from rankmill.gateway.batches.lines import BatchRequest, answer, failure, read_requests
 from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
 from rankmill.gateway.refusals import unscorable
 from rankmill.jobs.contract.errors import InputError, RunFailed
@@ -35,9 +35,8 @@ _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa
 _ALONE = {"texts": "text", "conversations": "messages"}
 """The columns of rows that are scored alone, by their kind."""
 
-_TOKENS = {"query": "text", "text": "query", "messages": "query"}
-"""The column of a row's tokens beside the scores, by the first one of the row. A runner of a release before,
-which may write the answers, takes any column for that of a label, but those that rows of either kind have."""
+_TOKENS = "tokens"
+"""The column of a row's tokens beside the scores."""
 
 
 class Score(Protocol):
@@ -82,8 +81,6 @@ class BatchWork:
         self._request = run.order.request
         self._output = as_path(run.order.request.output)
         self._outcome: RunOutcome | None = run.outcome
-        self._long: set[object] = set()
-        """What the first line says of pairs that are too long."""
         self._store = store
         self._score = score
         self._keep = keep
@@ -110,7 +107,7 @@ class BatchWork:
             alone = {"text": {"text_column": column}, "messages": {"messages_column": (column,)}}
             given = {"inputs": (str(pairs),), "output": str(scored), "force": True}
             asked = self._request.model_copy(update=given | alone.get(column, {}))
-            self._score(asked, self._note_scored, _TOKENS[column], is_scored)
+            self._score(asked, self._note_scored, _TOKENS, is_scored)
         self._write_answers(scored, self._batch.endpoint)
 
     def _keep_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
@@ -164,9 +161,7 @@ class BatchWork:
                 f"line {request.number}: asks for the model {model}, and the first line for "
                 f"{self._batch.model}: a batch has one model"
             )
-        long = request.asked.spec.get("long")
-        self._long = self._long or {long}
-        if besides_long(request.asked.spec) != besides_long(self._batch.asked) or long not in self._long:
+        if request.asked.spec != self._batch.asked:
             raise InputError(
                 f"line {request.number}: its options are not those of the first line, which all share"
             )
@@ -203,28 +198,24 @@ class BatchWork:
                 answers.write(line.encode())
         return BatchCounts(total=completed + failed, completed=completed, failed=failed)
 
-    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int | None]]:
-        """Each request with its scores, and its tokens if those of all rows are known.
-
-        One that has a row without a score is refused.
-        """
+    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int]]:
+        """Each request with its scores and its tokens; one that has a row without a score is refused."""
         reasons = _reasons(_errors_of(scored))
-        row, found = 0, _scores(scored, _TOKENS[self._schema.names[1]])
+        row, found = 0, _scores(scored)
         for request in read_requests(self._input, endpoint):
             scores: list[object] = []
-            tokens: list[int | None] = []
+            tokens = 0
             refused = request
             for place in range(len(request.rows)):
                 if (result := next(found, None)) is None:
                     raise RunFailed("the file of the batch has changed since its pairs were taken")
-                score = result[0]
-                tokens.append(result[1])
+                score, tokens_of_row = result
+                tokens += tokens_of_row or 0
                 if score is None and refused.refusal is None:
                     refused = request.refused(unscorable(place, reasons.get(row, "no reason is known")))
                 scores.append(float("nan") if score is None else score)
                 row += 1
-            known = [each for each in tokens if each is not None]
-            yield refused, scores, sum(known) if len(known) == len(tokens) else None
+            yield refused, scores, tokens
         if next(found, None) is not None:
             raise RunFailed("the file of the batch has changed since its pairs were taken")
 
@@ -276,26 +267,23 @@ def _steps(output: Path) -> tuple[Path, Path]:
 def _labels(scored: Path) -> tuple[str, ...]:
     """Names of the labels, if each row has a score for each; empty if it has one score."""
     every = open_reader(scored).shown_columns().names
-    names = [name for name in every if name not in {*_PAIRS.names, *_ALONE.values()}]
+    names = [name for name in every if name not in {*_PAIRS.names, *_ALONE.values(), _TOKENS}]
     return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)
 
 
-def _scores(scored: Path, tokens_column: str) -> Iterator[tuple[object, int | None]]:
-    """The scores of a file, row by row, with labels a list for each; ``None`` for a row without one.
+def _scores(scored: Path) -> Iterator[tuple[object, int | None]]:
+    """The scores of a file, row by row, with labels a list for each, and the row's tokens.
 
-    With each come the row's tokens, ``None`` if they are not known: a runner of a release before asks for
-    none.
+    A row without a score has ``None`` twice.
     """
     labels = _labels(scored)
     names = [f"score_{label}" for label in labels] or ["score"]
     reader = open_reader(scored)
     schema = reader.shown_columns()
-    counted = [tokens_column] if tokens_column in schema.names else []
-    for batch in reader.batches(pa.schema([schema.field(name) for name in [*names, *counted]]), _ROWS):
-        tokens = batch[tokens_column].to_pylist() if counted else [None] * len(batch)
+    for batch in reader.batches(pa.schema([schema.field(name) for name in [*names, _TOKENS]]), _ROWS):
         rows = zip(*(batch[name].to_pylist() for name in names), strict=True)
-        for row, each in zip(rows, tokens, strict=True):
-            yield (None if row[0] is None else list(row) if labels else row[0]), each
+        for row, tokens in zip(rows, batch[_TOKENS].to_pylist(), strict=True):
+            yield (None if row[0] is None else list(row) if labels else row[0]), tokens
 
 
 def _reasons(errors: Path) -> dict[int, str]:

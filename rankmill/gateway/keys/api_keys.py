@@ -11,7 +11,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import redis
 from pydantic import Field, ValidationError
@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, InputError, WireError
 from rankmill.jobs.contract.priority import Priority
-from rankmill.jobs.contract.schema import FORMAT, Seconds, Weight, WireModel
+from rankmill.jobs.contract.schema import Seconds, Weight, WireModel
 from rankmill.jobs.runtime.passwords import API_KEY, API_KEY_PREFIX
 from rankmill.jobs.system import system
 
@@ -52,8 +52,6 @@ class ApiKey(WireModel):
     weight
         Keys of one name are a tenant: how many times what others get he gets, while several wait.
     """
-
-    added: ClassVar[frozenset[str]] = frozenset({"manage_models", "weight"})
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$")
     name: Name
@@ -98,7 +96,7 @@ class KeyStore:
             field = str(first["loc"][0])
             raise ConfigError(f"{field}: {first['msg']}, got {allowed.get(field, name)!r:.80}") from None
         with self.redis.pipeline() as pipe:
-            pipe.set(keys.api_key(key_id), _written(key), exat=int(key.expires) + 1)
+            pipe.set(keys.api_key(key_id), key.written(), exat=int(key.expires) + 1)
             pipe.zadd(keys.api_keys(), {key_id: key.expires})
             pipe.expireat(keys.api_keys(), int(key.expires) + 1, nx=True)
             pipe.expireat(keys.api_keys(), int(key.expires) + 1, gt=True)
@@ -111,7 +109,7 @@ class KeyStore:
         Raises
         ------
         WireError
-            Its record is damaged, or of another release.
+            Its record is damaged, or has another format.
         """
         found = API_KEY.fullmatch(text)
         key = self._load(found[1]) if found else None
@@ -180,9 +178,3 @@ def is_same(given: str, text: str) -> bool:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _written(key: ApiKey) -> str:
-    unset = {name for name in key.added if getattr(key, name) == ApiKey.model_fields[name].default}
-    # without these the release before can read it
-    return f'{{"format": {FORMAT}, {key.model_dump_json(exclude=unset)[1:]}'

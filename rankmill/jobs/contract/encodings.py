@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -19,8 +19,6 @@ class TokensAsked(WireModel):
     ``special``: the text gets the tokenizer's special tokens; a text of ids keeps them.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"text", "ids"})
-
     text: str | None = None
     ids: tuple[TokenId, ...] | None = None
     special: bool
@@ -35,10 +33,6 @@ class TokensAsked(WireModel):
     def size(self) -> int:
         """Characters, or ids."""
         return len(self.text or self.ids or ())
-
-    def written(self) -> str:
-        """As JSON."""
-        return self.model_dump_json(exclude_none=True)
 
 
 class TokensFound(WireModel):

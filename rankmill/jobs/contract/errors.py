@@ -94,11 +94,11 @@ class RedisFailed(RankmillError):
 
 
 class WireError(RankmillError):
-    """Data from Redis is damaged, over a limit, or in a format that this release does not read."""
+    """Data from Redis is damaged, over a limit, or of another format than this release reads."""
 
 
 class FormatError(WireError):
-    """Data from Redis was written by another release; a worker of that release can read it."""
+    """Data from Redis have another format; processes of the release that wrote them can read them."""
 
     fault = Fault.WORKER
 

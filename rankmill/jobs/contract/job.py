@@ -13,7 +13,6 @@ from rq.job import Job, Retry
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
-from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT
 from rankmill.jobs.system import Backoff
 
 if TYPE_CHECKING:
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 JOB_FUNCTION = "rankmill.score_chunk"
 
 _SUSPECT = "suspect"
-_TIMES = "times"
 _ROW_TOKENS = "row_tokens"
-_READS = "reads"
 TRACE = "trace"
 """Keys in a job's metadata."""
 
@@ -47,16 +44,14 @@ class Payload(NamedTuple):
 
     A ``suspect`` chunk may kill its worker, so a worker runs it alone. It gets one attempt, so that it
     can be split at once; a single row gets all attempts. ``failed``: so many attempts at the chunk have
-    failed already; the job has those that are left. ``times``: who reads the result knows the fields of
-    its statistics that say how long the stages took; releases before do not, and get none. ``row_tokens``:
-    the result is to have the tokens of each row; workers of releases before do not count them.
+    failed already; the job has those that are left. ``row_tokens``: the result is to have the tokens of
+    each row.
     """
 
     pairs: bytes
     rows: int
     trace: Mapping[str, str] = MappingProxyType({})
     suspect: bool = False
-    times: bool = False
     row_tokens: bool = False
     failed: int = 0
 
@@ -74,9 +69,7 @@ def job_data(run: Run, chunk: int, payload: Payload) -> Any:
         retry=_retries(run.max_retries, payload),
         meta={
             _SUSPECT: payload.suspect,
-            _READS: EXTENDED_FORMAT,
             **({TRACE: dict(payload.trace)} if payload.trace else {}),
-            **({_TIMES: True} if payload.times else {}),
             **({_ROW_TOKENS: True} if payload.row_tokens else {}),
         },
     )
@@ -127,20 +120,9 @@ def is_suspect(job: Job) -> bool:
     return bool(job.meta.get(_SUSPECT))
 
 
-def asks_for_times(job: Job) -> bool:
-    """Whether the result is to say how long the stages took."""
-    return bool(job.meta.get(_TIMES))
-
-
 def asks_for_row_tokens(job: Job) -> bool:
     """Whether the result is to have the tokens of each row."""
     return bool(job.meta.get(_ROW_TOKENS))
-
-
-def read_format(job: Job) -> int:
-    """The newest version of a result that the job's producer reads."""
-    found = job.meta.get(_READS)
-    return found if isinstance(found, int) else FORMAT
 
 
 def worker_command(queue: str) -> str:

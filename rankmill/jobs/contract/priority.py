@@ -1,8 +1,7 @@
 """The priority of a run, and its tenant: requests, whose caller waits for them, come before bulk work, and
 tenants get equal parts, or parts by their weight.
 
-The run's id carries both, so that each job's id does too: every queue of job ids can be kept in order, and
-workers of the release before, which refuse a run with a field that they do not know, score it as well.
+The run's id carries both, so that each job's id does too: every queue of job ids can be kept in order.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def new_run_id(priority: Priority, tenant: str = "") -> str:
 
 
 def group_in(run_id: str) -> str:
-    """The group in a run's id, with the mark of requests; of a release before, one that no other run has."""
+    """The group in a run's id, with the mark of requests."""
     return (_MARK if run_id.startswith(_MARK) else "") + run_id[-GROUP:]
 
 
@@ -75,5 +74,5 @@ def run_id_of_request(job_id: str) -> str:
 
 
 def priority_of(run_id: str) -> Priority:
-    """The priority that a run's id carries; runs of the release before, whose ids carry none, are bulk."""
+    """The priority that a run's id carries."""
     return "request" if run_id.startswith(_MARK) else "bulk"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rankmill.jobs.contract.errors import WireError
-from rankmill.jobs.contract.schema import Count, Seconds, WireModel
-from rankmill.jobs.contract.spec import CONTENT
+from rankmill.jobs.contract.schema import Count, Seconds, WireModel, none_if_empty
 from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
 WITHDRAWAL = "withdrawal"
@@ -28,31 +27,19 @@ class ChunkStats(WireModel):
     """How a chunk was scored: for summaries, metrics and the output's metadata.
 
     ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding; ``attempt`` counts from 1;
-    ``seconds`` is the time from fetching the payload to having the scores, without the load of the model
-    (older releases count it). ``int8_gain`` is the speed of
-    int8 on this worker as a multiple of this precision's speed, if it was measured. ``windows`` counts the
-    windows of passages that were cut; ``labels`` names the outputs, where each row has several scores. Both
-    are written only where there are any, as older releases do not know them. ``tokenize_seconds`` and
-    ``forward_seconds`` are parts of ``seconds``: the second is the time of the batches that have the chunk's
-    rows. They are written only for a job that asks for them (`rankmill.jobs.contract.job.asks_for_times`).
-    ``digest`` is the SHA-256 of the model's weights, configuration and tokenizer; ``bound`` is the largest
-    difference between a score and the model's own that the worker has proven, and ``reference`` is there
-    where the model was too large to be compared in fp32; ``device_seconds`` is the part of the time of the
-    device ``device_name`` that this chunk's tokens had. They are written only for a job whose producer reads
-    them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
-    deterministic run alone, of which no older release knows.
+    ``seconds`` is the time from fetching the payload to having the scores, without the load of the model;
+    ``tokenize_seconds`` and ``forward_seconds`` are parts of it, the second that of the batches that have the
+    chunk's rows. ``device_seconds`` is the part of the time of the device ``device_name`` that this chunk's
+    tokens had. ``int8_gain`` is the speed of int8 on this worker as a multiple of this precision's speed, if
+    it was measured. ``windows`` counts the windows of passages that were cut; ``labels`` names the outputs,
+    where each row has several scores. ``bound`` is the largest difference between a score and the model's own
+    that the worker has proven, and ``reference`` is there where the model was too large to be compared in
+    fp32. ``kind`` is what decides the bits of a deterministic run.
     """
-
-    latest: ClassVar[frozenset[str]] = frozenset(
-        {"digest", "bound", "reference", "kind", "device_name", "device_seconds"}
-    )
-    """Fields of which the release before knows nothing; a journal has them apart, where it does not look."""
-    seldom: ClassVar[frozenset[str]] = latest | {"windows", "labels", "tokenize_seconds", "forward_seconds"}
-    """Fields that are written only where they have a value."""
-    added: ClassVar[frozenset[str]] = seldom | {"int8_gain"}
 
     worker: str
     device: str
+    device_name: Annotated[str, Field(min_length=1)]
     backend: str
     precision: str
     revision: str | None
@@ -61,23 +48,15 @@ class ChunkStats(WireModel):
     padded_tokens: Count
     batches: Count
     seconds: Seconds
+    tokenize_seconds: Seconds = 0.0
+    forward_seconds: Seconds = 0.0
+    device_seconds: Seconds = 0.0
     int8_gain: Annotated[float, Field(gt=0)] | None = None
     windows: Count = 0
     labels: tuple[str, ...] = ()
-    tokenize_seconds: Seconds | None = None
-    forward_seconds: Seconds | None = None
-    digest: Annotated[str, Field(pattern=CONTENT)] | None = None
     bound: Annotated[float, Field(ge=0)] | None = None
     reference: Literal["own"] | None = None
     kind: str | None = None
-    device_name: str | None = None
-    device_seconds: Seconds | None = None
-
-    def written(self, without: frozenset[str] = frozenset()) -> str:
-        """As JSON, `without` some fields."""
-        fields = type(self).model_fields
-        empty = {name for name in self.seldom if getattr(self, name) == fields[name].default}
-        return self.model_dump_json(exclude=empty | without)
 
 
 @dataclass(frozen=True)
@@ -101,11 +80,8 @@ class ChunkFailure(WireModel):
 
     ``attempts`` is the number of attempts; ``worker`` made the last one (empty if it is not known).
     ``died``: the worker died during the last attempt, so one of the chunk's rows may kill workers.
-    ``option`` names the spec's field that does not fit the model, if that is why. It is written only where
-    there is one, for a job whose producer reads it (`rankmill.jobs.contract.job.read_format`).
+    ``option`` names the spec's field that does not fit the model, if that is why.
     """
-
-    added: ClassVar[frozenset[str]] = frozenset({"option"})
 
     chunk: Count
     message: str
@@ -113,7 +89,7 @@ class ChunkFailure(WireModel):
     attempts: Count = 1
     worker: str = ""
     died: bool = False
-    option: str | None = None
+    option: Annotated[str | None, BeforeValidator(none_if_empty)] = None
 
 
 ChunkResult = ChunkScores | ChunkFailure
@@ -132,50 +108,48 @@ class Withdrawal(WireModel):
 
 @dataclass(frozen=True)
 class BadResult:
-    """A stream entry that is not a valid result; ``chunk`` is ``None`` if its number cannot be read."""
+    """A stream entry that is not a valid result; ``chunk`` is ``None`` if it names no chunk of the run."""
 
     chunk: int | None
     reason: str
 
 
-def to_entry(result: ChunkResult | Withdrawal) -> dict[str, str | int | bytes]:
-    """Return the stream entry for a result."""
-    if isinstance(result, Withdrawal):
-        return {WITHDRAWAL: result.model_dump_json()}
+def to_entry(run_id: str, result: ChunkResult) -> dict[str, str | int | bytes]:
+    """Return the stream entry for a result of a run."""
+    whose: dict[str, str | int | bytes] = {"run": run_id, "chunk": result.chunk}
     if isinstance(result, ChunkFailure):
-        return {
-            "chunk": result.chunk,
+        return whose | {
             "failure": result.message.encode(errors="replace").decode(),
             "fatal": int(result.fatal),
             "attempts": result.attempts,
             "worker": result.worker,
             "died": int(result.died),
-            **({"option": result.option} if result.option else {}),
+            "option": result.option or "",
         }
-    return {
-        "chunk": result.chunk,
-        "scores": encode_scores(result.scores, result.errors, result.tokens),
-        "stats": result.stats.written(),
-    }
+    scores = encode_scores(result.scores, result.errors, result.tokens)
+    return whose | {"scores": scores, "stats": result.stats.written()}
 
 
-def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
-    """Read a stream entry back.
+def from_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult:
+    """Read a stream entry of a run back.
 
     Raises
     ------
     WireError
-        The entry is not one that `to_entry` writes.
+        The entry is not one that `to_entry` writes for this run.
     """
-    chunk = _chunk_number(entry)
+    run = entry.get(b"run", b"unknown").decode(errors="replace")
+    if run != run_id:
+        raise WireError(f"the results of run {run_id} have one of run {run:.40}")
+    chunk = _chunk_number(run_id, entry)
     if chunk is None:
         raise WireError("a result does not name its chunk")
-    what = f"the result of chunk {chunk}"
+    what, rest = f"the result of chunk {chunk}", {name: entry[name] for name in entry if name != b"run"}
     if b"failure" in entry:
         return ChunkFailure.read_fields(
-            {b"message" if name == b"failure" else name: value for name, value in entry.items()}, what
+            {b"message" if name == b"failure" else name: value for name, value in rest.items()}, what
         )
-    if entry.keys() != {b"chunk", b"scores", b"stats"}:
+    if rest.keys() != {b"chunk", b"scores", b"stats"}:
         raise WireError(f"{what} is damaged: it is neither scores nor a failure")
     scores, errors, tokens = decode_scores(entry[b"scores"])
     stats = ChunkStats.read_json(entry[b"stats"], what)
@@ -184,12 +158,12 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
     return ChunkScores(chunk, scores, errors, stats, tokens)
 
 
-def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
+def read_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
     """Like `from_entry`, for entries that are not trusted: an invalid one is a `BadResult`."""
     try:
-        return from_entry(entry)
+        return from_entry(run_id, entry)
     except WireError as error:
-        return BadResult(_chunk_number(entry), str(error))
+        return BadResult(_chunk_number(run_id, entry), str(error))
 
 
 def read_withdrawal(entry: Mapping[bytes, bytes]) -> Withdrawal:
@@ -200,7 +174,8 @@ def read_withdrawal(entry: Mapping[bytes, bytes]) -> Withdrawal:
         return Withdrawal(chunks=(), worker="unknown", reason=str(error))
 
 
-def _chunk_number(entry: Mapping[bytes, bytes]) -> int | None:
-    """The chunk number in a stream entry, if it can be read."""
+def _chunk_number(run_id: str, entry: Mapping[bytes, bytes]) -> int | None:
+    """The chunk that a stream entry names, if it can be read and is one of this run."""
     raw = entry.get(b"chunk", b"")
-    return int(raw) if raw.isdigit() and len(raw) < 19 else None
+    is_ours = entry.get(b"run") == run_id.encode()
+    return int(raw) if is_ours and raw.isdigit() and len(raw) < 19 else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
@@ -18,16 +17,7 @@ from rankmill.jobs.contract.priority import (
     new_run_id,
     priority_of,
 )
-from rankmill.jobs.contract.schema import (
-    EXTENDED_FORMAT,
-    FORMAT,
-    NEW_SPEC_FORMAT,
-    Count,
-    Inputs,
-    Seconds,
-    Weight,
-    WireModel,
-)
+from rankmill.jobs.contract.schema import FORMAT, Count, Inputs, Seconds, Weight, WireModel, none_if_empty
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.system import system
 
@@ -37,21 +27,13 @@ MAX_ROW_ERRORS = 200
 MAX_ERROR_CHARS = 500
 
 
-_SPEC_FIELDS = frozenset({"model", "revision", "precision", "max_length", "activation"})
-"""Fields of a spec that every release writes."""
-
-
 def _parse_spec(value: object) -> object:
     if not isinstance(value, str):
         return value
     found = from_json(value)
-    if isinstance(found, dict) and (missing := sorted(_SPEC_FIELDS - found.keys())):
+    if isinstance(found, dict) and (missing := sorted(ScoreSpec.model_fields.keys() - found.keys())):
         raise ValueError(f"it has no {', '.join(missing)}")
     return found
-
-
-def _none_if_empty(value: object) -> object:
-    return None if value == "" else value
 
 
 class Run(WireModel):
@@ -59,12 +41,8 @@ class Run(WireModel):
 
     ``rows`` is the number of input rows; ``None`` if the producer did not know it at the start.
     ``created`` is in seconds since 1970. ``ttl`` is in seconds; it counts from the latest change to the run.
-    ``weight`` is that of its tenant, whom its id says. ``inputs`` is what a row is, as in its spec; the
-    spec's text does not say it.
+    ``weight`` is that of its tenant, whom its id says.
     """
-
-    formats: ClassVar[frozenset[int]] = frozenset({FORMAT, NEW_SPEC_FORMAT, EXTENDED_FORMAT})
-    added: ClassVar[frozenset[str]] = frozenset({"weight", "inputs"})
 
     id: str
     spec: Annotated[ScoreSpec, BeforeValidator(_parse_spec)]
@@ -72,9 +50,13 @@ class Run(WireModel):
     ttl: Count
     max_retries: Count
     created: Seconds
-    rows: Annotated[Count | None, BeforeValidator(_none_if_empty)] = None
+    rows: Annotated[Count | None, BeforeValidator(none_if_empty)] = None
     weight: Weight = 1.0
-    inputs: Inputs = "pairs"
+
+    @property
+    def inputs(self) -> Inputs:
+        """What a row is."""
+        return self.spec.inputs
 
     @property
     def priority(self) -> Priority:
@@ -83,23 +65,16 @@ class Run(WireModel):
 
     def fields(self) -> dict[str, str | int | float]:
         """The run's hash in Redis."""
-        extended = {name: getattr(self, name) for name in sorted(self.added)}
-        extended = {name: value for name, value in extended.items() if value != _default(name)}
-        plain = NEW_SPEC_FORMAT if self.spec.is_new else FORMAT
         return {
-            "format": EXTENDED_FORMAT if extended or self.spec.is_latest else plain,
-            "spec": json.dumps(self.spec.written()),
+            "format": FORMAT,
+            "spec": self.spec.model_dump_json(),
             "queue": self.queue,
             "ttl": self.ttl,
             "max_retries": self.max_retries,
             "created": self.created,
             "rows": "" if self.rows is None else self.rows,
-            **extended,
+            "weight": self.weight,
         }
-
-
-def _default(field: str) -> object:
-    return Run.model_fields[field].default
 
 
 class Settled(NamedTuple):
@@ -162,7 +137,6 @@ def new_run(
         id=new_run_id(choose_priority(priority, rows), tenant.name),
         weight=tenant.weight,
         spec=spec,
-        inputs=spec.inputs,
         queue=queue,
         ttl=ttl,
         max_retries=max_retries,
@@ -175,5 +149,4 @@ def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
     """Read a run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
     if b"format" not in raw:
         raise WireError(f"run {run_id} is damaged: it has no format")
-    run = Run.read_fields({**raw, b"id": run_id.encode()}, f"run {run_id}")
-    return run.model_copy(update={"spec": run.spec.model_copy(update={"inputs": run.inputs})})
+    return Run.read_fields({**raw, b"id": run_id.encode()}, f"run {run_id}")

@@ -10,18 +10,8 @@ from pydantic_core import from_json
 
 from rankmill.jobs.contract.errors import FormatError, WireError
 
-FORMAT = 2
-"""Version of everything that producers and workers exchange; a reader refuses any other version."""
-
-NEW_SPEC_FORMAT = 3
-"""Version of a run whose spec has fields or values that format 2 does not have; all else stays at 2."""
-
-EXTENDED_FORMAT = 5
-"""Version of what says more than formats 2 and 3 can: a run with a tenant's weight, with the latest fields of
-a spec, or with other rows than pairs; a payload of such rows; a result with the model's digest or proven
-bound, or with the tokens of each row. Each is an optional field, so the features that need them change no
-version again. A worker writes such a result only for a job whose metadata says that its producer reads this
-version."""
+FORMAT = 1
+"""Version of everything that processes exchange or keep for others; a reader refuses any other version."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 """A number of things that fits into a signed 64-bit column."""
@@ -42,18 +32,34 @@ MAX_CHUNK_ROWS = 1 << 20
 """Most rows of a chunk."""
 
 
+def none_if_empty(value: object) -> object:
+    """The value of a hash's field, where ``None`` is an empty text."""
+    return None if value == "" else value
+
+
+def check_format(written_as: object, what: str) -> None:
+    """Check the format that some data name; raises `FormatError` if it is not `FORMAT`."""
+    if str(written_as) != str(FORMAT):
+        raise FormatError(
+            f"{what} has format {written_as!s:.20}, this release reads {FORMAT}: "
+            "run the same rankmill release on producers and workers"
+        )
+
+
 class WireModel(BaseModel):
     """Base of these models: an unknown field, a missing field or a wrong type is a `WireError`.
 
-    A release that adds a field also changes `FORMAT`. The exception is a field that no older release
-    has to read: it is listed in `added`, and may be missing in data from an older release of the same format.
+    A release that changes what such a text may say also changes `FORMAT`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    added: ClassVar[frozenset[str]] = frozenset()
-    formats: ClassVar[frozenset[int]] = frozenset({FORMAT})
-    """Versions that can be read."""
+    optional: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a writer may leave out."""
+
+    def written(self) -> str:
+        """The JSON that `read_json` reads."""
+        return f'{{"format": {FORMAT}, {self.model_dump_json()[1:]}'
 
     @classmethod
     def read_json(cls, raw: bytes | str, what: str) -> Self:
@@ -77,14 +83,8 @@ class WireModel(BaseModel):
 
     @classmethod
     def _read(cls, found: dict[str, Any], what: str) -> Self:
-        written_as = str(found.pop("format", FORMAT))
-        if written_as not in map(str, cls.formats):
-            reads = " and ".join(map(str, sorted(cls.formats)))
-            raise FormatError(
-                f"{what} has format {written_as:.20}, this release reads {reads}: "
-                "run the same rankmill release on producers and workers"
-            )
-        missing = sorted(cls.model_fields.keys() - cls.added - found.keys())
+        check_format(found.pop("format", FORMAT), what)
+        missing = sorted(cls.model_fields.keys() - cls.optional - found.keys())
         if missing:
             raise WireError(f"{what} is damaged: it has no {', '.join(missing)}")
         try:

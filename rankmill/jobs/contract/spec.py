@@ -29,13 +29,6 @@ Long = Literal["truncate", "split", "split-mean", "refuse"]
 
 Side = Literal["right", "left"]
 
-LATEST = frozenset({"deterministic", "truncation_side", "max_passage_tokens"})
-"""Fields that no release before this one knows, as it knows no ``long: refuse`` and ``split-mean``, no
-activation ``probability`` and no precision ``fp8``."""
-
-ADDED = LATEST | {"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"}
-"""Fields that release 0.1 does not know; they are written only where they are set."""
-
 CONTENT = re.compile(r"^[0-9a-f]{64}$")
 """Pattern of a digest of content; a commit of the hub has 40 characters."""
 
@@ -141,30 +134,6 @@ class ScoreSpec(BaseModel):
 
     _alone = field_validator("all_labels")(all_labels_fit)
     _inputs = field_validator("inputs")(inputs_fit)
-
-    def written(self) -> dict[str, str | int | None]:
-        """The fields, without those of `ADDED` that are not set, and ``inputs``, which a run says itself."""
-        fields = type(self).model_fields
-        unset = {each for each in ADDED if getattr(self, each) == fields[each].default}
-        return self.model_dump(exclude={"inputs", *unset})
-
-    @property
-    def is_new(self) -> bool:
-        """Whether a release that does not know `ADDED` would score another model than this asks for.
-
-        Nor does it know that the content of a directory is a revision.
-        """
-        pinned = self.revision is not None and CONTENT.fullmatch(self.revision)
-        return self.activation == "softmax" or bool(pinned) or not ADDED.isdisjoint(self.written())
-
-    @property
-    def is_latest(self) -> bool:
-        """Whether it asks for what no release before this one knows."""
-        if self.long in {"refuse", "split-mean"} or self.activation == "probability":
-            return True
-        if self.precision == "fp8" or self.precision.startswith("int8"):
-            return True  # an older release has no fp8, and does not settle which int8 a run is scored in
-        return not LATEST.isdisjoint(self.written())
 
 
 class SpecOptions(TypedDict, total=False):

@@ -43,11 +43,11 @@ Usage = Mapping[str, Amounts]
 
 
 def used_by(result: ChunkScores) -> dict[str, Amounts]:
-    """The cost of a result; workers of the release before name a kind of device, and no seconds."""
+    """The cost of a result."""
     stats = result.stats
     pairs = len(result.scores) - result.scores.null_count
-    microseconds = round(1e6 * (stats.device_seconds or 0.0))
-    return {stats.device_name or stats.device: Amounts(pairs, stats.tokens, microseconds)}
+    microseconds = round(1e6 * stats.device_seconds)
+    return {stats.device_name: Amounts(pairs, stats.tokens, microseconds)}
 
 
 def joined(one: Usage, other: Usage) -> dict[str, Amounts]:

@@ -16,14 +16,14 @@ null where they are not known: how many there are (int32), or which (JSON).
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankmill.jobs.contract.errors import FormatError, WireError
-from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT, MAX_CHUNK_ROWS, Inputs
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, check_format
 
 MAX_TEXT_CHARS = 1 << 22
 """Longest text in characters. Its row is refused if it is longer, and not cut: only the tokenizer knows where
@@ -41,8 +41,7 @@ _SINGLE = {
     "tokens": pa.schema([("asked", pa.string())]),
 }
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
-_RESULTS = {FORMAT: _SCORES, EXTENDED_FORMAT: _SCORES.append(pa.field("tokens", pa.int32()))}
-"""The columns of scores by the version that has them."""
+_SCORES_AND_TOKENS = _SCORES.append(pa.field("tokens", pa.int32()))
 _HEADER = struct.Struct(">4sIQ")
 _LEVEL = -5
 """Faster than level 1, and larger: payloads live for seconds, and one producer feeds many workers. Any reader
@@ -72,7 +71,7 @@ def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
     query, passage = _encode_queries(queries), _encode_passages(passages)
     _check_text(query, passage)
     batch = pa.record_batch([query, _combined(passage.cast(pa.string()))], schema=_PAIRS)
-    return _write(batch, FORMAT)
+    return _write(batch)
 
 
 def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
@@ -85,7 +84,7 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
     WireError
         The payload has another format version or other columns, is damaged, or exceeds a limit.
     """
-    batch = _read(payload, {FORMAT: _PAIRS})
+    batch = _read(payload, _PAIRS)
     _check_text(*batch.columns)
     queries = batch["query"].dictionary.to_pylist()
     places = batch["query"].indices.to_pylist()
@@ -97,12 +96,12 @@ def encode_texts(texts: pa.Array, inputs: Inputs) -> bytes:
     text = _encode_passages(texts)
     _check_text(text)
     batch = pa.record_batch([_combined(text.cast(pa.string()))], schema=_SINGLE[inputs])
-    return _write(batch, EXTENDED_FORMAT)
+    return _write(batch)
 
 
 def decode_texts(payload: bytes, inputs: Inputs) -> list[str | None]:
     """Decode and validate a payload of `encode_texts` into a list of ``[n]``; errors as of `decode_pairs`."""
-    batch = _read(payload, {EXTENDED_FORMAT: _SINGLE[inputs]})
+    batch = _read(payload, _SINGLE[inputs])
     _check_text(*batch.columns)
     found: list[str | None] = batch[0].to_pylist()
     return found
@@ -123,11 +122,10 @@ def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = 
 
     `tokens` are those of the rows if they are asked for: int32, or text.
     """
-    if tokens is None:
-        schema = _with_type(_RESULTS[FORMAT], "score", scores.type)
-        return _write(pa.record_batch([scores, errors], schema=schema), FORMAT)
-    schema = _with_type(_with_type(_RESULTS[EXTENDED_FORMAT], "score", scores.type), "tokens", tokens.type)
-    return _write(pa.record_batch([scores, errors, tokens], schema=schema), EXTENDED_FORMAT)
+    columns, schema = [scores, errors], _with_type(_SCORES, "score", scores.type)
+    if tokens is not None:
+        columns, schema = [*columns, tokens], schema.append(pa.field("tokens", tokens.type))
+    return _write(pa.record_batch(columns, schema=schema))
 
 
 def outputs(scores: pa.Array) -> int:
@@ -144,7 +142,7 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
         As in `decode_pairs`; also, a row has both a score and an error, or neither, or a score is not a
         finite number, or tokens are negative.
     """
-    batch = _read(payload, _RESULTS)
+    batch = _read(payload, _SCORES, _SCORES_AND_TOKENS)
     scores, errors, *counted = batch.columns
     all_have_one = not scores.null_count and errors.null_count == len(errors)
     if not all_have_one and not pc.all(pc.xor(pc.is_valid(scores), pc.is_valid(errors)), min_count=0).as_py():
@@ -234,7 +232,7 @@ def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     return clipped.cast(pa.string())
 
 
-def _write(batch: pa.RecordBatch, version: int) -> bytes:
+def _write(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -242,18 +240,17 @@ def _write(batch: pa.RecordBatch, version: int) -> bytes:
     if raw.size > MAX_CHUNK_BYTES:
         raise WireError(f"a chunk of {raw.size:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
     packed = pa.Codec("zstd", compression_level=_LEVEL).compress(raw, asbytes=True)
-    return b"".join((_HEADER.pack(_MAGIC, version, raw.size), packed))
+    return b"".join((_HEADER.pack(_MAGIC, FORMAT, raw.size), packed))
 
 
-def _read(payload: bytes, schemas: Mapping[int, pa.Schema]) -> pa.RecordBatch:
-    """Read a batch in one of some versions, each with its columns."""
-    version, size = _unpacked_size(payload, schemas.keys())
-    schema = schemas[version]
+def _read(payload: bytes, *schemas: pa.Schema) -> pa.RecordBatch:
+    """Read a batch that has one of some schemas; all of them have the same dictionaries."""
+    size = _unpacked_size(payload)
     try:
         raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")
-        _check_messages(memoryview(raw).cast("B"), sum(map(pa.types.is_dictionary, schema.types)))
+        _check_messages(memoryview(raw).cast("B"), sum(map(pa.types.is_dictionary, schemas[0].types)))
         with pa.ipc.open_stream(raw) as reader:
-            _check_schema(reader.schema, schema)
+            _check_schema(reader.schema, schemas)
             batch = reader.read_next_batch()
             batch.validate(full=True)
     except (pa.ArrowException, StopIteration, OSError, ValueError, struct.error) as error:
@@ -261,30 +258,24 @@ def _read(payload: bytes, schemas: Mapping[int, pa.Schema]) -> pa.RecordBatch:
     return batch
 
 
-def _unpacked_size(payload: bytes, expected: Collection[int]) -> tuple[int, int]:
-    """Check the header and the sizes before and after decompression; return the version and the latter."""
+def _unpacked_size(payload: bytes) -> int:
+    """Check the header, and the sizes before and after decompression; return the latter."""
     if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
         raise WireError("a payload does not have rankmill's header")
     _, version, size = _HEADER.unpack_from(payload)
-    if version not in expected:
-        reads = " and ".join(map(str, sorted(expected)))
-        raise FormatError(
-            f"a payload has format {version}, this version of rankmill reads format {reads}: "
-            "run the same rankmill release on producers and workers"
-        )
+    check_format(version, "a payload")
     largest = max(len(payload), size)
     if largest > MAX_CHUNK_BYTES:
         raise WireError(f"a payload of {largest:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
-    return int(version), int(size)
+    return int(size)
 
 
 def _with_type(schema: pa.Schema, name: str, kind: pa.DataType) -> pa.Schema:
     return schema.set(schema.names.index(name), pa.field(name, kind))
 
 
-def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
-    if found.equals(expected):
-        return
+def _check_schema(found: pa.Schema, schemas: Sequence[pa.Schema]) -> None:
+    expected = next((schema for schema in schemas if schema.names == found.names), schemas[0])
     if found.names == expected.names and "score" in found.names:
         if several := outputs(found.empty_table()[0]):
             expected = _with_type(expected, "score", pa.list_(pa.float32(), several))

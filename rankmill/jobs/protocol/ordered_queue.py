@@ -1,8 +1,7 @@
 """RQ's queue with requests before bulk work: one list of job ids, the requests first.
 
-RQ and workers of the release before take jobs from the front of the list as ever, so requests come first
-with any worker, and no job can be stranded where some workers do not look. Ids are placed by a script, as
-other processes take and place jobs meanwhile.
+RQ takes jobs from the front of the list, so requests come first. Ids are placed by a script, as other
+processes take and place jobs meanwhile.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def give_order(
     order = Order(id=system.unique_id(), what=what, started=started, model=model)
     key = keys.orders(worker)
     with client.pipeline() as pipe:
-        pipe.rpush(key, order.model_dump_json())
+        pipe.rpush(key, order.written())
         pipe.ltrim(key, -MAX_ORDERS, -1)
         pipe.expire(key, ORDER_SECONDS)
         pipe.execute()

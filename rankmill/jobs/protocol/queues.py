@@ -51,7 +51,7 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     reports = known_reports(client, listed_workers(client, queue)).values()
     ahead = [report.claim_ahead if report else 0 for report in reports if not (report and report.drained)]
     capacity = QueueCapacity(workers=len(ahead), claim_ahead=sum(ahead))
-    connection.set(keys.capacity(queue), capacity.model_dump_json(), ex=ttl)
+    connection.set(keys.capacity(queue), capacity.written(), ex=ttl)
 
 
 def read_capacity(client: redis.Redis, queue: str) -> QueueCapacity:

@@ -59,7 +59,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
         try:
             run = store.load(run_id)
         except WireError:
-            return  # this release cannot read the run
+            return  # this worker cannot read the run
         if run is None:
             return
         attempts = attempt(run, job)
@@ -175,7 +175,7 @@ def enqueue_due(queue: Queue, now: float) -> None:
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
-    # No pause is so long: a worker of the release before wrote its end by a clock that is ahead.
+    # No pause is so long: the server's clock has jumped back.
     due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     for raw_id in due:
         with _one_job(queue, raw_id) as read:

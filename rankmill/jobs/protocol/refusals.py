@@ -63,8 +63,7 @@ class RunRefusals:
         """Record a refusal; returns all workers that refuse the run now, with their reasons.
 
         A refusal counts for so many `seconds`, as its worker then tries again, and is kept for `ttl` seconds.
-        Those of workers of the release before, which say no time, count until they are taken back. A run that
-        should be `in_redis` and is not was cancelled.
+        A run that should be `in_redis` and is not was cancelled.
         """
         self._recorded[run_id] = system.monotonic()
         if len(self._recorded) > _REMEMBERED:
@@ -77,12 +76,12 @@ class RunRefusals:
             pipe.zadd(until_key, {self._worker: now + seconds})
             pipe.expire(until_key, ttl)
             pipe.hgetall(said_key)
-            pipe.zrange(until_key, "-inf", f"({now}", byscore=True)
+            pipe.zrange(until_key, now, "+inf", byscore=True)
             pipe.exists(keys.run(run_id))
-            *_, said, lapsed, there = pipe.execute()
+            *_, said, counting, there = pipe.execute()
         if in_redis and not there:  # it was cancelled meanwhile
             self._client.unlink(said_key, until_key)
-        count = {name: why for name, why in said.items() if name not in lapsed}
+        count = {name: why for name, why in said.items() if name in counting}
         return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in count.items()}
 
     def take_back(self, run_id: str) -> None:

@@ -22,6 +22,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import Payload, job_data
 from rankmill.jobs.contract.results import (
+    WITHDRAWAL,
     BadResult,
     ChunkResult,
     Withdrawal,
@@ -30,7 +31,7 @@ from rankmill.jobs.contract.results import (
     to_entry,
 )
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
-from rankmill.jobs.contract.schema import FORMAT, Count, WireModel
+from rankmill.jobs.contract.schema import Count, WireModel
 from rankmill.jobs.contract.usage import Usage
 from rankmill.jobs.protocol.accounts import Accountant, RunUsage
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
@@ -153,7 +154,7 @@ class RunStore:
             pipe.unlink(results)
             pipe.xadd(results, {"chunk": -1}, id="0-1")  # These two leave an empty stream: `add_result`
             pipe.xdel(results, "0-1")  # never creates one, as its run may be gone.
-        pipe.set(keys.progress(run.id), Progress().model_dump_json(), ex=run.ttl)
+        pipe.set(keys.progress(run.id), Progress().written(), ex=run.ttl)
         pipe.zremrangebyscore(keys.runs(), 0, system.now())  # expired runs
         pipe.zadd(keys.runs(), {run.id: 0})
         use_queues(pipe, [run.queue])
@@ -166,7 +167,7 @@ class RunStore:
         Raises
         ------
         WireError
-            The run was written by a release with another format, or is damaged.
+            The run has another format, or is damaged.
         """
         raw = cast("Mapping[bytes, bytes]", self.redis.hgetall(keys.run(run_id)))
         return read_run(run_id, raw) if raw else None
@@ -228,13 +229,12 @@ class RunStore:
     def add_result(self, pipe: Pipeline, run_id: str, result: ChunkResult, ttl: int) -> None:
         """Add the commands that write a result to `pipe`; they write nothing if the run is gone."""
         stream = keys.results(run_id)
-        pipe.xadd(stream, cast("dict[Any, Any]", to_entry(result)), nomkstream=True)
+        pipe.xadd(stream, cast("dict[Any, Any]", to_entry(run_id, result)), nomkstream=True)
         pipe.expire(stream, ttl)
 
     def write_chunks(self, run: Run, chunks: DetachedChunks) -> None:
         """Write which chunks a detached run has, so that any process can collect it; they expire with it."""
-        text = DetachedChunks.model_dump_json(chunks)
-        self.redis.set(keys.detached(run.id), f'{{"format": {FORMAT}, {text[1:]}', ex=run.ttl)
+        self.redis.set(keys.detached(run.id), chunks.written(), ex=run.ttl)
 
     def detached_chunks(self, run_id: str) -> DetachedChunks | None:
         """The chunks of a run; ``None`` if it has expired, or is not detached.
@@ -242,7 +242,7 @@ class RunStore:
         Raises
         ------
         WireError
-            They are damaged, or of another release.
+            They are damaged, or have another format.
         """
         raw = cast("bytes | None", self.redis.get(keys.detached(run_id)))
         return None if raw is None else DetachedChunks.read_json(raw, f"the chunks of run {run_id}")
@@ -294,7 +294,7 @@ class RunStore:
         stream = keys.withdrawals(run_id)
         try:
             with self.redis.pipeline() as pipe:
-                pipe.xadd(stream, cast("dict[Any, Any]", to_entry(withdrawal)))
+                pipe.xadd(stream, {WITHDRAWAL: withdrawal.model_dump_json()})
                 pipe.expire(stream, ttl)
                 pipe.exists(keys.run(run_id))
                 pipe.exists(keys.detached(run_id))
@@ -332,8 +332,9 @@ class RunStore:
         """
         streams, results = dict.fromkeys(map(keys.withdrawals, withdrawn_of), "0"), keys.results(run.id)
         reply = self.redis.xread({**streams, results: after}, block=block_ms or None)
+        ours = results.encode()
         return [
-            (entry.decode(), read_entry(fields) if stream == results.encode() else read_withdrawal(fields))
+            (entry.decode(), read_entry(run.id, fields) if stream == ours else read_withdrawal(fields))
             for stream, entries in _streams(reply)
             for entry, fields in entries
         ]
@@ -358,7 +359,7 @@ class RunStore:
             pipe.xdel(keys.results(run.id), *entries)
             self._note(pipe, run, progress)
             if row_errors:
-                pipe.rpush(keys.errors(run.id), *(error.model_dump_json() for error in row_errors))
+                pipe.rpush(keys.errors(run.id), *(error.written() for error in row_errors))
             pipe.expire(keys.errors(run.id), run.ttl)
             self._touch(pipe, run)
 
@@ -396,7 +397,7 @@ class RunStore:
 
     def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:
         # Only if the key exists (xx): the run may have been cancelled meanwhile.
-        pipe.set(keys.progress(run.id), progress.model_dump_json(), ex=run.ttl, xx=True)
+        pipe.set(keys.progress(run.id), progress.written(), ex=run.ttl, xx=True)
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
         """The first rows without a score of a run that has a producer, and the number of damaged entries.

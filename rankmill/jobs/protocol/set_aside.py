@@ -151,7 +151,7 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
     with connection.pipeline() as pipe:
         pipe.lrem(queue.intermediate_queue_key, 0, raw_id)
         pipe.zrem(queue.scheduled_job_registry.key, raw_id)
-        pipe.lpush(keys.set_aside(), noted.model_dump_json())
+        pipe.lpush(keys.set_aside(), noted.written())
         pipe.ltrim(keys.set_aside(), 0, MAX_LISTED - 1)
         pipe.expire(keys.set_aside(), _LIST_TTL)
         pipe.hset(key, "status", JobStatus.FAILED.value)  # so that the producer submits the chunk again

@@ -126,7 +126,7 @@ class WorkerReport(WireModel):
 
 def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerReport, ttl: int) -> None:
     """Write the report of ScoringWorker `name`; it expires after `ttl` seconds."""
-    client.set(keys.worker(name), report.model_dump_json(), ex=ttl)
+    client.set(keys.worker(name), report.written(), ex=ttl)
 
 
 def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
@@ -195,7 +195,7 @@ def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worker
     for name, raw in _raw_reports(client, names).items():
         try:
             found[name] = WorkerReport.read_json(raw, f"the report of worker {name}")
-        except WireError:  # of another release, perhaps
+        except WireError:  # of another format, perhaps
             found[name] = None
     return found
 
@@ -212,7 +212,7 @@ def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worke
     Raises
     ------
     WireError
-        A report cannot be read; perhaps its worker is of another release.
+        A report cannot be read; perhaps it has another format.
     """
     reports = _raw_reports(client, names).items()
     return {name: WorkerReport.read_json(raw, f"the report of worker {name}") for name, raw in reports}

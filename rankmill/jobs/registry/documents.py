@@ -79,7 +79,12 @@ class _Document(BaseModel):
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
+            first = error.errors(include_url=False)[0]
+            if first["loc"] == ("format",):
+                raise RegistryError(
+                    f"{what} has format {first['input']!s:.20}, this release reads 1: use the release of "
+                    "rankmill that wrote it"
+                ) from None
             where = ".".join(map(str, first["loc"]))
             raise RegistryError(f"{what} is damaged: {where + ': ' if where else ''}{first['msg']}") from None
 

@@ -128,7 +128,7 @@ class RunStats:
     ``retries`` counts attempts beyond a chunk's first; ``tokens`` are real ones, ``padded_tokens`` have the
     padding with them. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest
     time that a worker had a chunk, from fetching it to its scores; ``tokenize_seconds`` and
-    ``forward_seconds`` are parts of it (``None`` if they are not known: only requests ask for them).
+    ``forward_seconds`` are parts of it.
     ``precision``, ``backend``, ``device`` and ``revision`` are those of the last chunk with scores (``None``
     if there is none, or no revision), and so is ``kind``, of a deterministic run, which decides the bits of
     scores. ``bounds`` are the proven bounds of all chunks; ``reference`` is ``own`` if the model was too
@@ -142,8 +142,8 @@ class RunStats:
     padded_tokens: int = 0
     workers: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    tokenize_seconds: float | None = None
-    forward_seconds: float | None = None
+    tokenize_seconds: float = 0.0
+    forward_seconds: float = 0.0
     precision: str | None = None
     backend: str | None = None
     device: str | None = None

@@ -146,8 +146,8 @@ class HowScored:
         mine = self._of(stats)
         if mine.precision != self.settled.precision:
             return f"it is in {mine.precision}, and the run in {self.settled.precision}"
-        if mine.revision and mine.revision != self.settled.revision:  # older workers name no content
-            return f"its model has content {mine.revision:.12}, and the run's {self.settled.revision:.12}"
+        if mine.revision != self.settled.revision:
+            return f"its model has content {mine.revision!s:.12}, and the run's {self.settled.revision!s:.12}"
         if mine.kind != self.settled.kind:
             return f"its bits are those of {mine.kind}, and the run's those of {self.settled.kind}"
         if self._labels is None:

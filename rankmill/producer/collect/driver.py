@@ -524,7 +524,6 @@ class RunDriver:
             len(piece.table),
             tracing.carrier(span) if span else {},
             suspect=piece.suspect,
-            times=self._is_request,
             row_tokens=self._row_tokens,
             failed=piece.failed,
         )

@@ -103,7 +103,7 @@ def check_same(found: Mapping[str, str], wanted: Mapping[str, str], name: str) -
         raise InputError(
             f"{name}: its scores cannot be used, it does not say which commit or which content the model had"
         )
-    compared = sorted(OF_SCORES | (COLUMNS & found.keys()))
+    compared = OF_SCORES | COLUMNS
     for key in sorted(compared, key=lambda each: each != "rankmill.revision"):  # which says most comes first
         given, asked = found.get(key, ""), wanted.get(key, "")
         if key == "rankmill.model" and revision and revision == wanted.get("rankmill.revision"):
@@ -127,7 +127,7 @@ OF_SCORES = {
 """Metadata on which scores depend."""
 
 COLUMNS = {f"rankmill.{name}_column" for name in ("query", "passage", "text", "score")}
-"""Metadata that says which texts were scored, and where the scores are; earlier releases do not write it."""
+"""Metadata that says which texts were scored, and where the scores are."""
 
 OPEN = {"rankmill.revision", "rankmill.precision"}
 """Metadata that a run need not name: it takes what the earlier output has."""

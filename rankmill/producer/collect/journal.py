@@ -4,9 +4,6 @@ It is a small SQLite database beside the output. A chunk's result is written and
 producer deletes it from Redis. So if this process or its machine dies, only the chunks in flight
 must be scored again. The journal holds scores, errors and statistics. It does not hold the input's
 columns, because they can be read again from the input.
-
-A runner of the release before may go on where one of this release has died. So what that release does not
-know is in a table of its own: it would take it for damage, and score the rows again.
 """
 
 from __future__ import annotations
@@ -31,28 +28,28 @@ from rankmill.jobs.contract.results import (
     from_entry,
     to_entry,
 )
-from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Count, WireModel
+from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Count, WireModel
 from rankmill.jobs.contract.usage import Amounts, Usage, beyond
 
 logger = logging.getLogger(__name__)
 
-_TABLES = """
+_TABLES = f"""
 PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 BEGIN;
+PRAGMA user_version = {FORMAT};
 CREATE TABLE IF NOT EXISTS manifest (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS latest (chunk INTEGER PRIMARY KEY, stats TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS copies
     (chunk INTEGER, first INTEGER, rows INTEGER NOT NULL, PRIMARY KEY (chunk, first)) WITHOUT ROWID;
 CREATE TRIGGER IF NOT EXISTS forgotten AFTER DELETE ON chunks BEGIN
-    DELETE FROM latest WHERE chunk = OLD.chunk; DELETE FROM copies WHERE chunk = OLD.chunk;
+    DELETE FROM copies WHERE chunk = OLD.chunk;
 END;
 COMMIT;
-"""
+"""  # noqa: S608 -- a constant
 """In one transaction, which is synced once."""
 
 _NEXT_CUT = """
@@ -64,15 +61,7 @@ _WITHDRAW = """
 DELETE FROM chunks WHERE chunk = (SELECT max(chunk) FROM chunks WHERE chunk <= ?) AND chunk + rows > ?
 """
 
-_ADD_LATEST = """
-INSERT OR REPLACE INTO latest SELECT ?1, ?2 WHERE NOT EXISTS (SELECT * FROM chunks WHERE chunk = ?1)
-"""
-"""Before the chunk itself, whose first result stays."""
-
-_GET = """
-SELECT scores, CAST(about AS BLOB), CAST(stats AS BLOB), rows FROM chunks LEFT JOIN latest USING (chunk)
-WHERE chunk = ?
-"""
+_GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
 
 _COPIES = "SELECT chunk, CAST(first AS INTEGER), CAST(rows AS INTEGER) FROM copies"
 """Numbers also where the file is damaged."""
@@ -92,15 +81,6 @@ class Finished(WireModel):
     row_errors: Count
     first: ChunkStats | None
     tally: str
-
-    def written(self) -> str:
-        """As JSON that the release before reads: of its latest fields, ``first`` has the ``kind`` alone.
-
-        That is there for a deterministic run, which no runner of that release takes.
-        """
-        first = self.first
-        left_out = {name for name in ChunkStats.latest if name != "kind" or not (first and first.kind)}
-        return self.model_dump_json(exclude={"first": left_out} if first else None)
 
 
 _NONE = Finished(parts=0, rows=0, row_errors=0, first=None, tally="")
@@ -132,6 +112,7 @@ class Journal:
         with self._told():
             self._db = sqlite3.connect(path)
         try:
+            self._check_format()
             with self._at_work():
                 self._db.executescript(_TABLES)
             self.finished = self._read_finished()
@@ -245,13 +226,13 @@ class Journal:
         if row is None:
             return None
         try:
-            return _result(chunk, rows, *row[:3])
+            return self._result(chunk, rows, *row[:2])
         except WireError as error:
             logger.warning("chunk %d is scored again, it is damaged in %s: %s", chunk, self._path, error)
             with self._at_work():
                 self._db.execute("DELETE FROM chunks WHERE chunk = ?", (chunk,))
-            if row[3] in range(MAX_CHUNK_ROWS + 1):
-                self.damaged_rows += int(row[3])
+            if row[2] in range(MAX_CHUNK_ROWS + 1):
+                self.damaged_rows += int(row[2])
             return None
 
     def next_cut(self, start: int) -> tuple[int, int] | None:
@@ -273,8 +254,7 @@ class Journal:
         """
         results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
         with self._at_work():
-            self._db.executemany(_ADD_LATEST, _latest(results))
-            self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
+            self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", self._records(results))
             copies = ((chunk, *source) for chunk, sources in (copied or {}).items() for source in sources)
             self._db.executemany("INSERT OR IGNORE INTO copies VALUES (?, ?, ?)", copies)
             self._write_state("used", _USAGE.dump_json(dict(used)).decode())
@@ -295,6 +275,49 @@ class Journal:
             self._write_state("finished", finished.written())
             self._db.execute("DELETE FROM chunks WHERE chunk < ?", (finished.rows,))
         self.finished = finished
+
+    def _records(
+        self, results: Mapping[int, tuple[int, ChunkResult]]
+    ) -> Iterator[tuple[int, int, bytes | None, str]]:
+        run = self.run or ""
+        for chunk, (rows, result) in results.items():
+            if isinstance(result, ChunkFailure) and result.fatal:
+                continue
+            entry = to_entry(run, result)
+            scores = entry.pop("scores", None)
+            assert scores is None or isinstance(scores, bytes)
+            yield chunk, rows, scores, json.dumps(entry)
+
+    def _result(self, chunk: int, rows: int | None, scores: object, about: bytes) -> ChunkResult:
+        """Read a result from its record; any damage raises `WireError`."""
+        try:
+            found = from_json(about)
+            entry = {name.encode(): str(value).encode() for name, value in found.items()}
+        except (AttributeError, ValueError) as error:
+            raise WireError(str(error)) from None
+        if scores is not None:
+            if not isinstance(scores, bytes):
+                raise WireError("the scores are text")
+            entry[b"scores"] = scores
+        run = str(found.get("run"))
+        if run not in self.runs:
+            raise WireError(f"it is a result of run {run:.40}, which did not score this output")
+        result = from_entry(run, entry)
+        if result.chunk != chunk or (isinstance(result, ChunkFailure) and result.fatal):
+            raise WireError("it is not the result of this chunk")
+        if isinstance(result, ChunkScores) and rows not in {None, len(result.scores)}:
+            raise WireError(f"it has {len(result.scores)} scores for {rows} rows")
+        return result
+
+    def _check_format(self) -> None:
+        with self._told():
+            ((written_as,),) = self._db.execute("PRAGMA user_version")
+            ((tables,),) = self._db.execute("SELECT count(*) FROM sqlite_master")
+        if tables and written_as != FORMAT:
+            raise InputError(
+                f"{self._path} has format {written_as}, this release reads {FORMAT}: continue with the "
+                "release that began it, or start over with --restart"
+            )
 
     def _read_finished(self) -> Finished:
         record = self._state("finished")
@@ -342,51 +365,7 @@ class Journal:
             raise InputError(f"{self._path} is damaged ({error}); start over with --restart") from None
 
 
-def _records(
-    results: Mapping[int, tuple[int, ChunkResult]],
-) -> Iterator[tuple[int, int, bytes | None, str]]:
-    for chunk, (rows, result) in results.items():
-        if isinstance(result, ChunkFailure) and result.fatal:
-            continue
-        entry = to_entry(result)
-        if isinstance(result, ChunkScores):
-            entry["stats"] = result.stats.written(without=ChunkStats.latest)
-        scores = entry.pop("scores", None)
-        assert scores is None or isinstance(scores, bytes)
-        yield chunk, rows, scores, json.dumps(entry)
-
-
 def _has_any(span: range, rows: Sequence[int]) -> bool:
     """Whether any of these rows, which are in order, is in a span."""
     at = bisect_left(rows, span.start)
     return at < len(rows) and rows[at] in span
-
-
-def _latest(results: Mapping[int, tuple[int, ChunkResult]]) -> Iterator[tuple[int, str]]:
-    """What `_records` leaves out of the statistics."""
-    for chunk, (_, result) in results.items():
-        if isinstance(result, ChunkScores):
-            latest = result.stats.model_dump_json(include={*ChunkStats.latest}, exclude_defaults=True)
-            if latest != "{}":
-                yield chunk, latest
-
-
-def _result(chunk: int, rows: int | None, scores: object, about: bytes, latest: bytes | None) -> ChunkResult:
-    """Read a result from its record; any damage raises `WireError`."""
-    try:
-        found = from_json(about)
-        if latest is not None:
-            found["stats"] = json.dumps({**from_json(found["stats"]), **from_json(latest)})
-        entry = {name.encode(): str(value).encode() for name, value in found.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise WireError(str(error)) from None
-    if scores is not None:
-        if not isinstance(scores, bytes):
-            raise WireError("the scores are text")
-        entry[b"scores"] = scores
-    result = from_entry(entry)
-    if result.chunk != chunk or (isinstance(result, ChunkFailure) and result.fatal):
-        raise WireError("it is not the result of this chunk")
-    if isinstance(result, ChunkScores) and rows not in {None, len(result.scores)}:
-        raise WireError(f"it has {len(result.scores)} scores for {rows} rows")
-    return result

@@ -40,8 +40,10 @@ _NO_WORK = {
     "padded_tokens": 0,
     "batches": 0,
     "seconds": 0.0,
+    "tokenize_seconds": 0.0,
+    "forward_seconds": 0.0,
+    "device_seconds": 0.0,
     "windows": 0,
-    "device_seconds": None,
 }
 """Statistics of a chunk for which no worker did anything."""
 

@@ -89,9 +89,9 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
         "padded_tokens": sum(part.stats.padded_tokens for part in scored),
         "batches": sum(part.stats.batches for part in scored),
         "seconds": sum(part.stats.seconds for part in scored),
-        "tokenize_seconds": None,
-        "forward_seconds": None,
-        "device_seconds": sum(part.stats.device_seconds or 0.0 for part in scored) or None,
+        "tokenize_seconds": sum(part.stats.tokenize_seconds for part in scored),
+        "forward_seconds": sum(part.stats.forward_seconds for part in scored),
+        "device_seconds": sum(part.stats.device_seconds for part in scored),
         "bound": worst([part.stats.bound for part in scored]),
         "reference": next((part.stats.reference for part in scored if part.stats.reference), None),
     }

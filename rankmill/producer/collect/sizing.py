@@ -148,7 +148,7 @@ class ChunkSize:
             return rows
         return known[1] if known[0] == start else min(rows, known[0] - start)
 
-    def see(self, worker: str, rows: int, device_seconds: float | None = None) -> None:
+    def see(self, worker: str, rows: int, device_seconds: float = 0.0) -> None:
         """Take note of a result of `worker` with `rows` rows, for which its device took `device_seconds`."""
         if self._fixed:
             return

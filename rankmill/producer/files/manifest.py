@@ -1,10 +1,9 @@
 """The manifest of an output: the files, the model and the options on which its rows depend.
 
 A run is resumed only if its manifest is unchanged; otherwise the output would mix rows made in two
-ways. The release is named and not compared: workers of two releases may share a run as well. A file of the
-input is identified by its path, size, time of last change and a digest of its first and last 64 KiB (this
-includes a Parquet file's footer), so the cost is the same for files of any size. A file of the model is
-identified by all of its bytes.
+ways. A file of the input is identified by its path, size, time of last change and a digest of its first and
+last 64 KiB (this includes a Parquet file's footer), so the cost is the same for files of any size. A file of
+the model is identified by all of its bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import datetime as dt
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from rankmill.jobs.cache import file_digest
@@ -24,8 +22,6 @@ from rankmill.producer.files.stores.paths import ObjectPath, resolved
 from rankmill.producer.files.stores.reading import admitted
 
 _DIGESTED_BYTES = 64 << 10
-
-_RELEASE = "rankmill"
 
 _PROMPTS = {"instruction", "prompt_template"}
 _LONGEST = 60
@@ -64,10 +60,9 @@ def manifest(
     InputError
         A file of the model cannot be read, or names one outside of its directory.
     """
-    found = {_RELEASE: version("rankmill")}
     texts = {name: str(value) for name, value in options.items()}
     texts |= {name: _in_a_line(texts[name]) for name in _PROMPTS & texts.keys()}
-    found |= {f"--{name.replace('_', '-')}": text for name, text in texts.items()}
+    found = {f"--{name.replace('_', '-')}": text for name, text in texts.items()}
     for model in models:
         found |= _model_files(model, cache)
     return {**found, **inputs}
@@ -105,8 +100,7 @@ def _model_files(model: str, cache: Path) -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe the changes in words, but for the release; empty if there are none."""
-    before, now = ({name: each[name] for name in each if name != _RELEASE} for each in (before, now))
+    """Describe the changes in words; empty if there are none."""
     changed = [
         f"{name} was {before[name]} and is {now[name]}"
         for name in before

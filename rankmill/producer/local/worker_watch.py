@@ -116,6 +116,6 @@ class WorkerWatch:
         self._asked_until = system.monotonic() + _DRAINED_SECONDS
         try:
             reports = worker_reports(self._client, workers).values()
-        except WireError:  # of another release; rankmill status shows it
+        except WireError:  # of another format; rankmill status shows it
             return False
         return bool(reports) and all(report.drained for report in reports)

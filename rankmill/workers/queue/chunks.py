@@ -30,11 +30,10 @@ from rankmill.jobs.contract.errors import (
     WireError,
     WorkerError,
 )
-from rankmill.jobs.contract.job import asks_for_row_tokens, asks_for_times, attempt, read_format
+from rankmill.jobs.contract.job import asks_for_row_tokens, attempt
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
-from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec, settled, weights_key
 from rankmill.jobs.contract.usage import used_by
 from rankmill.jobs.contract.wire import decode_rows
@@ -296,7 +295,7 @@ class ChunkScorer:
         RunFailed
             The run is damaged.
         SpecError, FormatError
-            This worker cannot score it: another release wrote it, or the worker refuses it now.
+            This worker cannot score it: it has another format, or the worker refuses it now.
         InputError
             The job asks for what cannot be.
         """
@@ -437,16 +436,13 @@ class ChunkScorer:
         assert claim.work
         scored = claim.work.scored
         model = claim.engine.model
-        times = claim.work.seconds if asks_for_times(claim.job) else {}
-        reads_all = read_format(claim.job) >= EXTENDED_FORMAT
-        proof = model.proof if reads_all else None
+        seconds, proof = claim.work.seconds, model.proof
         scores = _as_arrow(scored.scores)
         tokens = None
         if claim.work.found is not None:
             tokens = pa.array(claim.work.found, pa.string())
         elif asks_for_row_tokens(claim.job):
             tokens = pa.array(claim.work.row_tokens, mask=np.asarray(scores.is_null()))
-        names_device = reads_all or claim.job.has_pairs  # a job with its pairs is counted here
         return ChunkScores(
             chunk=claim.chunk,
             scores=scores,
@@ -454,6 +450,7 @@ class ChunkScorer:
             stats=ChunkStats(
                 worker=self._worker.name,
                 device=model.backend.device,
+                device_name=device_name(model.backend.device),
                 backend=model.backend.name,
                 precision=model.backend.precision,
                 revision=model.revision,
@@ -462,16 +459,15 @@ class ChunkScorer:
                 padded_tokens=scored.padded_tokens,
                 batches=scored.batches,
                 seconds=system.monotonic() - claim.started,
+                tokenize_seconds=seconds.get("tokenize", 0.0),
+                forward_seconds=seconds.get("forward", 0.0),
+                device_seconds=seconds.get("device", 0.0),
                 int8_gain=model.int8_gain,
                 windows=scored.windows,
                 labels=model.labels,
-                tokenize_seconds=times.get("tokenize"),
-                forward_seconds=times.get("forward"),
                 bound=proof.bound if proof else None,
                 reference="own" if proof and proof.reference == "own" else None,
                 kind=model.kind,
-                device_name=device_name(model.backend.device) if names_device else None,
-                device_seconds=claim.work.seconds.get("device", 0.0) if names_device else None,
             ),
             tokens=tokens,
         )

@@ -16,10 +16,9 @@ from rq.worker import SimpleWorker
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RunFailed, SpecError, WorkerError, fault_of
-from rankmill.jobs.contract.job import is_suspect, read_format
+from rankmill.jobs.contract.job import is_suspect
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import Run
-from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
 from rankmill.jobs.protocol.leases import move
 from rankmill.jobs.protocol.refusals import RunRefusals
@@ -303,10 +302,7 @@ class Claims:
             alike = nobody_can == str(error)  # all workers refuse for the same reason
             error, fault = RunFailed(nobody_can, option=_option(error) if alike else None), Fault.RUN
         if fault is Fault.RUN:
-            reads = read_format(claim.job) >= EXTENDED_FORMAT
-            failure = ChunkFailure(
-                chunk=claim.chunk, message=str(error), fatal=True, option=_option(error) if reads else None
-            )
+            failure = ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True, option=_option(error))
             self._pipeline.answer(partial(self._answer, claim, failure))
         else:
             self._fail(claim, error)

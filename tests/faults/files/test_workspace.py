@@ -102,7 +102,7 @@ def test_nobody_else_can_write_in_the_folder(command: list[object], output: Path
     assert folder_of(output).stat().st_mode & 0o077 == 0
     process.kill()
     process.communicate()
-    folder_of(output).chmod(0o777)  # as releases before left it, with a generous umask
+    folder_of(output).chmod(0o777)  # with a generous umask
     assert score_file(*command).code == 0
 
 

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.own_precision
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(60)]
 STATS = ChunkStats(
-    worker="w", device="cpu", backend="torch", precision="fp32", revision=None, attempt=1, tokens=1,
-    padded_tokens=1, batches=1, seconds=0.1,
+    worker="w", device="cpu", device_name="cpu", backend="torch", precision="fp32", revision=None,
+    attempt=1, tokens=1, padded_tokens=1, batches=1, seconds=0.1,
 )  # fmt: skip
 OFTEN = {**QUICK_LEASE, "RANKMILL_CLAIM_AHEAD": "10"}
 """A worker that holds few chunks, so that some wait."""

@@ -21,12 +21,6 @@ def test_all_bytes_of_a_model_s_files_count_and_their_times_do_not(tmp_path: Pat
     assert told.startswith(f"model file {model / 'model.safetensors'} was 300,000 bytes (digest ")
 
 
-def test_another_release_goes_on_with_an_output(tmp_path: Path) -> None:
-    now = manifest({}, ["m"], {"label": "a"}, tmp_path)
-    assert now["rankmill"]
-    assert differences({**now, "rankmill": "0.0.1"}, now) == ""
-
-
 def test_a_changed_template_is_told_in_one_line(tmp_path: Path) -> None:
     before, now = (
         manifest({}, ["m"], {"prompt_template": "{{ messages }}\n" * 9 + end, "label": "a"}, tmp_path)

@@ -36,6 +36,8 @@ from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.sizing import WindowSize
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 
+BROKEN: dict[Any, Any] = {"scores": b"?", "stats": "{}"}
+
 RETRIES = 2
 
 
@@ -65,7 +67,7 @@ def test_every_row_is_finished_once_and_in_order(rows: list[int], random: Random
     def answer(piece: Piece) -> ChunkResult | BadResult:
         if random.random() >= trouble:
             numbers = pa.array([float(query.as_py()) for query in piece.table["query"]], pa.float32())
-            if random.random() < 0.5:  # a worker of the release before
+            if random.random() < 0.5:  # nobody asked for tokens
                 return ChunkScores(piece.number, numbers, pa.nulls(len(numbers), pa.string()), STATS)
             tokens = pc.add(numbers, 100).cast(pa.int32())
             told.update((int(number), int(number) + 100) for number in numbers.to_pylist())
@@ -126,7 +128,7 @@ def test_attempts_are_counted_whatever_ends_them(second: str, monkeypatch: pytes
             failure_handler(queue.store)(job, ValueError, ValueError("bad"), None)
             redis.delete(Job.key_for(job_id), "rq:queue:q")
             if second == "unusable":
-                redis.xadd(keys.results(queue.run.id), {"chunk": 0, "scores": b"?", "stats": "{}"})
+                redis.xadd(keys.results(queue.run.id), {"run": queue.run.id, "chunk": 0, **BROKEN})
 
     queue.driver.on_wait = work
     queue.driver.fill()

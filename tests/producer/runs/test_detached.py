@@ -21,8 +21,8 @@ from rankmill.producer.collect import driver
 from tests.conftest import Server, run_command
 
 STATS = ChunkStats(
-    worker="w", device="cpu", backend="torch", precision="fp32", revision=None, attempt=1, tokens=1,
-    padded_tokens=1, batches=1, seconds=0.1,
+    worker="w", device="cpu", device_name="cpu", backend="torch", precision="fp32", revision=None,
+    attempt=1, tokens=1, padded_tokens=1, batches=1, seconds=0.1,
 )  # fmt: skip
 PAIRS = [("big cat", f"moon river {number}") for number in range(40)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from rankmill.jobs.contract.wire import encode_scores
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver
-from rankmill.producer.collect.journal import Finished, Journal
+from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from tests.conftest import Server, StartWorker
@@ -32,16 +33,18 @@ from tests.harness.runs import stored_run
 
 ROWS, CHUNKS = 4, 3
 STATS = ChunkStats(
-    worker="w", device="cpu", backend="torch", precision="fp32", revision="commit",
+    worker="w", device="cpu", device_name="cpu", backend="torch", precision="fp32", revision="commit",
     attempt=1, tokens=10, padded_tokens=12, batches=1, seconds=0.5,
 )  # fmt: skip
 
 Entry = dict[Any, Any]
+RUN = "0af"
+"""The run of all entries; a test puts them into the stream of its own."""
 
 
 def good(chunk: int, rows: int = ROWS) -> Entry:
     scores = pa.array(np.arange(rows) + 10.0 * chunk, pa.float32())
-    return dict(to_entry(ChunkScores(chunk * ROWS, scores, pa.nulls(rows, pa.string()), STATS)))
+    return dict(to_entry(RUN, ChunkScores(chunk * ROWS, scores, pa.nulls(rows, pa.string()), STATS)))
 
 
 def with_scores(scores: list[float | None], errors: list[str | None]) -> dict[str, bytes]:
@@ -69,6 +72,8 @@ BAD: dict[str, Entry] = {
     "NaN in the statistics": with_stats(seconds=float("nan")),
     "failure and scores": {"failure": "broken"},
     "not UTF-8": {"failure": b"\xff", "fatal": 0, "attempts": 1, "worker": "", "died": 0},
+    "no run": {"run": None},
+    "another run": {"run": "0ae"},
     "no chunk": {"chunk": None},
     "another chunk": {"chunk": 99},
     "an odd chunk": {"chunk": b"\xff7"},
@@ -87,6 +92,8 @@ def scored(
     """Three chunks of four rows; `answer` gives the entries for an attempt (from 1) at a chunk."""
     store = RunStore(fakeredis.FakeRedis())
     run = stored_run(store, ttl=100, max_retries=max_retries)
+    if journal:
+        journal.begin(run.id)
     table = pa.table({"query": ["q"] * ROWS, "passage": ["p"] * ROWS})
     tables, columns = iter([table] * CHUNKS), ("query", "passage")
     sizes = Sizes(WindowSize(8, 1 << 20), ChunkSize(ROWS, "m", journal, {}))
@@ -100,7 +107,8 @@ def scored(
             chunk = start // ROWS
             attempts[chunk] = attempts.get(chunk, 0) + 1
             for entry in answer(chunk, attempts[chunk]):
-                store.redis.xadd(keys.results(run.id), entry)
+                mine = {**entry, "run": run.id} if entry.get("run") == RUN else entry
+                store.redis.xadd(keys.results(run.id), mine)
             store.redis.unlink(Job.key_for(job))
 
     submission.on_wait = work
@@ -140,13 +148,8 @@ def test_a_result_of_another_content_than_the_first_one_s_is_an_attempt_that_fai
     assert [part.scores.null_count for part in parts] == [0, ROWS, 0]
 
 
-def test_results_of_an_older_release_which_name_no_content_are_taken() -> None:
-    parts = scored(lambda chunk, _: [damaged(chunk, with_stats(revision=None) if chunk == 1 else {})])
-    assert [part.scores.null_count for part in parts] == [0, 0, 0]
-
-
 def test_a_fatal_failure_of_a_chunk_that_is_not_there_ends_no_run() -> None:
-    fatal = dict(to_entry(ChunkFailure(chunk=99, message="no", fatal=True)))
+    fatal = dict(to_entry(RUN, ChunkFailure(chunk=99, message="no", fatal=True)))
     assert not any(part.scores.null_count for part in scored(lambda chunk, _: [fatal, good(chunk)]))
     with pytest.raises(RunFailed, match="no"):
         scored(lambda chunk, _: [{**fatal, "chunk": chunk * ROWS}])
@@ -248,44 +251,24 @@ def test_what_is_damaged_in_the_journal_is_scored_again(
     journal.close()
 
 
-PROVEN = STATS.model_copy(update={"bound": 1e-4, "device_name": "cpu of a host"})
-"""Statistics with fields of which the release before knows nothing."""
+def test_a_journal_takes_no_result_of_a_run_that_is_not_its_own(journal: Journal, tmp_path: Path) -> None:
+    """As where the rows of another output's journal are copied into it."""
+    scored(lambda chunk, _: [good(chunk)], journal)
+    write_over(journal, 1, "about", json.dumps({"run": "0ae", "chunk": ROWS, "stats": STATS.written()}))
+    again: list[int] = []
+    parts = scored(lambda chunk, _: [again.append(chunk) or good(chunk)], journal)  # type: ignore[func-returns-value]
+    assert again == [1]
+    assert [part.scores.to_pylist()[0] for part in parts] == [0, 10, 20]
 
 
-def kept(journal: Journal, stats: ChunkStats) -> None:
-    """Put the result of the first chunk into a journal."""
-    scores, errors = pa.array([1.0] * ROWS, pa.float32()), pa.nulls(ROWS, pa.string())
-    journal.add({0: (ROWS, ChunkScores(0, scores, errors, stats))}, {})
-
-
-def test_the_release_before_finds_nothing_unknown_in_a_journal(journal: Journal) -> None:
-    """It would take that for damage: it scores such rows again, and refuses such parts."""
-    kept(journal, PROVEN)
-    with journal._db as db:
-        [(about,)] = db.execute("SELECT about FROM chunks")
-    assert json.loads(json.loads(about)["stats"]).keys().isdisjoint(ChunkStats.latest)
-    kept(journal, STATS)  # a second result of the chunk
-    assert journal.first == PROVEN
-    with journal._db as db:
-        db.execute("DELETE FROM chunks")  # as that release does, which then scores the chunk
-    kept(journal, STATS)
-    kept(journal, PROVEN)
-    assert journal.first == STATS
-    journal.finish(Finished(parts=1, rows=ROWS, row_errors=0, first=PROVEN, tally=""))
-    finished = json.loads(journal._state("finished") or "")
-    assert finished["first"].keys().isdisjoint(ChunkStats.latest)
-    assert journal._read_finished().first == STATS
-
-
-@pytest.mark.parametrize("value", ["{", "[1]", '{"chunk": 0}', '{"bound": "much"}', 7, b"\xff"])
-def test_a_chunk_whose_latest_statistics_are_damaged_is_scored_again(value: object, journal: Journal) -> None:
-    kept(journal, PROVEN)
-    with journal._db as db:
-        db.execute("UPDATE latest SET stats = ?", (value,))
-    assert journal.get(0) is None
-    assert journal.damaged_rows == ROWS
-    kept(journal, STATS)
-    assert journal.first == STATS
+def test_a_journal_of_another_format_is_refused_in_a_line_that_names_both(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    Journal(path).close()
+    Journal(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 7")
+    with pytest.raises(InputError, match=r"journal.db has format 7, this release reads 1: .* --restart"):
+        Journal(path)
 
 
 def test_a_neighbours_results_in_the_stream_change_nothing(
@@ -302,6 +285,29 @@ def test_a_neighbours_results_in_the_stream_change_nothing(
     workers()
     assert np.isfinite(run.scores(timeout=100)).all()
     assert not run.errors
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_results_of_another_run_are_not_taken(
+    detached: bool, server: Server, workers: StartWorker, tiny_model: Path
+) -> None:
+    """Its stream has chunks with the same numbers and as many rows, from the same model."""
+    client = Client(server.url, model=str(tiny_model), precision="fp32", chunk_size=ROWS)
+    mine = [("big cat", f"moon river {number}") for number in range(5 * ROWS)]
+    worker = workers()
+    expected = client.score(mine, timeout=60)
+    other = client.submit([(passage, query) for query, passage in mine], detached=True)
+    assert np.abs(other.scores(timeout=60) - expected).max() > 1e-3
+    worker.terminate()
+    worker.wait(timeout=60)
+    run = client.submit(mine, detached=detached)
+    redis: Any = server.client
+    for _, entry in redis.xrange(keys.results(other.id)):
+        redis.xadd(keys.results(run.id), entry)
+    workers()
+    np.testing.assert_allclose(run.scores(timeout=60), expected, atol=1e-5)
+    assert not run.errors
+    assert run.stats.retries == 0
 
 
 def test_a_journal_that_cannot_be_read_is_not_held_open(tmp_path: Path) -> None:

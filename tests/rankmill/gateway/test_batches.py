@@ -8,7 +8,7 @@ import json
 import os
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,12 @@ from openai import OpenAI
 
 from rankmill import Client, SubmittedFile
 from rankmill.gateway.batches.folder import FilesFolder
-from rankmill.gateway.batches.lines import besides_long, first_request, read_requests
-from rankmill.gateway.batches.records import BatchStore
+from rankmill.gateway.batches.lines import read_requests
 from rankmill.gateway.batches.service import Batches
-from rankmill.gateway.batches.work import BatchWork
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import InputError, OutputError
-from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.protocol.submitted.record import new_file_run
-from rankmill.jobs.protocol.submitted.request import BatchOrder, FileOrder, FileRequest
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.score.score_file import Confirm
-from rankmill.score.summary import Summary
 from tests.conftest import ENVIRON, QUICK_LEASE, StartRunner, wait_for
 from tests.faults.test_runners import kept_rows
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
@@ -221,46 +214,6 @@ def test_a_batch_that_is_continued_has_the_tokens_of_all_rows(
             assert found[place] == live
         growth = [found[n + 9] - found[n] for n in range(120 - 9)]
         assert growth == [9] * len(growth)  # one token for each word more
-
-
-def test_an_answer_says_nothing_of_tokens_that_are_not_known(server: Server, tmp_path: Path) -> None:
-    """A worker of the release before has scored a row, or a runner of that release has asked for none."""
-    source, output = tmp_path / "in.jsonl", tmp_path / "output.jsonl"
-    source.write_bytes(lines(request(0), request(1)))
-    first = first_request(source, "/v1/score").asked
-    assert first
-    order = FileOrder(
-        request=FileRequest(inputs=(str(source),), output=str(output)),
-        spec=ScoreSpec(model="demo"),
-        batch=BatchOrder(
-            id="batch_1", owner="", endpoint="/v1/score", model="demo", asked=besides_long(first.spec)
-        ),
-    )
-
-    outcome = Summary.model_construct(output=str(output), rows=6, row_errors=0)
-
-    def found(tokens: list[int | None] | None) -> list[dict[str, int] | None]:
-        def score(
-            request: FileRequest,
-            confirm: Confirm,
-            tokens_column: str | None = None,
-            step_made: Callable[[], bool] = lambda: False,
-        ) -> None:
-            rows = pq.read_table(request.inputs[0])
-            table = rows.append_column("score", pa.array([0.5] * len(rows), pa.float32()))
-            if tokens is not None:
-                table = table.append_column(str(tokens_column), pa.array(tokens, pa.int32()))
-            pq.write_table(table, str(request.output))
-            confirm(None, outcome)
-
-        BatchWork(new_file_run(order), BatchStore(server.client, 60), score, lambda *_: None).do()
-        answers = map(json.loads, output.read_text().splitlines())
-        return [each["response"]["body"].get("usage") for each in answers]
-
-    known = {"prompt_tokens": 15, "total_tokens": 15}
-    assert found([1, 2, 3, 4, 5, 6]) == [{"prompt_tokens": 6, "total_tokens": 6}, known]
-    assert found([1, 2, None, 4, 5, 6]) == [None, known]
-    assert found(None) == [None, None]
 
 
 def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running) -> None:

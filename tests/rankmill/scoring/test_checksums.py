@@ -40,6 +40,7 @@ ABOUT = {
     "rankmill.version": "0.1.0", "rankmill.model": "demo", "rankmill.precision": "fp32",
     "rankmill.activation": "default", "rankmill.bound": "0.001",
     "rankmill.shard": "1", "rankmill.shards": "1",
+    "rankmill.query_column": "query", "rankmill.passage_column": "passage", "rankmill.score_column": "score",
 }  # fmt: skip
 
 

@@ -202,8 +202,3 @@ def test_nobody_gets_it_who_does_not_ask(monkeypatch: Patch) -> None:
     assert choose_backend(
         "auto", "auto", config, "cuda", CACHE, without=[("torch", "bf16")]
     ) == BackendChoice("torch", "fp32")
-
-
-def test_an_older_release_leaves_such_a_run() -> None:
-    assert ScoreSpec(model="demo", precision="fp8").is_latest
-    assert not ScoreSpec(model="demo", precision="fp16").is_latest

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Literal
 
 from rankmill.jobs.contract.run import Progress
-from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT, Count, Seconds, WireModel
-from rankmill.jobs.protocol.submitted.request import NEW_ORDER_FORMAT, FileOrder
+from rankmill.jobs.contract.schema import Count, Seconds, WireModel
+from rankmill.jobs.protocol.submitted.request import FileOrder
 from rankmill.jobs.system import system
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -74,8 +73,6 @@ class FileRun(WireModel):
         What it has made; known shortly before its end.
     """
 
-    formats = frozenset({FORMAT, NEW_ORDER_FORMAT, EXTENDED_FORMAT})
-
     id: str
     order: FileOrder
     created: Seconds
@@ -112,14 +109,6 @@ class FileRun(WireModel):
     def changed(self, **changes: object) -> FileRun:
         """The run with other values of some fields."""
         return self.model_copy(update=changes)
-
-    def written(self) -> str:
-        """The record in Redis."""
-        order = self.order
-        unknown = {name for name in ("batch", "tenant", "weight") if getattr(order, name) is None}
-        # releases before there were such know nothing of them
-        found = self.model_dump(mode="json", exclude={"order": unknown})
-        return json.dumps({"format": order.format, **found})
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    field_serializer,
-    model_serializer,
     model_validator,
 )
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT, MAX_CHUNK_ROWS, Inputs, Weight, WireModel
+from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, Weight, WireModel
 from rankmill.jobs.contract.spec import ScoreSpec
 
 STANDARD_INPUT = "-"
@@ -199,13 +196,6 @@ class FileRequest(WireModel):
         """The kind of a row."""
         return "texts" if self.text_column else "conversations" if self.messages_column else "pairs"
 
-    @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without fields that runners of the release before do not know, where they are not set."""
-        found: dict[str, Any] = write(self)
-        added = {"models", "mean", "max_field_mib", "on_duplicate", "text_column", "messages_column"}
-        return {name: value for name, value in found.items() if name not in added or self.is_given(name)}
-
     def is_given(self, name: str) -> bool:
         """Whether the option differs from its default."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
@@ -273,11 +263,6 @@ def _absolute(path: str) -> str:
     return path if _is_absolute(path) else os.path.abspath(path)  # noqa: PTH100 -- also of globs
 
 
-NEW_ORDER_FORMAT = 4
-"""Version of an order with a batch or several models, and of its run; runners that know neither leave it. One
-with a tenant has `EXTENDED_FORMAT`."""
-
-
 class BatchOrder(WireModel):
     """A batch of the gateway, whose input is the request's only one, and whose answers go to its output.
 
@@ -309,8 +294,7 @@ class FileOrder(WireModel):
     asked, ``tenant`` and ``weight`` if there is a tenant.
     """
 
-    added = frozenset({"queue", "chunk_size", "webhook", "batch", "tenant", "weight"})
-    formats = frozenset({FORMAT, NEW_ORDER_FORMAT, EXTENDED_FORMAT})
+    optional = frozenset({"queue", "chunk_size", "webhook", "batch", "tenant", "weight"})
 
     request: FileRequest
     spec: ScoreSpec
@@ -321,22 +305,11 @@ class FileOrder(WireModel):
     tenant: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     weight: Weight | None = None
 
-    @field_serializer("spec")
-    def _spec_written(self, spec: ScoreSpec) -> dict[str, Any]:
-        return spec.written()
-
     @property
     def models(self) -> tuple[str, ...]:
         """The model of each run over the files' rows."""
         return self.request.run_models(self.spec.model)
 
-    @property
-    def format(self) -> int:
-        """The version that its text and that of its run have."""
-        if self.tenant or self.spec.is_latest or self.request.kind_of_rows != "pairs":
-            return EXTENDED_FORMAT
-        return NEW_ORDER_FORMAT if self.batch or self.request.models else FORMAT
-
     def arguments(self) -> tuple[dict[str, object]]:
         """The arguments of the RQ job."""
-        return ({"format": self.format, **self.model_dump(mode="json", exclude_none=True)},)
+        return ({"format": FORMAT, **self.model_dump(mode="json", exclude_none=True)},)

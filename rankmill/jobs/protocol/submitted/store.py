@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, cast
@@ -30,13 +31,17 @@ LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
 _LOOK_AT = 128
 """Waiting runs among which a runner finds one that it does not leave to others."""
 
-_OTHER_RELEASE_SECONDS = 5
+_OTHER_FORMAT_SECONDS = 5
+"""How long a run of another format pauses, so that a runner that reads it takes it."""
 
 _WEBHOOK_SECONDS = 120
 """Seconds after which another runner takes a webhook from one that may have died."""
 
 MOST_LISTED = 100
 """Submitted runs that are listed, at most; the latest."""
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class FileRunStore:
         self._leases = self.queue.started_job_registry.key
         self._pauses = self.queue.scheduled_job_registry.key
         self._runners = keys.runners(queue)
+        self._left = set[str]()
+        """Runs of another format that were met here."""
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
         """Put a run into the queue; `run_id` is a new id, if the caller has made one."""
@@ -95,7 +102,7 @@ class FileRunStore:
         RunExpired
             There is none: it has expired, or never was.
         WireError, DamagedJob
-            It is damaged, or of another release.
+            It is damaged, or has another format.
         """
         run = self._read(run_id.encode(errors="replace"), run_id)
         if run is None:
@@ -158,8 +165,11 @@ class FileRunStore:
         run_id = cast("bytes", raw).decode(errors="replace")
         try:
             run = self._read(raw, run_id)
-        except FormatError:
-            self._leave_to_other_release(raw, token)
+        except FormatError as error:
+            if run_id not in self._left:
+                logger.warning("left to other runners: %s", error)
+                self._left.add(run_id)
+            self._leave_to_others(raw, token)
             return None
         except (WireError, DamagedJob) as error:
             run, reason = None, str(error)
@@ -295,9 +305,9 @@ class FileRunStore:
         order = FileOrder.read_json(json.dumps(job.args[0]), f"job {run_id}")
         return new_file_run(order, run_id)
 
-    def _leave_to_other_release(self, raw: bytes, token: str) -> None:
-        """Put a run back that a runner of another release can read."""
-        until = server_time(self.redis) + _OTHER_RELEASE_SECONDS
+    def _leave_to_others(self, raw: bytes, token: str) -> None:
+        """Put a run back that a runner of its format can read."""
+        until = server_time(self.redis) + _OTHER_FORMAT_SECONDS
         with self.redis.pipeline() as pipe:
             pipe.zadd(self._pauses, {raw: until})
             pipe.zrem(self._leases, raw + f":{token}".encode())

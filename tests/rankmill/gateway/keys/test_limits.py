@@ -256,7 +256,7 @@ def test_a_gateway_is_ready_while_a_worker_is_there_that_has_had_its_model(
         load.note(100, 1, 25, 1, "shop@v2")
         assert load.unready is None
         assert await seen(new=()) is None
-        server.client.set(keys.worker("odd"), "{}")  # of another release, say: the others are seen
+        server.client.set(keys.worker("odd"), "{}")  # of another format, say: the others are seen
         server.client.sadd("rq:workers:rankmill", "rq:worker:odd")
         load = LoadShedder(load_settings({"model": "shop@live"}), client)
         await bridge.run(load.look)
