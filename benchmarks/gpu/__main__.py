@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.comparison.report import bar_chart, machine
 from benchmarks.gpu import faults
+from benchmarks.gpu.command import Command, run_command, write_pairs
 from benchmarks.gpu.ways import (
     PEER,
     SHAPES,
@@ -51,7 +52,11 @@ from rankmill.workers.host.device import resolve_device
 GOAL = 100_000
 """Pairs a second of MiniLM-L6 on an H100."""
 
-STEPS = ("scores", "speeds", "together", "memory", "kill")
+COMMAND_SECONDS, STEADY_SHARE = 17, 0.85
+"""Seconds of score-file for a million pairs of MiniLM-L6 on a host that knows it; its steady rate over the
+rate of the forwards."""
+
+STEPS = ("scores", "speeds", "together", "memory", "kill", "command")
 IN_FP8 = ("Qwen3-0.6B",)
 """Shapes that are measured in fp8 as well."""
 
@@ -75,6 +80,7 @@ class Found:
     together: dict[int, float] = field(default_factory=dict)
     memory: str | None = None
     kill: dict[str, object] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -134,6 +140,10 @@ class Measurement:
             self._step("memory", lambda: self._memory(model))
         if "kill" in steps:
             self._step("SIGKILL", lambda: self._kill(model))
+        if "command" in steps:
+            for processes, known in ((1, False), (1, True), (2, True), (3, True)):
+                run = partial(self._command, model, processes, known)
+                self._step(f"score-file with {processes} {'known' if known else 'cold'}", run)
 
     def _step(self, name: str, run: Callable[[], None]) -> None:
         if time.monotonic() > self.end:
@@ -209,6 +219,15 @@ class Measurement:
         pairs = pairs_for("MiniLM-L6", self.folder, 256)
         self.found.memory = faults.memory_survived(engine, pairs) or "survived"
 
+    def _command(self, model: Path, processes: int, known: bool) -> None:
+        folder, rows = self.folder / "command", 400 if self.small else 1_000_000
+        source = folder / "pairs.parquet"
+        if not source.exists():
+            folder.mkdir()
+            write_pairs(source, rows)
+        done = run_command(model, source, rows, folder, device=self.device, processes=processes, known=known)
+        self.found.commands.append(done)
+
     def _kill(self, model: Path) -> None:
         rows = 400 if self.small else 200_000
         self.found.kill = faults.killed_in_a_forward(
@@ -255,6 +274,7 @@ def report(found: Found) -> str:
                 ("shape", "way", "forwards", "with tokenizing", "host, µs a pair", "of matrix products"), rows
             ),
         ),
+        ("score-file from Parquet to Parquet, MiniLM-L6", _command_table(found.commands)),
         ("Left out", "\n".join(f"- {note}" for note in found.notes) or "Nothing."),
     ]
     return "# On a GPU\n\n" + "\n\n".join(f"## {title}\n\n{text}" for title, text in parts) + "\n"
@@ -272,6 +292,8 @@ def verdicts(found: Found) -> list[tuple[str, str, str]]:
         ("two workers on one device: not slower than one", *_together_verdict(found)),
         ("memory that runs out costs no row", *_known(found.memory, found.memory == "survived")),
         ("a SIGKILL in a forward costs no row", *_kill_verdict(found)),
+        (f"score-file, a million pairs, known: {COMMAND_SECONDS} s", *_command_verdict(found)),
+        (f"its steady rate over the forwards': {STEADY_SHARE}", *_steady_verdict(found)),
     ]
 
 
@@ -321,6 +343,37 @@ def _kill_verdict(found: Found) -> tuple[str, str]:
     whole = not (kill["lost"] or kill["doubled"] or kill["moved"]) and kill["kills"] > 0
     said = f"{kill['kills']} kills, {kill['lost']} of {kill['rows']:,} rows lost"
     return _known(said, whole and kill["largest difference of a score"] < 1e-3)
+
+
+def _command_verdict(found: Found) -> tuple[str, str]:
+    seconds = min((each.seconds for each in found.commands if each.known), default=None)
+    return _of_a_gpu(
+        found, f"{seconds:.1f} s" if seconds else None, bool(seconds and seconds <= COMMAND_SECONDS)
+    )
+
+
+def _steady_verdict(found: Found) -> tuple[str, str]:
+    forwards = max(
+        (speed.forwards or 0.0 for speed in found.speeds.get("MiniLM-L6", {}).values()), default=0.0
+    )
+    steady = max((each.steady for each in found.commands), default=0.0)
+    share = steady / forwards if forwards and steady else None
+    return _of_a_gpu(found, f"{share:.2f}" if share else None, bool(share and share >= STEADY_SHARE))
+
+
+def _command_table(commands: list[Command]) -> str:
+    rows = [
+        (str(each.processes), "known" if each.known else "cold", f"{each.rows:,}", f"{each.seconds:.1f}",
+         f"{each.startup:.1f}", f"{each.load:.1f}", _number(each.first, 1), f"{each.early:,}",
+         _number(each.steady), "-" if each.busy is None else f"{each.busy:.0%}", f"{each.worker_us:.1f}",
+         f"{each.producer_us:.1f}")
+        for each in commands
+    ]  # fmt: skip
+    titles = (
+        "processes", "model", "pairs", "seconds", "until a worker", "until the model", "first scores",
+        "rows after 10 s", "steady, pairs/s", "device busy", "workers, µs a pair", "score-file, µs a pair",
+    )  # fmt: skip
+    return markdown_table(titles, rows) if rows else "Not measured."
 
 
 def _number(figure: float | None, digits: int = 0) -> str:

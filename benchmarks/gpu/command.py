@@ -109,7 +109,7 @@ def run_command(
     """
     output, cache = folder / "scored.parquet", folder / "cache"
     if not known and cache.exists():
-        cache.rename(folder / f"cache-{time.monotonic_ns()}")
+        shutil.rmtree(cache)
     command = [
         sys.executable, "-c", _SCORE_FILE, str(source), "--model", str(model), "-o", str(output), "--json",
         "--force", "--device", device, "--workers", str(processes), *options,

@@ -65,7 +65,7 @@ HELP = {
     "runner_read": "Folders and URLs that runs may read from, separated by commas.",
     "runner_write": "Folders and URLs that runs may write to, separated by commas.",
     "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest worker, 16 to 16,384.",
-    "workers": "Worker processes on this host; auto: one for each GPU, else 1.",
+    "workers": "Worker processes on this host; auto: one for each GPU, more where it waits for them; else 1.",
     "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
     "device": "Device on which workers of this host run the model; auto: cuda, else mps, else cpu.",
     "backend": "Library that runs the model; auto: on a CPU the fastest installed, as measured; else torch.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 
 from rankmill.cli import options
@@ -16,6 +17,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import worker_environs
 from rankmill.producer.local.processes import LocalWorker, WorkerProcesses, WorkersFailed, worker_names
+from rankmill.producer.local.sharing import GpuSharing
 
 _LOOK_SECONDS = 0.2
 
@@ -32,7 +34,9 @@ def score_workers(settings: Settings) -> None:
 
     With several queues in --queue, separated by commas, they take jobs of the first one first.
 
-    The default is one worker for each GPU, or one worker that uses all CPU cores. Each is an rq worker of
+    The default is one worker for each GPU, or one worker that uses all CPU cores. Where one process prepares
+    batches more slowly than its GPU scores them, a second one is started for that GPU, if its memory and the
+    cores allow it; --workers fixes their number. Each is an rq worker of
     class rankmill.ScoringWorker. A worker that dies is started again after a pause, which grows with each
     death, and other workers get its chunks at once. If a worker dies repeatedly at its start, the command
     ends with exit code 1. After SIGTERM or Ctrl-C the workers finish the batch in progress and return the
@@ -50,11 +54,12 @@ def score_workers(settings: Settings) -> None:
         wait_seconds=settings.redis_wait_seconds,
         on_death=_log_death,
     )
-    keep(processes)
+    sharing = GpuSharing(processes, server, logger.info)
+    keep(processes, sharing.look if settings.workers == "auto" else lambda: None)
 
 
-def keep(processes: WorkerProcesses) -> None:
-    """Keep the workers running until SIGTERM or SIGINT.
+def keep(processes: WorkerProcesses, share_gpus: Callable[[], None]) -> None:
+    """Keep the workers running until SIGTERM or SIGINT; `share_gpus` may add some.
 
     Raises
     ------
@@ -81,6 +86,7 @@ def keep(processes: WorkerProcesses) -> None:
                 failed = processes.restart_dead()
                 if failed:
                     raise WorkersFailed(_why(failed))
+                share_gpus()
                 system.sleep(_LOOK_SECONDS)
     except RankmillError:
         processes.send(signal.SIGTERM)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.__main__ import STEPS, Found, Measurement, report, verdicts
+from benchmarks.gpu.command import Command
 from benchmarks.gpu.ways import PEER, SHAPES, Speed
 
 FOUND = Found(
@@ -26,6 +27,22 @@ FOUND = Found(
     },
     together={1: 100_000, 2: 110_000},
     memory="survived",
+    commands=[
+        Command(
+            processes=1,
+            known=True,
+            rows=1_000_000,
+            seconds=16.0,
+            startup=2.0,
+            load=3.0,
+            first=5.0,
+            early=300_000,
+            steady=110_000.0,
+            busy=0.95,
+            worker_us=9.0,
+            producer_us=4.0,
+        )
+    ],
     kill={"rows": 100, "kills": 2, "lost": 0, "doubled": 0, "moved": 0, "largest difference of a score": 0.0},
 )
 
@@ -58,6 +75,8 @@ def test_all_steps_run_on_a_cpu(tmp_path: Path) -> None:
     assert [note.partition(":")[0] for note in found.notes] == ["Qwen3-0.6B, fp8", "memory"]
     assert "not tried on a CPU" in found.notes[1]
     assert found.kill["kills"] == 1
+    assert [each.processes for each in found.commands] == [1, 1, 2, 3]
+    assert all(each.rows == 400 and each.seconds > each.load for each in found.commands)
     assert "missed" not in report(found)
 
 
@@ -83,6 +102,7 @@ def test_goals_are_reached_or_missed() -> None:
         speeds={"MiniLM-L6": {"padded": Speed(90_000, 3_000), PEER: Speed(None, 4_000)}},
         together={1: 100, 2: 90},
         memory="8 rows have errors",
+        commands=[replace(FOUND.commands[0], seconds=20.0, steady=50_000.0)],
         kill={**FOUND.kill, "lost": 1},
     )
     assert {verdict for _, _, verdict in verdicts(worse)} == {"missed"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import shutil
@@ -18,6 +19,8 @@ from rankmill.jobs.runtime.settings import Settings, WorkerSettings
 from rankmill.jobs.system import system
 
 _START_SECONDS = 30
+
+logger = logging.getLogger(__name__)
 
 
 class EmbeddedCluster:
@@ -53,6 +56,7 @@ class EmbeddedCluster:
         config = {
             "queue": settings.queue,
             "environs": worker_environs(settings),
+            "share_gpus": settings.workers == "auto",
             "log": [settings.log_level, settings.log_format],
         }
         self._process = system.Popen(
@@ -86,10 +90,14 @@ class EmbeddedCluster:
         with contextlib.suppress(queue.Empty):
             while True:
                 event = self._events.get_nowait()
-                if event["event"] == "failed":
-                    raise EmbeddedError(str(event["reason"]))
-                self.worker_deaths += 1
-                self.last_death = _how(event["code"], event["words"])
+                match event["event"]:
+                    case "failed":
+                        raise EmbeddedError(str(event["reason"]))
+                    case "worker-added":
+                        logger.info(event["said"])
+                    case _:
+                        self.worker_deaths += 1
+                        self.last_death = _how(event["code"], event["words"])
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None

@@ -46,6 +46,11 @@ class LocalWorker:
         return f"{self.name}.{self.deaths + 1}" if self.deaths else self.name
 
     @property
+    def gpu(self) -> str | None:
+        """The NVIDIA GPU that it is bound to, as ``CUDA_VISIBLE_DEVICES`` names it."""
+        return self.environ.get("CUDA_VISIBLE_DEVICES")
+
+    @property
     def refuses(self) -> bool:
         """Whether the current process has ended because it cannot start with its settings."""
         return self.process is not None and self.process.poll() == os.EX_CONFIG
@@ -113,6 +118,10 @@ class WorkerProcesses:
                 if worker.early_deaths >= _MAX_EARLY_DEATHS:
                     return worker
         return None
+
+    def add_beside(self, workers: Sequence[LocalWorker]) -> None:
+        """Add a worker that shares the accelerator of these; `restart_dead` starts it."""
+        self.workers.append(LocalWorker(f"{workers[0].name}-{len(workers) + 1}", workers[0].environ))
 
     def send(self, signum: signal.Signals) -> None:
         """Send a signal to all living workers."""

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ _WAIT_SECONDS = 5
 """Seconds to wait for an embedded server that cannot serve."""
 
 
-def supervise(queue: str, environs: Sequence[Mapping[str, str]]) -> None:
+def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
     """Start the server and the workers, restart dead workers, and end all of them.
 
     It serves until standard input closes or SIGTERM arrives.
@@ -51,6 +51,8 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]]) -> None:
         The queue the workers listen on.
     environs
         Environment variables of each worker.
+    share_gpus
+        Whether further workers may be started for a GPU (`GpuSharing`).
     """
     directory = _private_directory()
     path = directory / "server.sock"
@@ -75,7 +77,7 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]]) -> None:
             _emit(event="failed", reason=_last_words(directory, "server"))
             return
         _emit(event="ready", url=url, directory=str(directory))
-        _keep(processes, server, directory)
+        _keep(processes, server, directory, url if share_gpus else None)
     finally:
         processes.send(signal.SIGKILL)
         processes.wait()
@@ -85,9 +87,14 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]]) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _keep(processes: WorkerProcesses, server: subprocess.Popen[bytes], directory: Path) -> None:
+def _keep(
+    processes: WorkerProcesses, server: subprocess.Popen[bytes], directory: Path, shared_by: str | None
+) -> None:
+    """Keep the workers running; with the URL `shared_by`, add some where a GPU waits for them."""
     failed = processes.restart_dead()
+    share_gpus = _sharing(processes, shared_by)
     while not _stdin_closed(timeout=0.1):
+        share_gpus()
         if server.poll() is not None:
             _emit(event="failed", reason="the embedded server has died")
             return
@@ -98,6 +105,15 @@ def _keep(processes: WorkerProcesses, server: subprocess.Popen[bytes], directory
             words = _last_words(directory, failed.name)
             died = f"worker {failed.name} has died {failed.early_deaths} times in a row, last with {words!r}"
             _emit(event="failed", reason=words if failed.refuses else died)
+
+
+def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
+    """What looks whether a GPU waits; it imports redis-py, which would double this process's start."""
+    if url is None or not any(worker.gpu for worker in processes.workers):
+        return lambda: None
+    from rankmill.producer.local.sharing import GpuSharing
+
+    return GpuSharing(processes, url, lambda said: _emit(event="worker-added", said=said)).look
 
 
 def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
@@ -205,7 +221,7 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     set_up(*config["log"])
     try:
-        supervise(config["queue"], config["environs"])
+        supervise(config["queue"], config["environs"], share_gpus=config["share_gpus"])
     except _failures() as error:
         _emit(event="failed", reason=" ".join(str(error).split()))
 

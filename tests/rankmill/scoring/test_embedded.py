@@ -263,9 +263,8 @@ def test_a_server_that_cannot_start_is_told(
         monkeypatch.setattr(supervisor, "_server_program", lambda: binary)
     else:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(
-        sys, "argv", ["supervisor", json.dumps({"queue": "q", "environs": [], "log": ["info", "auto"]})]
-    )
+    config = {"queue": "q", "environs": [], "share_gpus": True, "log": ["info", "auto"]}
+    monkeypatch.setattr(sys, "argv", ["supervisor", json.dumps(config)])
     handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
     supervisor.main()
     for name, handler in handlers.items():

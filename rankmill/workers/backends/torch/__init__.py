@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, cast
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.backends.base import (
@@ -17,8 +21,24 @@ from rankmill.workers.backends.base import (
 from rankmill.workers.host.device import has_fp8
 
 
+@contextmanager
+def _without(*packages: str) -> Iterator[None]:
+    """Keep what is imported in the ``with`` block from finding packages that are not imported yet."""
+    hidden = [name for name in packages if name not in sys.modules]
+    modules: dict[str, ModuleType | None] = cast("Any", sys.modules)
+    modules.update(dict.fromkeys(hidden))
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del modules[name]
+
+
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
+    with _without(
+        "scipy", "sklearn"
+    ):  # transformers needs them in training, and half of its import is theirs
+        from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
     from rankmill.workers.backends.torch.networks import LanguageModel, load_network
     from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly
 

@@ -1,0 +1,141 @@
+"""More worker processes for a GPU, where one prepares batches more slowly than the GPU scores them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from statistics import mean
+
+from redis import RedisError
+
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, known_reports
+from rankmill.jobs.runtime.connection import client_for
+from rankmill.jobs.runtime.limits import cores
+from rankmill.jobs.system import system
+from rankmill.producer.local.processes import WorkerProcesses
+
+LOOK_SECONDS = 6.0
+"""Time between two looks at the reports: after it each worker has written a new one."""
+
+_LOOKS = 3
+"""As many looks in a row must say the same: a single reading of a GPU's use is a chance moment."""
+
+_BUSY = 0.9
+"""A GPU that computes for this share of the time is the limit, not its host."""
+
+_MAY_WAIT = 0.05
+"""A worker that waits for work for a larger share of the time has too little of it."""
+
+_GAIN = 1.05
+"""With a process more, the GPU's workers must score this many times as much, or no other is added."""
+
+_ROOM = 0.9
+"""Share of the GPU's memory that its processes may take, if each takes as much as those there do."""
+
+_MOST = 4
+
+_WAIT = STAGES.index("wait")
+
+
+class GpuSharing:
+    """Adds processes for the GPUs of this host that wait for their workers.
+
+    Parameters
+    ----------
+    processes
+        This host's workers.
+    url
+        The server, where their reports are.
+    say
+        Called with a line for people when a process is added.
+    """
+
+    def __init__(self, processes: WorkerProcesses, url: str, say: Callable[[str], None]) -> None:
+        self._processes, self._url, self._say = processes, url, say
+        gpus = {worker.gpu for worker in processes.workers if worker.gpu}
+        self._gpus = {gpu: SharedGpu(cores() // (2 * len(gpus))) for gpu in gpus}
+        self._due = system.monotonic() + LOOK_SECONDS
+
+    def look(self) -> None:
+        """Look at the reports, if it is time to, and add a process where one would pay."""
+        if not self._gpus or system.monotonic() < self._due:
+            return
+        self._due = system.monotonic() + LOOK_SECONDS
+        try:
+            reports = self._reports()
+        except (RedisError, RankmillError):
+            return  # who needs the server waits for it, and says so
+        for gpu, shared in self._gpus.items():
+            mine = [worker for worker in self._processes.workers if worker.gpu == gpu]
+            if why := shared.see({worker.rq_name: reports.get(worker.rq_name) for worker in mine}):
+                self._processes.add_beside(mine)
+                self._say(f"{len(mine) + 1} workers share GPU {gpu}: {why}")
+
+    def _reports(self) -> Mapping[str, WorkerReport | None]:
+        client = client_for(self._url, 0)
+        try:
+            return known_reports(client, [worker.rq_name for worker in self._processes.workers])
+        finally:
+            client.close()
+
+
+class SharedGpu:
+    """The workers that share a GPU, by their reports.
+
+    Parameters
+    ----------
+    most
+        Processes for this GPU, at most.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = min(most, _MOST)
+        self._before: dict[str, WorkerReport] = {}
+        self._looks: deque[tuple[float, float]] = deque(maxlen=_LOOKS)
+        self._speed_before = 0.0
+        """Pairs a second when a process was added last."""
+        self._is_full = False
+
+    def see(self, found: Mapping[str, WorkerReport | None]) -> str | None:
+        """Look at the reports of its workers, by name; returns why another process would pay, if it would."""
+        reports = {name: report for name, report in found.items() if report is not None}
+        speed = self._speed(reports) if len(reports) == len(found) else None
+        uses = [report.gpu.use for report in reports.values() if report.gpu and report.gpu.use is not None]
+        self._before = dict(reports)
+        if speed is None or not uses:
+            self._looks.clear()
+            return None
+        self._looks.append((mean(uses), speed))
+        if len(self._looks) < _LOOKS or self._is_full:
+            return None
+        use, speed = (mean(each) for each in zip(*self._looks, strict=True))
+        self._looks.clear()
+        if len(reports) > 1 and speed < _GAIN * self._speed_before:
+            self._is_full = True
+        if self._is_full or use >= _BUSY or len(reports) >= self._most or not _has_room(reports):
+            return None
+        self._speed_before = speed
+        host, device = (1e6 * share / speed for share in (len(reports), use))
+        return f"the host needs {host:.0f} µs for a pair, the device {device:.0f}"
+
+    def _speed(self, reports: Mapping[str, WorkerReport]) -> float | None:
+        """Pairs a second of all workers since the last look; ``None`` if one had no work, or does not say."""
+        total = 0.0
+        for name, report in reports.items():
+            before = self._before.get(name)
+            if before is None or report.beat <= before.beat or report.model_loads != before.model_loads:
+                return None
+            seconds, pairs = report.beat - before.beat, report.pairs - before.pairs
+            waited = report.stage_seconds[_WAIT] - before.stage_seconds[_WAIT]
+            if pairs <= 0 or waited > _MAY_WAIT * seconds:
+                return None
+            total += pairs / seconds
+        return total or None
+
+
+def _has_room(reports: Mapping[str, WorkerReport]) -> bool:
+    """Whether the GPU has memory for another process like those there."""
+    found = [report.gpu for report in reports.values() if report.gpu]
+    used, size = max(gpu.memory_used for gpu in found), found[0].memory_size
+    return used * (1 + 1 / len(reports)) <= _ROOM * size
