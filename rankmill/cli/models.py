@@ -102,7 +102,7 @@ def _lines(report: ModelReport) -> list[str]:
         f"pooling     {report.pooling}",
         f"outputs     {outputs}",
         f"activation  {report.activation or 'sigmoid for one output, none for several'}",
-        f"length      {report.max_length:,} tokens",
+        f"length      {'any' if report.max_length is None else f'{report.max_length:,}'} tokens",
         f"instruction {report.instruction or 'none'}",
         f"prompt      {'the query and the passage' if report.prompt is None else repr(report.prompt)}",
     ]

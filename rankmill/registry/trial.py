@@ -48,7 +48,7 @@ class ModelReport(BaseModel):
     Attributes
     ----------
     model, revision
-        Its name, and the commit on the hub.
+        Its name, and the commit on the hub, or the digest of its files.
     family, kind
         Transformers' model type, and how it makes a score.
     pooling
@@ -58,7 +58,7 @@ class ModelReport(BaseModel):
     activation
         Dotted path of the function that it was saved with; ``None`` if it has none.
     max_length
-        Most tokens of a pair.
+        Most tokens of a pair; ``None``: any number.
     instruction, prompts
         The instruction in use, and the model's own by name.
     prompt
@@ -78,7 +78,7 @@ class ModelReport(BaseModel):
     pooling: str
     outputs: tuple[str, ...]
     activation: str | None
-    max_length: int
+    max_length: int | None
     instruction: str
     prompts: dict[str, str]
     prompt: str | None

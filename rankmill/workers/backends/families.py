@@ -10,7 +10,10 @@ BERT_LIKE = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", 
 TRACEABLE = BERT_LIKE | {"modernbert"}
 """Families of which `rankmill.workers.backends.traceable` makes a graph with less work than PyTorch's own."""
 
-POSITIONS_AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta", "xlm-roberta-xl"})
+POSITIONS_AFTER_PADDING = frozenset(
+    {"camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm",
+     "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
+)  # fmt: skip
 """Families whose positions begin after the id of the padding token."""
 
 
@@ -27,4 +30,6 @@ def reads_first_token(config: Any) -> bool:
 
 def first_position(config: Any) -> int:
     """The position id of a row's first token."""
-    return int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
+    if config.model_type not in POSITIONS_AFTER_PADDING:
+        return 0
+    return 1 + (1 if config.model_type == "mpnet" else int(config.pad_token_id))  # MPNet's code says 1

@@ -119,7 +119,7 @@ class Loaded:
         with one_line(spec), about.lock:
             longest = find_max_length(spec, about)
             refuses = spec.long == "refuse"
-            tokenizer = tokenizer_for(spec, about, _ANY_LENGTH if refuses else longest)
+            tokenizer = tokenizer_for(spec, about, ANY_LENGTH if refuses else longest)
             return Model(
                 name=spec.model,
                 tokenizer=tokenizer,
@@ -241,7 +241,7 @@ def _row_by_row(function: Activation) -> Activation:
     return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
 
 
-_ANY_LENGTH = 1 << 24
+ANY_LENGTH = 1 << 24
 """More tokens than a pair has."""
 
 
@@ -326,12 +326,15 @@ _LONGEST = 300
 
 
 def find_max_length(spec: ScoreSpec, about: Description) -> int:
-    """The limit that sentence-transformers applies, and at most the model's number of positions."""
-    config, tokenizer = about.config, about.tokenizer
-    positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
-    positions -= first_position(config)
+    """The limit that sentence-transformers applies, and at most the model's number of positions.
+
+    It is `ANY_LENGTH` where there is none.
+    """
+    config = about.config
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    positions = positions - first_position(config) if positions > 0 else ANY_LENGTH  # XLNet says -1
     if spec.max_length is None:
-        return int(min(about.layout.max_length or tokenizer.model_max_length, positions))
+        return int(min(about.layout.max_length or about.tokenizer.model_max_length, positions, ANY_LENGTH))
     if spec.max_length > positions:
         raise SpecError(
             f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}",

@@ -11,7 +11,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.registry import BACKENDS, choose_device
 from rankmill.workers.models.activation import choose_output
 from rankmill.workers.models.description import Description, describe
-from rankmill.workers.models.loading import find_max_length, one_line
+from rankmill.workers.models.loading import ANY_LENGTH, find_max_length, one_line
 from rankmill.workers.models.prompts import answers, prompt_template, tokenizer_for
 from rankmill.workers.models.sources import find_source
 from rankmill.workers.models.versions import VersionStore
@@ -44,7 +44,7 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
             "pooling": _pooling(about),
             "outputs": list(about.labels),
             "activation": about.layout.activation,
-            "max_length": find_max_length(spec, about),
+            "max_length": None if (most := find_max_length(spec, about)) == ANY_LENGTH else most,
             "instruction": about.layout.prompt if spec.instruction is None else spec.instruction,
             "prompts": about.layout.prompts,
             "refused": _refusal(spec, about),

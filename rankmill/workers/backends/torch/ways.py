@@ -112,7 +112,7 @@ def _like_real(network: Network, tokens: int) -> Batch:
 def _random(network: Network, lengths: Ids) -> Batch:
     """Rows of random tokens, padded, and no longer than the model's positions."""
     draw = np.random.default_rng(0)
-    positions = getattr(network.model.config, "max_position_embeddings", None) or _LIKE
+    positions = max(getattr(network.model.config, "max_position_embeddings", None) or 0, 0) or _LIKE
     lengths = np.minimum(lengths, positions - (network.first_position or 0))
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     known = network.model.get_input_embeddings().num_embeddings
