@@ -57,7 +57,8 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         tasks = [
-            asyncio.create_task(work) for work in (gateway.load.watch(), gateway.sweep(), gateway.warm())
+            asyncio.create_task(work)
+            for work in (gateway.load.watch(), gateway.admission.watch(), gateway.sweep(), gateway.warm())
         ]
         yield
         await gateway.close(tasks)

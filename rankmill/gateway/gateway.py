@@ -13,7 +13,7 @@ from rankmill.cluster.snapshot import read_cluster
 from rankmill.gateway import metrics
 from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.bodies import BodyMemory
-from rankmill.gateway.keys.admission import MOST_WAIT, Admission, KeysNeeded, key_text
+from rankmill.gateway.keys.admission import FOR_ADMINS, MOST_WAIT, Admission, KeysNeeded, key_text
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.observation import Observation
@@ -38,7 +38,7 @@ Right = Literal["admin", "manage_models"]
 """Rights of a key, apart from scoring."""
 
 _RIGHTS: dict[Right, str] = {
-    "admin": "this needs a key for admins: rankmill keys create NAME --admin",
+    "admin": FOR_ADMINS,
     "manage_models": "this needs a key that manages models: rankmill keys create NAME --manage-models",
 }
 

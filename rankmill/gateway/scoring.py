@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankmill.gateway import metrics
-from rankmill.gateway.keys.admission import Admission
+from rankmill.gateway.keys.admission import MOST_WAIT, Admission
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.refusals import Refusal, refusal_of, unscorable
@@ -20,6 +20,7 @@ from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
 from rankmill.jobs.contract.encodings import TokensFound
 from rankmill.jobs.contract.errors import ConfigError, RunFailed, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
+from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
 
@@ -199,18 +200,9 @@ class Scoring:
             raise Refusal("invalid", why, param=None if talks else error.option) from None
 
     async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
-        """Submit rows; a server that can be read and takes nothing is not waited for any longer."""
-        seconds = self.settings.gateway_request_seconds
-        try:
-            async with asyncio.timeout(seconds) as timer:
-                return await self.client.begin(rows, **options)
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise Refusal(
-                "unavailable",
-                f"the server took nothing for {seconds:g} s, and the gateway's log says why; ask again later",
-            ) from None
+        """Submit rows; a server that cannot serve is waited for only briefly."""
+        with waiting(most=MOST_WAIT):
+            return await self.client.begin(rows, **options)
 
     def _check(self, rows: Sequence[tuple[str, ...]]) -> int:
         """The characters of a request's rows; raises `Refusal` if it has none, or too many."""

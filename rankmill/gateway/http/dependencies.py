@@ -15,7 +15,7 @@ from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import read_as
 from rankmill.gateway.gateway import Gateway, Right
 from rankmill.gateway.http.document import REFUSALS
-from rankmill.gateway.keys.admission import MOST_WAIT
+from rankmill.gateway.keys.admission import MOST_WAIT, key_text
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.observation import observation
 from rankmill.jobs.runtime.patience import waiting
@@ -60,7 +60,8 @@ Caller = Annotated[ApiKey | None, Depends(_caller)]
 
 async def _scraper(request: Request, gateway: TheGateway) -> None:
     if not gateway.settings.gateway_open_metrics:
-        await _caller(request, gateway)
+        key = await gateway.admission.identify_scraper(key_text(request.headers))
+        observation(request.scope).key = key.name if key else ""
 
 
 Scraper = Annotated[None, Depends(_scraper)]

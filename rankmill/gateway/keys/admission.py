@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Literal
 
 import redis
 
-from rankmill.gateway.keys.api_keys import ApiKey, KeyStore, fixed_key, is_same
+from rankmill.gateway.keys.api_keys import ApiKey, KeyStore, fixed_key, is_of, is_same
 from rankmill.gateway.keys.limits import CountedRequest, Limits
 from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.patience import redis_errors, waiting
+from rankmill.jobs.system import system
 from rankmill.producer.client.aio import bridge
 
 KeysNeeded = Literal["always", "if there are any", "never"]
 
 MOST_WAIT = 5.0
 """Longest wait (s) of a request for a server that cannot serve, before it is told so."""
+
+FOR_ADMINS = "this needs a key for admins: rankmill keys create NAME --admin"
+
+_LOOK_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 1.0
+"""How often the keys are looked at, for those who read metrics; and for a key that was not there then."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +59,9 @@ class Admission:
         self._seconds = lease_seconds / 3
         self._needed = needed
         self._renewing: asyncio.Task[None] | None = None
+        self._known: list[ApiKey] | None = None
+        """The keys at the last look."""
+        self._looked = -math.inf
 
     async def identify(self, text: str | None) -> ApiKey | None:
         """The API key with this text; ``None`` if requests need none.
@@ -90,6 +102,57 @@ class Admission:
         check_model(key, model)
         if key and key.pairs_per_minute:
             await bridge.run(self._take_pairs, key, pairs)
+
+    async def identify_scraper(self, text: str | None) -> ApiKey | None:
+        """The key of a caller that reads metrics, which name the holders of all keys.
+
+        Who was let in at the last look at the keys is let in without a question to the server, as metrics
+        matter most when it does not answer.
+
+        Raises
+        ------
+        Refusal
+            There are keys, and this is not an admin's.
+        """
+        if not self._may_scrape(text) and system.monotonic() - self._looked > _LOOK_AGAIN_SECONDS:
+            await self.look()
+        key = self._find(text)
+        if self._may_scrape(text):
+            return key
+        if key:
+            raise Refusal("forbidden", f"API key {key.name!r} may not read metrics: {FOR_ADMINS}")
+        raise Refusal("no_key", f"metrics name the holders of all keys: {FOR_ADMINS}")
+
+    def _may_scrape(self, text: str | None) -> bool:
+        key = self._find(text)
+        if self._known or self._known is None:
+            return key is not None and key.admin
+        needs_fixed = self._needed == "always" or (self._fixed and self._needed != "never")
+        return key is not None or not needs_fixed
+
+    def _find(self, text: str | None) -> ApiKey | None:
+        """The key with this text, as of the last look."""
+        if text and self._fixed and is_same(text, self._fixed):
+            return fixed_key(self._fixed)
+        return next((key for key in self._known or () if text and is_of(key, text)), None)
+
+    async def look(self) -> None:
+        """See which keys there are."""
+        self._looked = system.monotonic()
+        self._known = await bridge.run(self._all)
+
+    def _all(self) -> list[ApiKey]:
+        with redis_errors(), waiting(most=MOST_WAIT):
+            return self._keys.all()
+
+    async def watch(self) -> None:
+        """Look at the keys from time to time, for ever."""
+        while True:
+            try:
+                await self.look()
+            except (RankmillError, OSError) as error:
+                logger.debug("the keys cannot be looked at: %s", error)
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def close(self) -> None:
         """Renew no leases any more."""

@@ -111,10 +111,9 @@ class KeyStore:
         WireError
             Its record is damaged, or has another format.
         """
-        found = API_KEY.fullmatch(text)
-        key = self._load(found[1]) if found else None
-        known = key is not None and hmac.compare_digest(key.digest, _digest(text))
-        return key if known and key is not None and key.expires > system.now() else None
+        key_id = _id_in(text)
+        key = self._load(key_id) if key_id else None
+        return key if key and is_of(key, text) else None
 
     def all(self) -> list[ApiKey]:
         """All keys that are valid now, by name and age; one that cannot be read is logged, and left out."""
@@ -174,6 +173,17 @@ def fixed_key(text: str) -> ApiKey:
 def is_same(given: str, text: str) -> bool:
     """Whether two texts are equal, in a time that says nothing of where they differ."""
     return hmac.compare_digest(given.encode(), text.encode())
+
+
+def is_of(key: ApiKey, text: str) -> bool:
+    """Whether a key has this text and has not expired, in a time that says nothing of where they differ."""
+    is_text = key.id == _id_in(text) and hmac.compare_digest(key.digest, _digest(text))
+    return is_text and key.expires > system.now()
+
+
+def _id_in(text: str) -> str | None:
+    found = API_KEY.fullmatch(text)
+    return found[1] if found else None
 
 
 def _digest(text: str) -> str:

@@ -114,20 +114,25 @@ def waiting(
     look
         Called at least every second; an exception from it ends the wait. Redis commands in it do not wait.
     most
-        Longest wait of each command in seconds, if shorter than the client's.
+        Longest wait of each command in seconds, if shorter than the client's and that of a block around.
     until
         When to call `look` at the latest, in `time.monotonic` seconds.
     """
-    token = _WAIT.set(_Wait(look, most, until))
+    token = _WAIT.set(_Wait(look, min(most, _WAIT.get().most), until))
     try:
         yield
     finally:
         _WAIT.reset(token)
 
 
-def time_left() -> float:
-    """Seconds that a command may take until the `until` of `waiting`; a little, if that is over."""
-    return max(_WAIT.get().until - system.monotonic(), _LEAST_SECONDS)
+def end_of_command() -> float:
+    """When a command that begins now is to be given up, by the `until` and `most` of `waiting`.
+
+    `most=0` allows one attempt, and says nothing of how long it takes. In `time.monotonic` seconds.
+    """
+    wait = _WAIT.get()
+    now = system.monotonic()
+    return min(max(wait.until, now + _LEAST_SECONDS), now + (wait.most or float("inf")))
 
 
 @contextmanager
@@ -249,9 +254,9 @@ class Patience(Retry):
                     if reason is None or (is_retryable is not None and not is_retryable(error)):
                         raise
                     if _was_cut_off(error, system.monotonic() - began):
-                        failures, since = 0, 0.0
+                        failures, since = 0, system.monotonic()
                     failures += 1
-                    since = since or system.monotonic()
+                    since = since or began  # a server that was silent was waited for
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
                     finally:  # `fail` raises if keys were watched: the caller starts again, after the pause

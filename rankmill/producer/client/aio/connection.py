@@ -19,8 +19,9 @@ from redis.backoff import NoBackoff
 from redis.client import Pipeline
 
 from rankmill.jobs.runtime.connection import WaitingPool, pool_for
-from rankmill.jobs.runtime.patience import Patience, time_left
+from rankmill.jobs.runtime.patience import Patience, end_of_command
 from rankmill.jobs.runtime.sentinel import MasterConnection, MasterFinder, TlsMasterConnection
+from rankmill.jobs.system import system
 from rankmill.producer.client.aio.bridge import wait
 from rankmill.producer.client.aio.streams import Streams
 
@@ -174,15 +175,21 @@ class LoopRedis(redis.Redis):
         return self.patiently(lambda: self.streams.read(streams, block / 1000))
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Carry out a command as often as `Patience` has it; it takes no longer than the time left."""
+        """Carry out a command as often as `Patience` has it; its attempts together take no longer."""
+        end = end_of_command()
+        reason: redis.RedisError = redis.TimeoutError("it does not answer in time")
 
         async def in_time() -> T:
-            left = time_left()
+            nonlocal reason
+            left = end - system.monotonic()
             try:
                 async with asyncio.timeout(None if math.isinf(left) else left):
                     return await do()
-            except TimeoutError as error:
-                raise redis.TimeoutError("it does not answer in time") from error
+            except redis.RedisError as error:
+                reason = error
+                raise
+            except TimeoutError as error:  # an attempt before may have been answered
+                raise reason from error
 
         return self._patience.call_with_retry(lambda: wait(in_time()), self._reconnect)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from rankmill.gateway.keys import admission
 from rankmill.gateway.keys.api_keys import KeyStore
 from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.processes import wait_for
@@ -37,6 +39,25 @@ def keyed(
     with running_gateway(shared_queue.url, place, *options, environ=environ) as gateway:
         yield gateway, texts
     store.revoke(texts)
+
+
+def test_metrics_name_all_tenants_and_are_for_admins(
+    keyed: tuple[Running, dict[str, str]], shared_queue: Server
+) -> None:
+    gateway, texts = keyed
+    assert gateway.post("/rerank", BODY, x_api_key=texts["many"]).status == 200
+    for path in ("/metrics", "/tei/metrics"):
+        assert b'key="many"' in gateway.get(path, **{"x-api-key": texts["boss"]}).body
+        for key, status in ((texts["many"], 403), ("", 401), ("other", 401)):
+            refused = gateway.get(path, **{"x-api-key": key})
+            assert refused.status == status
+            assert b"rankmill keys create NAME --admin" in refused.body
+    store = KeyStore(shared_queue.client)
+    time.sleep(admission._LOOK_AGAIN_SECONDS)
+    new, made = store.create("new", days=1, admin=True)
+    assert gateway.get("/metrics", **{"x-api-key": new}).status == 200
+    store.revoke([made.id])
+    wait_for(lambda: gateway.get("/metrics", **{"x-api-key": new}).status == 401)
 
 
 def stated(gateway: Running, path: str, key: str) -> socket.socket:
