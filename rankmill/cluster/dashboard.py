@@ -11,7 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qs
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -74,27 +74,18 @@ class Rates(BaseModel):
     speeds: dict[str, float] = {}
 
 
-class _Seen(NamedTuple):
-    """A worker's report at one time, and the latencies of its requests."""
-
-    report: WorkerReport
-    requests: tuple[int, ...]
-
-
 class History:
     """The last ten minutes of a cluster, for the plots of the page."""
 
     def __init__(self) -> None:
-        self._reports: dict[str, deque[_Seen]] = {}
+        self._reports: dict[str, deque[WorkerReport]] = {}
         self._points: deque[tuple[float, float | None, float | None, float | None, float | None, int | None]]
         self._points = deque(maxlen=MAX_POINTS)
         self.rates = Rates()
 
     def add(self, cluster: Snapshot) -> None:
         """Add a snapshot."""
-        live = {
-            worker.name: _Seen(worker.report, worker.requests) for worker in cluster.workers if worker.report
-        }
+        live = {worker.name: worker.report for worker in cluster.workers if worker.report}
         for gone in self._reports.keys() - live.keys():
             del self._reports[gone]
         for name, report in live.items():
@@ -114,13 +105,12 @@ class History:
         points = list(self._points)  # a copy: another thread adds to them
         return {name: [point[place] for point in points] for place, name in enumerate(names)}
 
-    def _note(self, seen: deque[_Seen], new: _Seen) -> None:
-        report = new.report
-        if seen and (seen[-1].report.started != report.started or _went_back(seen[-1].report, report)):
+    def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
+        if seen and (seen[-1].started != report.started or _went_back(seen[-1], report)):
             seen.clear()  # another process under the same name
-        if not seen or seen[-1].report.beat != report.beat:
-            seen.append(new)
-        while len(seen) > 2 and report.beat - seen[0].report.beat > WINDOW_SECONDS:
+        if not seen or seen[-1].beat != report.beat:
+            seen.append(report)
+        while len(seen) > 2 and report.beat - seen[0].beat > WINDOW_SECONDS:
             seen.popleft()
 
 
@@ -156,14 +146,13 @@ def _quantiles(counts: Sequence[int]) -> tuple[float, float, float] | None:
     return None if p50 is None or p95 is None or p99 is None else (p50, p95, p99)
 
 
-def _rates(spans: dict[str, tuple[_Seen, _Seen]]) -> Rates:
+def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
     """Rates between the first and the last report of each worker."""
-    grown = {name: pair for name, pair in spans.items() if pair[1].report.beat > pair[0].report.beat}
+    grown = {name: pair for name, pair in spans.items() if pair[1].beat > pair[0].beat}
     if not grown:
         return Rates()
-    pairs = {name: (old.report, new.report) for name, (old, new) in grown.items()}
-    speeds = {name: (new.pairs - old.pairs) / (new.beat - old.beat) for name, (old, new) in pairs.items()}
-    both = list(pairs.values())
+    speeds = {name: (new.pairs - old.pairs) / (new.beat - old.beat) for name, (old, new) in grown.items()}
+    both = list(grown.values())
 
     def growth(field: str) -> Any:
         """How much a counter, or each of several, has grown, of all workers together."""
@@ -173,13 +162,7 @@ def _rates(spans: dict[str, tuple[_Seen, _Seen]]) -> Rates:
 
     real, padded, seconds = growth("tokens"), growth("padded_tokens"), growth("stage_seconds")
     counts = np.array(growth("latency_counts"))
-    # An older release does not tell them apart.
-    told = [
-        np.subtract(new.requests, old.requests)
-        for old, new in grown.values()
-        if old.requests and new.requests
-    ]
-    requests = np.clip(np.sum(told, 0), 0, counts) if told else np.zeros_like(counts)
+    requests = np.array(growth("request_latency_counts"))
     busy = sum(seconds)
     return Rates(
         pairs_per_second=sum(speeds.values()),

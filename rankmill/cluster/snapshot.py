@@ -25,11 +25,6 @@ from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
 from rankmill.jobs.protocol.worker_report import (
-    DOING_FIELD,
-    DOINGS,
-    LATENCY_BUCKETS,
-    PACE_FIELD,
-    REQUESTS_FIELD,
     SCORING_FIELD,
     WorkerReport,
 )
@@ -55,8 +50,7 @@ _LOOK_AT = 256
 _QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
 _WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 _WORKER_FIELDS = (
-    "queues", "state", "birth", "death", "last_heartbeat", "pid",
-    SCORING_FIELD, DOING_FIELD, PACE_FIELD, REQUESTS_FIELD,
+    "queues", "state", "birth", "death", "last_heartbeat", "pid", SCORING_FIELD,
 )  # fmt: skip
 
 Item = TypeVar("Item")
@@ -83,10 +77,8 @@ class Damaged(_Frozen):
 class WorkerState(_Frozen):
     """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired.
 
-    ``pid`` is the id of its process on its host, ``doing`` a `Doing` that keeps it from scoring. ``pace`` is
-    how many padded tokens a second of forward has scored lately, ``relative_pace`` that over the usual pace
-    of workers with its device and models (``None`` if no other one scores). ``requests`` are the
-    ``latency_counts`` of requests alone.
+    ``pid`` is the id of its process on its host, ``relative_pace`` its pace over the usual one of workers
+    with its device and models (``None`` if no other one scores).
     """
 
     name: str
@@ -95,10 +87,7 @@ class WorkerState(_Frozen):
     beat_seconds: float | None
     report: WorkerReport | None
     pid: int | None = None
-    doing: str = ""
-    pace: float | None = None
     relative_pace: float | None = None
-    requests: tuple[int, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -276,9 +265,6 @@ class _Reader:
             beat_seconds=self._age(report.beat if report else self._time(known["last_heartbeat"], key)),
             report=report,
             pid=int(pid) if (pid := known["pid"]) and pid.isdigit() else None,
-            pace=_number(known[PACE_FIELD] or b""),
-            requests=_counts(known[REQUESTS_FIELD] or b""),
-            doing=found if (found := (known[DOING_FIELD] or b"").decode(errors="replace")) in DOINGS else "",
         )
 
     def _queues(
@@ -431,36 +417,19 @@ def _compared(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
     """The workers with their pace beside that of their peers."""
     peers: dict[object, list[float]] = {}
     for worker in workers:
-        if worker.report and worker.pace is not None:
-            peers.setdefault((worker.report.device, worker.report.models), []).append(worker.pace)
+        if (report := worker.report) and report.pace is not None:
+            peers.setdefault((report.device, report.models), []).append(report.pace)
     found = []
     for worker in workers:
-        others = peers.get((worker.report.device, worker.report.models), ()) if worker.report else ()
-        if worker.pace is None or len(others) < 2:
+        report = worker.report
+        others = peers.get((report.device, report.models), ()) if report else ()
+        if report is None or report.pace is None or len(others) < 2:
             found.append(worker)
             continue
         usual = median(others) if len(others) > 2 else max(others)
-        relative = worker.pace / usual if usual else None
+        relative = report.pace / usual if usual else None
         found.append(worker.model_copy(update={"relative_pace": relative}))
     return tuple(found)
-
-
-def _number(raw: bytes) -> float | None:
-    """A number from Redis; ``None`` if it is none."""
-    try:
-        found = float(raw)
-    except ValueError:
-        return None
-    return found if 0 <= found < 1e18 else None
-
-
-def _counts(raw: bytes) -> tuple[int, ...]:
-    """The counts of the latencies of requests; empty if they are not valid."""
-    found = raw.split(b",")
-    valid = len(found) == len(LATENCY_BUCKETS) + 1 and all(
-        each.isdigit() and len(each) < 19 for each in found
-    )
-    return tuple(map(int, found)) if valid else ()
 
 
 def _names(found: Iterable[str], prefix: str) -> list[str]:

@@ -264,8 +264,8 @@ def _live_state(worker: WorkerState) -> Text:
         state.append(f" ({worker.report.claimed_jobs:,} left)")
     elif worker.is_slow:
         state.append(", slow", style="yellow")
-    elif worker.doing:
-        state.append(f", {worker.doing}")
+    elif worker.report and worker.report.doing:
+        state.append(f", {worker.report.doing}")
     return state
 
 

@@ -51,7 +51,6 @@ from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import (
-    DOING_FIELD,
     SCORING_FIELD,
     Doing,
     WorkerReport,
@@ -338,6 +337,7 @@ class ScoringWorker(SimpleWorker):
             claim_ahead=self._claim_ahead,
             refusals=(*self._refusals.reasons(), *filter(None, self._orders.cold.values())),
             half_open=self._refusals.half_open(),
+            doing=self._doing,
         )
 
     def _obstacle(self) -> str | None:
@@ -384,13 +384,8 @@ class ScoringWorker(SimpleWorker):
         return self._heartbeat.lease_seconds
 
     def serialize(self) -> dict[str, Any]:
-        """RQ's record of this worker, marked as a ScoringWorker even after its end; and what it does."""
-        return {
-            **super().serialize(),
-            SCORING_FIELD: 1,
-            DOING_FIELD: self._doing,
-            **metrics.record(),
-        }
+        """RQ's record of this worker, marked as a ScoringWorker even after its end."""
+        return {**super().serialize(), SCORING_FIELD: 1}
 
     def register_birth(self) -> None:
         """Also announce that this worker is a ScoringWorker."""

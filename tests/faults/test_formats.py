@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +16,22 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.faults.kills import folder_of
 from rankmill import Client
 from rankmill.cli.main import rankmill
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunFailed
 from rankmill.jobs.protocol.worker_report import queue_workers
-from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartRunner, StartWorker, wait_for
+from tests.conftest import (
+    ENVIRON,
+    QUICK_LEASE,
+    Server,
+    StartRunner,
+    StartWorker,
+    score_file,
+    start_command,
+    wait_for,
+)
 from tests.harness.models.tiny import cross_encoder
 from tests.harness.preloaded import PreloadedProcess
 
@@ -127,4 +139,28 @@ def test_a_runner_of_another_format_leaves_a_submitted_run_to_others(
     workers()
     runners(server)
     assert run.wait(timeout=60).state == "done"
+    np.testing.assert_allclose(pq.read_table(output)["score"].to_numpy(), expected, atol=1e-5)
+
+
+def test_an_output_of_another_format_is_begun_anew_with_restart(
+    server: Server, workers: StartWorker, tmp_path: Path, tiny_model: Path, expected: np.ndarray
+) -> None:
+    source, output = tmp_path / "a.parquet", tmp_path / "out.parquet"
+    pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*PAIRS, strict=True), strict=True))), source)
+    command = [source, "-o", output, "--redis", server.url, "--model", tiny_model, "--precision", "fp32"]
+    process = start_command("score-file", *command)
+    wait_for(lambda: server.client.zcard(keys.runs()), process)
+    process.kill()
+    process.wait()
+    with closing(sqlite3.connect(folder_of(output) / "journal.db")) as db:
+        db.execute("PRAGMA user_version = 7")
+    workers()
+    again = score_file(*command)
+    assert again.code == 2
+    (complaint,) = again.complaints
+    assert (
+        "journal.db has format 7, this release reads 1: continue with the release that began it" in complaint
+    )
+    done = score_file(*command, "--restart")
+    assert done.code == 0, done.err
     np.testing.assert_allclose(pq.read_table(output)["score"].to_numpy(), expected, atol=1e-5)

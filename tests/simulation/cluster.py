@@ -274,6 +274,7 @@ class Worker(ScoringWorker):
             half_open=self._refusals.half_open(),
             drained=self._orders.drained,
             answers=self._orders.answers(),
+            doing=self._doing,
         )
 
     def terminate(self) -> None:

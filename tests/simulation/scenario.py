@@ -17,7 +17,6 @@ from typing import Any
 import rankmill.workers.engine.engine as engine_module
 import rankmill.workers.worker as worker_module
 from rankmill.jobs.contract.priority import NOBODY, Tenant, group_of
-from rankmill.workers.host import metrics
 from tests.simulation import checker, files, host_faults, producers, runners, tasks
 from tests.simulation.cluster import (
     MACHINES,
@@ -276,7 +275,6 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             world.redis = Server(world)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
             world.patch(worker_module, "require_worker_packages", lambda: None)
-            world.patch(metrics, "record", dict)  # figures that all workers of this process have in common
             world.patch(gc, "collect", lambda: 0)
             world.patch(engine_module, "PROVE_SECONDS", _PROVE_SECONDS)
             cluster = Cluster(world, chunk_size=scenario.chunk_size, **dict(scenario.settings))

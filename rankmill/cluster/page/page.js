@@ -167,7 +167,7 @@ const STATES = {
 
 // The state, with a second line that says why a worker does not score as others do.
 function stateOf(worker) {
-  const {state, report, doing} = worker;
+  const {state, report} = worker;
   const found = STATES[state];
   const [reasons, what] = !report ? [[], ""] : report.refusals.length
     ? [report.refusals, ", refuses some chunks"]
@@ -180,7 +180,7 @@ function stateOf(worker) {
     const title = "For the same number of tokens it takes longer than workers with its device and models.";
     return {text: found.text + ", slow", className: "warn", title, more: [`${percent(worker.relative_pace)} of its peers’ speed`]};
   }
-  return doing ? {...found, text: `${found.text}, ${doing}`} : found;
+  return report?.doing ? {...found, text: `${found.text}, ${report.doing}`} : found;
 }
 
 const TROUBLE = {lost: 0, foreign: 1, draining: 3, drained: 3};

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast
 
 import redis
 from pydantic import Field
@@ -17,7 +17,7 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.orders import Answer
-from rankmill.jobs.runtime.patience import cannot_serve, each_reply
+from rankmill.jobs.runtime.patience import cannot_serve
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 SCORING_FIELD = "scoring"
 """Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
 
-DOING_FIELD = "doing"
-"""Field in RQ's hash of a worker with its `Doing`; a report with another field older releases cannot read."""
-
-PACE_FIELD = "pace"
-"""Field there with the padded tokens that a second of forward scored lately; empty if none were scored."""
-
-REQUESTS_FIELD = "request_latency_counts"
-"""Field there with the `latency_counts` of requests alone, separated by commas."""
-
 Doing = Literal["", "loading", "proving"]
 """Why a worker does not score yet: it loads a model, or proves the scores of a new one."""
-
-DOINGS = frozenset(get_args(Doing))
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
 """Stages of a worker's time: waiting for work, then the stages of a chunk in order."""
@@ -63,6 +52,11 @@ LATENCY_BUCKETS = (
     *(10800, 14400, 21600, 28800, 43200, 86400),
 )
 """Upper bounds in seconds of the time from a chunk's submission to its result."""
+
+
+LatencyCounts = Annotated[
+    tuple[Count, ...], Field(min_length=len(LATENCY_BUCKETS) + 1, max_length=len(LATENCY_BUCKETS) + 1)
+]
 
 
 class GpuReport(WireModel):
@@ -87,7 +81,9 @@ class WorkerReport(WireModel):
     next chunk. ``metrics_url`` is the address for Prometheus; ``None`` without metrics. ``cpu`` is the number
     of CPU cores that the worker kept busy between its last two heartbeats, ``gpu`` is ``None`` without an
     NVIDIA GPU, ``model_hits`` counts the chunks whose model was loaded already. ``drained``: the worker takes
-    no new chunks; ``answers`` says what became of the last orders.
+    no new chunks; ``answers`` says what became of the last orders. ``pace`` is how many padded tokens a
+    second of forward has scored lately (``None`` if none were scored), ``request_latency_counts`` are the
+    ``latency_counts`` of requests only.
     """
 
     device: str
@@ -98,6 +94,8 @@ class WorkerReport(WireModel):
     refusals: tuple[str, ...] = ()
     half_open: tuple[str, ...] = ()
     drained: bool = False
+    doing: Doing = ""
+    pace: Annotated[float, Field(ge=0)] | None = None
     answers: tuple[Answer, ...] = ()
     resident_bytes: Count = 0
     claim_ahead: Count = 0
@@ -117,11 +115,8 @@ class WorkerReport(WireModel):
     stage_seconds: tuple[Seconds, ...] = Field(
         default=(0.0,) * len(STAGES), min_length=len(STAGES), max_length=len(STAGES)
     )
-    latency_counts: tuple[Count, ...] = Field(
-        default=(0,) * (len(LATENCY_BUCKETS) + 1),
-        min_length=len(LATENCY_BUCKETS) + 1,
-        max_length=len(LATENCY_BUCKETS) + 1,
-    )
+    latency_counts: LatencyCounts = (0,) * (len(LATENCY_BUCKETS) + 1)
+    request_latency_counts: LatencyCounts = (0,) * (len(LATENCY_BUCKETS) + 1)
 
 
 def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerReport, ttl: int) -> None:
@@ -170,9 +165,8 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> frozenset[Doing]:
     """What the workers `names` do that keeps them from scoring."""
-    commands = [("hget", _WORKER_PREFIX + name, DOING_FIELD) for name in names]
-    found = each_reply(client, commands)  # of a damaged key nothing is known
-    return frozenset(doing for doing in DOINGS if doing and doing.encode() in found)
+    reports = known_reports(client, names).values()
+    return frozenset(report.doing for report in reports if report and report.doing)
 
 
 def _died(client: Any, name: str) -> bool:

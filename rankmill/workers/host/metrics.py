@@ -29,9 +29,8 @@ from rankmill.jobs.protocol.model_figures import ModelFigures
 from rankmill.jobs.protocol.orders import Answer
 from rankmill.jobs.protocol.worker_report import (
     LATENCY_BUCKETS,
-    PACE_FIELD,
-    REQUESTS_FIELD,
     STAGES,
+    Doing,
     GpuReport,
     WorkerReport,
 )
@@ -223,18 +222,12 @@ _cpu = _CpuUse()
 _pace = _Pace()
 
 
-def record() -> dict[str, str]:
-    """What RQ's record of this worker says beside its report."""
+def _recent_pace() -> float | None:
     padded = sum(sample.value for sample in _samples(padded_tokens, "_total"))
     forward = sum(
         sample.value for sample in _samples(stage_seconds, "_sum") if sample.labels["stage"] == "forward"
     )
-    pace = _pace.now(padded, forward)
-    within = [0, *(int(sample.value) for sample in _samples(request_latency, "_bucket"))]
-    return {
-        PACE_FIELD: "" if pace is None else f"{pace:.6g}",
-        REQUESTS_FIELD: ",".join(str(upper - lower) for lower, upper in pairwise(within)),
-    }
+    return _pace.now(padded, forward)
 
 
 def _samples(metric: Counter | Histogram, ending: str) -> list[Sample]:
@@ -252,6 +245,7 @@ def report(
     refusals: tuple[str, ...],
     half_open: tuple[str, ...],
     answers: tuple[Answer, ...],
+    doing: Doing = "",
 ) -> WorkerReport:
     """The worker's report, from the same metrics that Prometheus reads."""
     found = {
@@ -264,6 +258,7 @@ def report(
         return int(found.get(key, 0))
 
     within = [0, *(whole("rankmill_job_latency_seconds_bucket", key) for key in _BOUNDS)]
+    requests = [0, *(int(sample.value) for sample in _samples(request_latency, "_bucket"))]
     return WorkerReport(
         device=device,
         started=started,
@@ -274,6 +269,8 @@ def report(
         half_open=half_open,
         drained=bool(whole("rankmill_drained")),
         answers=answers,
+        doing=doing,
+        pace=_recent_pace(),
         models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),
         cpu=_cpu.cores(),
@@ -298,6 +295,7 @@ def report(
         padded_tokens=whole("rankmill_padded_tokens_total"),
         stage_seconds=tuple(found["rankmill_stage_seconds_sum", name] for name in STAGES),
         latency_counts=tuple(upper - lower for lower, upper in pairwise(within)),
+        request_latency_counts=tuple(upper - lower for lower, upper in pairwise(requests)),
     )
 
 
