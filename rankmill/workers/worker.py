@@ -27,6 +27,7 @@ import logging
 import math
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -39,13 +40,14 @@ from rq.exceptions import StopRequested
 from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.timeouts import BaseDeathPenalty
 from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import DequeueStrategy, WorkerStatus
 
 from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.arrow import leave_out_pandas
-from rankmill.jobs.contract.errors import ConfigError, RankmillError
+from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.recovery import failure_handler
@@ -83,7 +85,11 @@ from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from rankmill.workers.queue.intake import POLL_SECONDS, Intake
 from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.orders import Orders
+from rankmill.workers.queue.penalty import DeathPenalty, TooLong
 from rankmill.workers.queue.refusals import Refusals
+
+LOAD_SECONDS = 1800
+"""Longest time to load a model and to prove its scores, its download included; then the worker refuses it."""
 
 _READING_SECONDS = 0.05
 """In a burst, until the worker looks again whether a model can be loaded."""
@@ -124,6 +130,7 @@ class ScoringWorker(SimpleWorker):
     SIGTERM puts them back at once.
     """
 
+    death_penalty_class: type[BaseDeathPenalty] = DeathPenalty
     _suspension_seen = -math.inf
     _doing: Doing = ""
     _warms_up = False
@@ -276,7 +283,7 @@ class ScoringWorker(SimpleWorker):
             settings.heartbeat_seconds,
             settings.lease_seconds,
             self._report,
-            pipeline.wedged,
+            lambda: pipeline.wedged() or DeathPenalty.is_overdue(),
             failure_handler(self.store),
             claims.drop_cancelled,
             self._orders,
@@ -314,7 +321,12 @@ class ScoringWorker(SimpleWorker):
         """Load a model, and tell producers meanwhile."""
         self._tell("loading")
         try:
-            return self.load(spec)
+            with self.death_penalty_class(LOAD_SECONDS, TooLong):
+                return self.load(spec)
+        except TooLong:
+            where = f"worker host {socket.gethostname()}"
+            why = f"model {spec.model} was not loaded and proven after {LOAD_SECONDS} s on {where}"
+            raise WorkerError(why) from None
         finally:
             self._tell("")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,27 @@ class PatientWorker(ScoringWorker):
     def load(self, spec: ScoreSpec) -> Loaded:
         while not Path(os.environ["LOAD"]).exists():
             time.sleep(0.05)
+        return super().load(spec)
+
+
+class EndlessWorker(ScoringWorker):
+    """Never loads a model whose name has ``endless``, nor one with ``deaf``, which hears no signal either."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        from rankmill.workers import worker
+        from rankmill.workers.queue import penalty
+
+        worker.LOAD_SECONDS, penalty._GRACE_SECONDS = 1, 1.0
+        super()._prepare(settings)
+
+    def load(self, spec: ScoreSpec) -> Loaded:
+        if "deaf" in spec.model:
+            lock = ctypes.create_string_buffer(64)
+            while True:
+                ctypes.CDLL(None).pthread_mutex_lock(lock)
+        while "endless" in spec.model:
+            with suppress(Exception):
+                time.sleep(0.05)
         return super().load(spec)
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from rankmill.jobs.contract.errors import RowFault, too_long
+from rankmill.jobs.contract.errors import RowFault, SpecError, too_long
 from rankmill.jobs.contract.wire import MAX_CHUNK_BYTES, MAX_TEXT_CHARS
 from rankmill.workers.backends.base import DeviceLost, Logits
 from rankmill.workers.batches.planner import Rows
@@ -175,12 +175,15 @@ def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tu
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
-    """`run` the rows; if that raises, bisect them and call `broken` for each single row that fails."""
+    """`run` the rows; if that raises, bisect them and call `broken` for each single row that fails.
+
+    A `SpecError`, which is of the model, and `DeviceLost` pass.
+    """
     if not len(rows):
         return
     try:
         run(rows)
-    except DeviceLost:
+    except (DeviceLost, SpecError):
         raise
     except Exception as error:
         if len(rows) == 1:

@@ -8,20 +8,12 @@ from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.batches.tokens import Tokens, in_a_row, sharing
+from rankmill.workers.models.templates import bound_templates, template_options
 
 Messages = list[dict[str, Any]]
 
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
 """A question and its answer, another question, and another answer."""
-
-_DAY = "26 Jul 2024"
-"""The date in prompts, where a template asks for today's: a score must not change overnight. It is the day
-that Llama's templates take where they cannot ask."""
-
-
-def template_options(tokenizer: Any) -> dict[str, str]:
-    """What the tokenizer's chat template is told beside the messages."""
-    return {"date_string": _DAY} if "strftime_now" in str(tokenizer.chat_template) else {}
 
 
 def exchange(question: str, answer: str) -> Messages:
@@ -51,6 +43,7 @@ class ConversationTokenizer:
     """
 
     def __init__(self, tokenizer: Any, max_length: int, model: str) -> None:
+        bound_templates()
         self.max_length = max_length
         self.pad_id = tokenizer.pad_token_id or 0
         self._tokenizer = tokenizer
@@ -59,12 +52,7 @@ class ConversationTokenizer:
                 f"model {model} has no chat template, which conversations (--messages-column) need",
                 option="inputs",
             )
-        self._options = template_options(tokenizer)
-        if self._options and "date_string" not in str(tokenizer.chat_template):
-            raise SpecError(
-                f"the chat template of model {model} writes today's date, so scores would change overnight",
-                option="inputs",
-            )
+        self._options = template_options(str(tokenizer.chat_template))
         try:
             first, *others = self._ids([exchange(*probe) for probe in _PROBES])
         except Exception as error:  # Jinja's errors, or what a template itself raises

@@ -14,6 +14,7 @@ from rankmill.workers.batches.tokens import Tokens, ends, in_a_row, sharing, spa
 from rankmill.workers.models.conversations import ConversationTokenizer
 from rankmill.workers.models.description import Description
 from rankmill.workers.models.fast_texts import FastTexts
+from rankmill.workers.models.templates import bound_templates, template_options
 from rankmill.workers.models.tokenizer import PairTokenizer, Tokenize, sample_pairs
 
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
@@ -71,6 +72,7 @@ class PromptTokenizer:
         side: Side | None = None,
         texts: FastTexts | None = None,
     ) -> None:
+        bound_templates()
         self.max_length = max_length
         self.texts: FastTexts | None = None
         self._from_left = (side or tokenizer.truncation_side) == "left"
@@ -226,7 +228,7 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
         template=template,
         instruction=instruction,
         structured=is_structured(template, chat_format, about.config.model_type),
-        options=about.layout.chat_options,
+        options={**template_options(template), **about.layout.chat_options},
         side=spec.truncation_side,
         texts=about.joiner.texts if about.joiner else None,
     )

@@ -24,10 +24,10 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import MATRIX, ROW, Logits, Rounding
 from rankmill.workers.batches.layout import SavedModule
 from rankmill.workers.host.model_file import model_file
-from rankmill.workers.models.conversations import template_options
 from rankmill.workers.models.description import read
 from rankmill.workers.models.probes import Probe
 from rankmill.workers.models.prompts import answers, is_structured, prompt_template
+from rankmill.workers.models.templates import template_options
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _KINDS = {
@@ -69,7 +69,11 @@ class ReferenceModel:
         if self._inputs == "texts":
             return dict(tokenizer(probe.passage, truncation=True, max_length=max_length))
         if self._inputs == "conversations":
-            cut = {"truncation": True, "max_length": max_length, **template_options(tokenizer)}
+            cut = {
+                "truncation": True,
+                "max_length": max_length,
+                **template_options(str(tokenizer.chat_template)),
+            }
             try:
                 return dict(tokenizer.apply_chat_template(probe.messages, return_dict=True, **cut))
             except Exception:  # of a template that knows no such message: then nobody can score it
@@ -101,8 +105,9 @@ class ReferenceModel:
             for role, text in texts.items()
             if role != "system" or text
         ]
+        options = {**template_options(template), **layout.chat_options}
         found = self._about.tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=True, return_dict=True, **layout.chat_options, **cut
+            messages, chat_template=template, tokenize=True, return_dict=True, **options, **cut
         )
         return list(found["input_ids"])
 

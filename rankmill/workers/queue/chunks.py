@@ -55,6 +55,7 @@ from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.models.versions import Aliases
 from rankmill.workers.queue.job import ScoringJob
+from rankmill.workers.queue.penalty import TooLong
 from rankmill.workers.queue.refusals import Refusals
 
 _RUNS = 1000
@@ -340,8 +341,11 @@ class ChunkScorer:
             The tokenizer library is wrong, of which the chunk may have its tokens.
         """
         job = claim.job
-        with self._worker.death_penalty_class(job.begin_seconds, JobTimeoutException, job_id=job.id):
-            self._fetch(claim)
+        try:
+            with self._worker.death_penalty_class(job.begin_seconds, TooLong, job_id=job.id):
+                self._fetch(claim)
+        except TooLong:
+            raise JobTimeoutException(f"not tokenized after {job.begin_seconds} s") from None
         if claim.engine is None or claim.work is None:
             return
         texts = claim.engine.model.texts

@@ -312,7 +312,8 @@ class Claims:
         run, reason, key = claim.run, str(error), ("run", claim.run_id)
         if not isinstance(error, StillRefused):
             model = weights_key(self._scorer.spec(run)) if run and _is_of_the_host(error) else None
-            if self._refusals.open(model or key, reason, _option(error)):
+            took = system.monotonic() - claim.started if claim.started else 0.0
+            if self._refusals.open(model or key, reason, _option(error), took=took):
                 logger.warning("left to other workers: %s", reason)
         nobody_can = self._run_refusals.refuse(
             claim.run_id,

@@ -37,7 +37,7 @@ class WorkerHeartbeat:
     report
         Makes the report that each heartbeat announces.
     wedged
-        Returns whether a forward hangs and will never end.
+        Returns whether a forward, a load or a tokenizer hangs and will never end.
     handle_failure
         Records in their runs the jobs that are given up.
     on_beat
@@ -145,9 +145,9 @@ class WorkerHeartbeat:
         self._renewals.renewed(self._server_now)
 
     def _end_if_wedged(self) -> None:
-        """End the process if a forward hangs; otherwise its leases would be renewed for ever."""
+        """End the process if something hangs; otherwise its leases would be renewed for ever."""
         if self._wedged():
-            logger.critical("a batch takes far too long; ending this worker")
+            logger.critical("a batch, or a model's load, takes far too long; ending this worker")
             system.exit(1)
 
     def _sum_up(self) -> None:

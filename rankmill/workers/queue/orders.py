@@ -131,11 +131,12 @@ class Orders:
     def warm_again(self) -> None:
         """Try the `cold` models again, each after a pause that doubles."""
         for model in [model for model in self.cold if not self._pauses.why(model)]:
+            began = system.monotonic()
             try:
                 self._engines.warm(self._spec(model))
             except SpecError as error:
                 self.cold = {**self.cold, model: f"cannot warm up: {error}"}
-                if self._pauses.open(model, str(error)):
+                if self._pauses.open(model, str(error), took=system.monotonic() - began):
                     logger.error(
                         "%s; the worker is not ready until it can, and tries again", self.cold[model]
                     )

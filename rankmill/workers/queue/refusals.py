@@ -60,10 +60,11 @@ class Refusals:
         if reason := self.why(key):
             raise StillRefused(reason, option=self._refused[key].option)
 
-    def open(self, key: Hashable, reason: str, option: str | None = None) -> bool:
+    def open(self, key: Hashable, reason: str, option: str | None = None, *, took: float = 0.0) -> bool:
         """Refuse `key` for twice as long as the last time; return whether this is the first time.
 
-        ``option`` is that of the `SpecError`, if it was one.
+        ``option`` is that of the `SpecError`, if it was one. It is refused for no less than the seconds that
+        the attempt ``took``: others' runs get half of the time.
         """
         before = self._refused.get(key)
         now = system.monotonic()
@@ -71,7 +72,7 @@ class Refusals:
             key: each for key, each in self._refused.items() if now < each.until + _FORGET_SECONDS
         }
         times = before.times + 1 if before else 1
-        self._refused[key] = _Refused(reason, option, times, now + PAUSE.pause(times))
+        self._refused[key] = _Refused(reason, option, times, now + max(PAUSE.pause(times), took))
         if len(self._refused) > _REMEMBERED:
             del self._refused[next(iter(self._refused))]
         return before is None

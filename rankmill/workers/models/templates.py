@@ -1,0 +1,324 @@
+"""Chat templates, which come from anywhere, within bounds: of work, of size, and of what they may depend on.
+
+Jinja's sandbox keeps a template from the process, but lets it run for ever, fill the memory, and write what
+differs from one day or process to the next. transformers' own environment, which renders all prompts, counts
+here what a template does for a prompt.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache, wraps
+from threading import local
+from typing import Any, NoReturn
+
+from jinja2 import Environment, Template, Undefined, nodes, pass_context
+from jinja2.exceptions import TemplateError
+from jinja2.runtime import Context, str_join
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from rankmill.jobs.contract.errors import SpecError
+
+_DAY = "26 Jul 2024"
+"""The date in prompts, where a template asks for today's: a score must not change overnight. It is the day
+that Llama's templates take where they cannot ask."""
+
+_LONGEST = 1 << 18
+"""Characters of a template."""
+
+_MOST = 1 << 28
+"""Characters, and items of lists, that a template makes for a prompt."""
+
+_STEP = 1024
+"""What a step of a loop, a call or a written item counts for among these: a prompt may take 262,144."""
+
+_FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02
+"""CPU time of all prompts of a template: for so many seconds, and as many more for each prompt."""
+
+_LOOK = 64
+"""The CPU time is looked at with one of so many steps."""
+
+_DEPTH = 100
+
+_ITERATE = frozenset(
+    (
+        *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "join", "last"),
+        *("length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr"),
+        *("slice", "sort", "sum", "unique"),
+    )
+)
+"""Filters and methods that take what is no text and no list: they do not write it."""
+
+_ADD_UP = frozenset({"join", "sum"})
+"""Those of them whose result has all that the items have."""
+
+_WIDEN = frozenset(
+    (
+        "batch",
+        "center",
+        "expandtabs",
+        "indent",
+        "ljust",
+        "rjust",
+        "round",
+        "slice",
+        "tojson",
+        "wordwrap",
+        "zfill",
+    )
+)
+"""Filters and methods whose result grows with a number that they are given."""
+
+_MULTIPLY = frozenset({"expandtabs", "indent", "join", "replace", "tojson", "translate", "wordwrap"})
+"""Those whose result grows with the product of two of their arguments."""
+
+_DIGITS = 300
+"""Most digits to round to."""
+
+_WIDTH = re.compile(r"%[^%a-zA-Z]*(\d{6,}|\*)|\{[^{}]*:[^{}]*(\d{6,}|\{)")
+"""A large or computed width in a format."""
+
+
+class _Meter(local):
+    """What is left for the prompt that a thread renders."""
+
+    left = _MOST
+    until = float("inf")
+    calls = 0
+
+    def spend(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise TemplateError("the template takes too many steps for a prompt, or makes too much text")
+        self.calls += 1
+        if self.calls % _LOOK == 0 and time.thread_time() > self.until:
+            raise SpecError(_TOO_LONG)
+
+
+_TOO_LONG = (
+    f"the chat template takes too long: more than {_FIRST_SECONDS:g} s of CPU time, and "
+    f"{_PROMPT_SECONDS:g} s for each prompt"
+)
+
+
+class _Counted(NodeTransformer):
+    """Counts steps of loops and macros, and what is joined and cut; `BoundedEnvironment` counts the rest."""
+
+    def visit_For(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        text = sum(len(each.data) for part in node.body for each in part.find_all(nodes.TemplateData))
+        node.body.insert(0, nodes.ExprStmt(_call("step", nodes.Const(text))).set_lineno(node.lineno))
+        return node
+
+    visit_Macro = visit_CallBlock = visit_For  # noqa: N815
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _call("joined", nodes.List(node.nodes))
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        ends = [each or nodes.Const(None) for each in (node.arg.start, node.arg.stop, node.arg.step)]
+        return _call("cut", node.node, *ends)
+
+
+def _call(method: str, first: nodes.Expr, *others: nodes.Expr) -> nodes.Expr:
+    """A call of a method of `BoundedEnvironment`, as a filter with a name that no template can write."""
+    return nodes.Filter(first, f"bounded {method}", list(others), [], None, None)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """An environment in which a template can do no more for a prompt than is bounded here.
+
+    Raises
+    ------
+    TemplateError
+        From a template: it exceeds a bound, or writes what differs each time.
+    SpecError
+        Its prompts take too long, all together.
+    """
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    _meter = _Meter()
+
+    @classmethod
+    def like(cls, environment: Environment) -> BoundedEnvironment:
+        """An environment with all that another one has."""
+        bounded: Any = environment.overlay()
+        bounded.__class__ = cls
+        bounded.finalize, bounded.template_class = bounded.written, BoundedTemplate
+        bounded.filters = {name: bounded._bounded(name, found) for name, found in bounded.filters.items()}
+        own = {"step": bounded.step, "joined": bounded.joined, "cut": bounded.cut}
+        bounded.filters |= {f"bounded {name}": method for name, method in own.items()}
+        bounded.globals = {**bounded.globals, "strftime_now": _today}
+        bounded.globals.pop("lipsum", None)  # it is random, and so is the filter
+        bounded.filters.pop("random", None)
+        return bounded  # type: ignore[no-any-return]
+
+    def _generate(
+        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+    ) -> str:
+        return super()._generate(_Counted().visit(source), name, filename, defer_init)
+
+    @pass_context
+    def step(self, context: Context, text: int) -> None:
+        """Count a step, which writes so many characters of the template itself."""
+        self._meter.spend(_STEP + text)
+
+    @pass_context
+    def joined(self, context: Context, parts: list[Any]) -> str:
+        """What ``~`` does."""
+        self._meter.spend(sum(map(_size, parts)))
+        return str_join(parts)
+
+    @pass_context
+    def cut(self, context: Context, value: Any, *ends: int | None) -> Any:
+        """What ``[start:stop:step]`` does."""
+        return self._counted(value[slice(*ends)])
+
+    def written(self, value: Any) -> Any:
+        """Count what is written."""
+        self._meter.spend(_size(value))
+        return value
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """See `SandboxedEnvironment.call_binop`."""
+        size = 0
+        if operator == "*":
+            size = _times(left, right)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            size = _digits(left) * min(abs(right), _MOST) ** 2  # the time grows faster than the number
+        elif operator == "%" and isinstance(left, str):
+            _check_widths(left)
+            size = _size(left) + _size(right)
+        elif operator == "+" and isinstance(left, str | list | tuple):
+            size = len(left) + (len(right) if isinstance(right, str | list | tuple) else 0)
+        self._meter.spend(size)
+        return self.binop_table[operator](left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """See `SandboxedEnvironment.call`."""
+        method = getattr(__obj, "__wrapped__", __obj)  # of str.format, which the sandbox wraps
+        text = getattr(method, "__self__", None)
+        if isinstance(text, str):
+            named = [value for name, value in kwargs.items() if not name.startswith("_")]
+            __self._check(method.__name__, (text, *args, *named))
+        return __self._counted(super().call(__context, __obj, *args, **kwargs))
+
+    def _bounded(self, name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(apply)
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            given = args[1:] if hasattr(apply, "jinja_pass_arg") else args
+            self._check(name, (*given, *kwargs.values()))
+            return self._counted(apply(*args, **kwargs))
+
+        return bounded
+
+    def _check(self, name: str, given: tuple[Any, ...]) -> None:
+        """Check what a filter or a method of a text is given, before it makes more of it."""
+        if name in {"format", "format_map"} and isinstance(given[0], str):
+            _check_widths(given[0])
+        sizes = [1, 1]
+        if name not in _ITERATE:
+            sizes += map(_size, given)
+        elif name in _ADD_UP:
+            sizes += [_size(each) for each in given if isinstance(each, str | list | tuple | dict)]
+        if name in _WIDEN:
+            sizes += [abs(each) for each in given if isinstance(each, int)]
+        *_, second, largest = sorted(sizes)
+        most = second * largest if name in _MULTIPLY else sum(sizes)
+        if most > _MOST or (name == "round" and largest > _DIGITS):
+            raise TemplateError(f"the template makes too much with {name}")
+
+    def _counted(self, value: Any) -> Any:
+        self._meter.spend(_STEP + (len(value) if isinstance(value, str | list | tuple | dict) else 0))
+        return value
+
+
+class BoundedTemplate(Template):
+    """A template that has spent so much CPU time for so many prompts."""
+
+    seconds = 0.0
+    prompts = 0
+
+    def render(self, *args: Any, **kwargs: Any) -> str:
+        """See `Template.render`."""
+        meter, began = BoundedEnvironment._meter, time.thread_time()
+        left = _FIRST_SECONDS + _PROMPT_SECONDS * self.prompts - self.seconds
+        meter.left, meter.until = _MOST, began + left
+        if left <= 0:
+            raise SpecError(_TOO_LONG)
+        try:
+            return super().render(*args, **kwargs)
+        finally:
+            self.prompts += 1
+            self.seconds += time.thread_time() - began
+            meter.left, meter.until = _MOST, float("inf")
+
+
+def bound_templates() -> None:
+    """Let transformers render all chat templates of this process in a `BoundedEnvironment`."""
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils._compile_jinja_template = _compiled
+
+
+@lru_cache
+def _compiled(template: str) -> Template:
+    from transformers.utils import chat_template_utils
+
+    if len(template) > _LONGEST:
+        raise SpecError(f"the chat template has more than {_LONGEST:,} characters")
+    own = chat_template_utils._cached_compile_jinja_template("").environment
+    return BoundedEnvironment.like(own).from_string(template)
+
+
+def template_options(template: str) -> dict[str, str]:
+    """What a template is told beside the messages, if it would ask for the date."""
+    return {"date_string": _DAY} if "strftime_now" in template else {}
+
+
+def _today(_: str) -> NoReturn:
+    raise TemplateError("it writes today's date, so scores would change overnight: give it date_string")
+
+
+def _size(value: Any, depth: int = 0) -> int:
+    """Characters of a value as text, about; raises `TemplateError` for what has another text each time."""
+    if isinstance(value, str):
+        return len(value)
+    if value is None or isinstance(value, float | Undefined):
+        return 1
+    if isinstance(value, int):
+        return _digits(value)
+    if not isinstance(value, list | tuple | dict):
+        raise TemplateError(f"the template writes a {type(value).__name__}, whose text differs each time")
+    if depth > _DEPTH:
+        raise TemplateError("the template nests lists too deeply")
+    size = 2
+    for each in value.items() if isinstance(value, Mapping) else value:
+        size += _STEP + _size(each, depth + 1)
+        if size > _MOST:
+            raise TemplateError("the template makes too much text of a list")
+    return size
+
+
+def _digits(value: int) -> int:
+    return value.bit_length() // 3 + 1
+
+
+def _times(left: Any, right: Any) -> int:
+    """The size of a product."""
+    if isinstance(left, int) and isinstance(right, int):
+        return _digits(left) + _digits(right)
+    sizes = [len(each) if isinstance(each, str | list | tuple) else abs(each) for each in (left, right)]
+    return int(min(sizes[0] * sizes[1], 2 * _MOST))
+
+
+def _check_widths(text: str) -> None:
+    if _WIDTH.search(text):
+        raise TemplateError("the template writes text of a large or computed width")

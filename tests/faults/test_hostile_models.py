@@ -1,0 +1,103 @@
+"""A model that never loads is refused, and the runs behind it go on."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankmill import Client
+from rankmill.jobs.contract.errors import InputError, RunFailed
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.registry.trial import try_model
+from rankmill.workers.queue import penalty
+from rankmill.workers.queue.penalty import DeathPenalty, TooLong
+from tests.conftest import Server, StartWorker
+from tests.harness.models.rerankers import make_decoder
+
+pytestmark = pytest.mark.own_precision
+
+PAIRS = [("big cat", f"moon river {number}") for number in range(20)]
+ROOT = str(Path(__file__).parents[2])
+HEAVY = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TEXTS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# query document #}"
+
+
+@pytest.mark.parametrize("inputs", ["pairs", "conversations"])
+def test_a_model_whose_template_has_no_end_is_refused_and_others_score(
+    inputs: str, server: Server, workers: StartWorker, tmp_path: Path, tiny_model: Path
+) -> None:
+    task = "causal" if inputs == "pairs" else "classifier"
+    model = make_decoder(tmp_path / "model", "qwen3", task=task, template=HEAVY + TEXTS)
+    workers()
+    client = Client(server.url, model=str(tiny_model))
+    given: dict[str, Any] = {"pairs": PAIRS}
+    if inputs == "conversations":
+        given = {"messages": [[{"role": "user", "content": passage}] for _, passage in PAIRS]}
+    bad = client.submit(**given, model=str(model))
+    assert not client.score(PAIRS, timeout=60).errors
+    with pytest.raises(RunFailed, match=r"template .*too many steps"):
+        bad.scores(timeout=60)
+
+
+def test_a_model_whose_template_has_no_end_is_not_pushed(tmp_path: Path) -> None:
+    model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=HEAVY + TEXTS)
+    with pytest.raises(InputError, match=r"cannot be pushed: .*too many steps"):
+        try_model(model, load_settings(), seconds=60)
+
+
+def test_a_model_that_is_never_loaded_is_refused_and_others_score(
+    server: Server, workers: StartWorker, tmp_path: Path, tiny_model: Path
+) -> None:
+    workers(worker_class="tests.harness.misbehaving.EndlessWorker", environ={"PYTHONPATH": ROOT})
+    client = Client(server.url, model=str(tiny_model))
+    bad = client.submit(PAIRS, model=str(shutil.copytree(tiny_model, tmp_path / "endless")))
+    assert not client.score(PAIRS, timeout=60).errors
+    with pytest.raises(RunFailed, match="was not loaded and proven after 1 s on worker host"):
+        bad.scores(timeout=60)
+
+
+def test_a_worker_whose_load_sees_no_signal_ends(
+    server: Server, workers: StartWorker, tmp_path: Path, tiny_model: Path
+) -> None:
+    environ = {"PYTHONPATH": ROOT, "RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "3"}
+    worker = workers(worker_class="tests.harness.misbehaving.EndlessWorker", environ=environ)
+    Client(server.url, model=str(shutil.copytree(tiny_model, tmp_path / "deaf"))).submit(PAIRS)
+    assert worker.wait(timeout=60) == 1
+    assert "a batch, or a model's load, takes far too long" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_limit_within_a_limit_leaves_that_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGALRM)  # pytest-timeout's
+    with pytest.raises(TooLong), DeathPenalty(2):  # noqa: PT012
+        began = time.monotonic()
+        with pytest.raises(TooLong), DeathPenalty(1):
+            swallow()
+        assert time.monotonic() - began < 1.9
+        with DeathPenalty(60):
+            pass
+        swallow()
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert not DeathPenalty.is_overdue()
+
+
+def swallow() -> None:
+    """What takes every exception for one of its own."""
+    while True:
+        try:
+            time.sleep(10)
+        except Exception:
+            continue
+
+
+def test_a_limit_that_is_not_noticed_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penalty, "_GRACE_SECONDS", -9.8)
+    with DeathPenalty(10):
+        assert not DeathPenalty.is_overdue()
+        time.sleep(0.3)
+        assert DeathPenalty.is_overdue()
+    assert not DeathPenalty.is_overdue()
