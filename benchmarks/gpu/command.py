@@ -215,7 +215,7 @@ class _Watch:
             if self._server is not None and self._run_key is None:
                 self._run_key = next(self._server.scan_iter("rankmill:run:*:progress", count=1000), None)
             if self._server is not None and self._run_key and (written := self._server.get(self._run_key)):
-                return max(Progress.model_validate_json(written).rows, before)
+                return max(Progress.read_json(written, "the progress").rows, before)
         return before
 
     def _look_at_processes(self) -> None:
