@@ -37,18 +37,22 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
     """Why what lies in a folder may be a stranger's, in one line; ``None`` if it cannot be, or is not there.
 
     A stranger is any user but root and this process's, and a group that the process is not in: the group
-    of a pod (``fsGroup``) may write.
+    of a pod (``fsGroup``) may write. Who can write to a folder above can put another folder in the place of
+    this one, unless that one is sticky, as /tmp is.
 
     Parameters
     ----------
     folder, top
-        The folder, and the one above it from which on all are looked at; ``None``: the folder alone.
+        The folder, and the cache folder above it; ``None``: the folder is the cache folder.
     setting
         What says where the folder is.
     """
-    above = [each for each in folder.parents if top and each.is_relative_to(top)]
-    for each in (*reversed(above), folder):
-        if why := _strangers(each):
+    top = top or folder
+    within = [folder, *(each for each in folder.parents if each.is_relative_to(top))]
+    above = dict.fromkeys([*top.absolute().parents, *Path(os.path.realpath(top)).parents])
+    looked_at = [(each, _strangers(each, above=True)) for each in above]
+    for each, why in (*reversed(looked_at), *((each, _strangers(each)) for each in reversed(within))):
+        if why:
             return (
                 f"{each} {why}, and what lies there would be trusted: take that right away, or set {setting} "
                 "to a folder of this user"
@@ -56,19 +60,41 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
     return None
 
 
-def _strangers(folder: Path) -> str | None:
+def _strangers(folder: Path, *, above: bool = False) -> str | None:
+    """Why strangers can write to a folder, or, if it is `above`, replace what others have in it."""
     try:
         about = folder.stat()
     except OSError:
         return None
-    if about.st_mode & stat.S_IWOTH:
+    is_sticky = above and about.st_mode & stat.S_ISVTX
+    if about.st_mode & stat.S_IWOTH and not is_sticky:
         return "can be written by everybody"
-    if about.st_mode & stat.S_IWGRP and about.st_gid not in {os.getegid(), *os.getgroups()}:
+    others = about.st_gid not in {os.getegid(), *os.getgroups()}
+    if about.st_mode & stat.S_IWGRP and others and not is_sticky:
         return f"can be written by group {about.st_gid}, which is none of this process"
-    # Of a file system that shows another owner than the one who writes, what can be written is one's own.
-    if about.st_uid not in {0, os.geteuid()} and not os.access(folder, os.W_OK):
-        return f"belongs to user {about.st_uid}"
-    return None
+    owner = about.st_uid
+    if owner in {0, os.geteuid()} or owner == _owner_in(folder) or (above and owner in _unmapped()):
+        return None
+    return f"belongs to user {owner}"
+
+
+def _owner_in(folder: Path) -> int | None:
+    """Whom a file belongs to that this process makes in a folder: some file systems give all to one user."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_uid
+    except OSError:
+        return None
+
+
+def _unmapped() -> set[int]:
+    """The user who root is in a container that knows only its own users; none elsewhere."""
+    try:
+        mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return set()
+    return set() if any(line[1] == "0" for line in mapped) else {unknown}
 
 
 def write_json(file: Path, values: dict[str, Any]) -> None:

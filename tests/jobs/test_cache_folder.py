@@ -35,8 +35,44 @@ def test_who_may_write(tmp_path: Path, mode: int, group: int, why: str | None) -
         assert (found is None) == (why is None), found
         assert why is None or (found and found.startswith(f"{folder} {why}"))
         folder.chmod(0o755)
-    tmp_path.chmod(0o777)  # above the cache
-    assert strangers(inside, tmp_path / "cache") is None
+
+
+ABOVE = {
+    "mine": (0o755, 0, 0, None),
+    "everybody's": (0o777, 0, 0, "can be written by everybody"),
+    "everybody's, as /tmp is": (0o1777, 0, 0, None),
+    "another group's": (0o775, 0, OTHER, f"can be written by group {OTHER}"),
+    "another user's": (0o755, OTHER, 0, f"belongs to user {OTHER}"),
+    "another user's, as /tmp is": (0o1777, OTHER, 0, f"belongs to user {OTHER}"),
+}
+
+
+@pytest.mark.parametrize(("mode", "owner", "group", "why"), ABOVE.values(), ids=ABOVE)
+def test_who_may_replace_it(tmp_path: Path, mode: int, owner: int, group: int, why: str | None) -> None:
+    if os.geteuid() and (owner or group):
+        pytest.skip("needs the right to give a folder away")
+    above, other = tmp_path / "above", tmp_path / "other"
+    inside = above / "cache" / "openvino"
+    inside.mkdir(parents=True)
+    other.mkdir()
+    (other / "link").symlink_to(above / "cache")  # named so, it lies where it lies
+    os.chown(above, owner or -1, group or -1)
+    above.chmod(mode)
+    for cache in (above / "cache", other / "link"):
+        for found in (strangers(cache), strangers(cache / "openvino", cache)):
+            assert (found is None) == (why is None), found
+            assert why is None or (found and found.startswith(f"{above} {why}"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to give a folder away")
+@pytest.mark.parametrize("whose", ["cache", "cache/openvino", "cache/openvino/model"])
+def test_root_trusts_no_other_users_folder(tmp_path: Path, whose: str) -> None:
+    inside = tmp_path / "cache" / "openvino" / "model"
+    inside.mkdir(parents=True)
+    os.chown(tmp_path / whose, OTHER, OTHER)
+    found = strangers(inside, tmp_path / "cache")
+    assert found
+    assert found.startswith(f"{tmp_path / whose} belongs to user {OTHER}")
 
 
 @pytest.fixture
