@@ -1,6 +1,6 @@
 """Scores over HTTP, without a client library: a ranking, and a stream of scores.
 
-pip install 'rankmill[serve,worker]'
+pip install '.[serve,worker]'
 rankmill serve --embedded --model demo
 python examples/http_client.py http://127.0.0.1:9809
 """

@@ -1,6 +1,6 @@
 """The cells of a notebook: a server and workers of its own, a data frame, scores, a ranking.
 
-pip install 'rankmill[worker]'
+pip install '.[worker]'
 """
 
 # %% A server and workers on this host; they end with the notebook

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from rankmill.cli.exits import clean_exit
 from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, load_settings, merge_settings
@@ -406,7 +407,7 @@ def new_table(output: Path, why: str, *, force: bool) -> OutputFormat:
 def require_plots() -> None:
     """Raise `ConfigError` if there is no matplotlib."""
     if find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
+        raise ConfigError(f"plots need matplotlib: {install_line('bench')}")
 
 
 force = click.option("--force", is_flag=True, help="Replace an existing output.")

@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.corpus.rankings import check_once, column_of, frame_of, read_ranking, read_table
 from rankmill.producer.files.formats.table import TSV, format_of, is_readable, open_reader
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
@@ -167,7 +168,7 @@ def _measure(name: str) -> Any:
     try:
         import ir_measures
     except ImportError:
-        raise ConfigError("measures need ir-measures: pip install 'rankmill[evaluate]'") from None
+        raise ConfigError(f"measures need ir-measures: {install_line('evaluate')}") from None
     try:
         return ir_measures.parse_measure(name)
     except (NameError, ValueError, TypeError, SyntaxError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from rankmill.cli.score import score_file
 from rankmill.cli.workers import score_workers
 from rankmill.jobs.runtime.hosts import WORKER_PACKAGES
+from rankmill.jobs.runtime.installation import install_command, install_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -56,7 +58,40 @@ def test_scoring_without_it_is_one_line(
         ended = CliRunner().invoke(command, arguments)
         assert ended.exit_code == 2, ended.output
         (line,) = ended.stderr.splitlines()
-        assert f"({package} missing): pip install 'rankmill[worker]'" in line
+        assert f"({package} missing): {install_line('worker')}" in line
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        (None, "pip install 'rankmill[worker]'"),
+        ({"url": "file:///src/my%20rankmill", "dir_info": {}}, "pip install '/src/my rankmill[worker]'"),
+        ({"url": "file:///src", "dir_info": {"editable": True}}, "pip install -e '/src[worker]'"),
+        (
+            {"url": "file:///dist/rankmill-1.whl", "archive_info": {}},
+            "pip install 'rankmill[worker] @ file:///dist/rankmill-1.whl'",
+        ),
+        (
+            {"url": "https://host/rankmill", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "pip install 'rankmill[worker] @ git+https://host/rankmill@abc'",
+        ),
+    ],
+)
+def test_messages_name_the_place_that_rankmill_came_from(origin: dict[str, object] | None, line: str) -> None:
+    assert install_command("worker", origin) == line
+
+
+@pytest.mark.slow
+def test_the_named_command_installs(wheel: Path, tmp_path: Path) -> None:
+    """No registry has that name today: whoever took it would be installed."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    _pip(python, "install", "--no-deps", wheel)
+    asked = "from rankmill.jobs.runtime.installation import install_line; print(install_line('s3'))"
+    line = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout
+    pip, *words = shlex.split(line)
+    assert pip == "pip"
+    _pip(python, *words, "--no-deps", "--no-index", "--force-reinstall")
 
 
 SERVICE = ("jobs", "workers", "producer", "configs", "examples")

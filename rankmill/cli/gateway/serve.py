@@ -18,6 +18,7 @@ from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
 from rankmill.jobs.runtime.connection import client_for, connect, impatient
 from rankmill.jobs.runtime.durability import Concerns, read_durability, warn_of_risks
 from rankmill.jobs.runtime.http import is_loopback, split_address
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import Periodic
@@ -154,4 +155,4 @@ def _require_packages() -> None:
     """Raise `ConfigError` if a package of the extra is missing."""
     for name in ("fastapi", "grpc_health", "grpc_reflection", "uvicorn"):
         if find_spec(name) is None:
-            raise ConfigError(f"serving needs packages ({name} missing): pip install 'rankmill[serve]'")
+            raise ConfigError(f"serving needs packages ({name} missing): {install_line('serve')}")

@@ -34,6 +34,7 @@ from rankmill.jobs.registry.documents import (
     Target,
     check_name,
 )
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
@@ -122,7 +123,7 @@ class RegistryFolder:
         except ImportError as error:
             raise RegistryAway(
                 f"the registry {self.url} needs a package that is not installed ({error}); "
-                "pip install 'rankmill[s3]' has that of s3://"
+                f"{install_line('s3')} brings that of s3://"
             ) from None
         except Exception as error:  # each file system has errors of its own
             reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.installation import install_line
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 """Padded tokens in a batch, by device: enough to keep it busy, few enough to pad little and fit caches."""
@@ -50,7 +51,7 @@ def require_worker_packages(*more: str) -> None:
     if missing:
         raise ConfigError(
             f"this installation cannot score by itself ({', '.join(missing)} missing): "
-            "pip install 'rankmill[worker]', or use workers elsewhere with --redis URL"
+            f"{install_line('worker')}, or use workers elsewhere with --redis URL"
         )
 
 

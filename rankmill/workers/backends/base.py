@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.workers.batches.layout import PLAIN, ModelLayout
 from rankmill.workers.batches.tokens import Batch
 
@@ -265,7 +266,7 @@ class BackendKind:
     @property
     def installed_by(self) -> str:
         """The command that installs the backend."""
-        return f"pip install 'rankmill[{self.extra or self.name}]'"
+        return install_line(self.extra or self.name)
 
     def obstacle(self, config: Any, device: str, precision: str, *, plain: bool = True) -> str | None:
         """Why the backend cannot run a model on this device in this precision; ``None`` if it can.

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from rankmill.jobs.cache import read_json, strangers, write_json
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import system
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.host.disk_cache import Locked, lock
@@ -72,12 +73,14 @@ class FastTexts:
         self._proven: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._news: str | None = None
         self._make: Callable[[str], FastEncode] | None = None
+        self._missing: str | None = None
         if cache is None or slow.encode_special_tokens or type(slow.model).__name__ not in LIBRARIES:
             return
         library, make = LIBRARIES[type(slow.model).__name__]
         try:
             about = [f"{name} {metadata.version(name)}" for name in (library, "tokenizers")]
         except metadata.PackageNotFoundError:
+            self._missing = library
             return
         name = hashlib.sha256("\n".join([str(_RECIPE), *about, slow.to_str()]).encode()).hexdigest()[:32]
         self._library, self._file = library, cache / "tokenizers" / f"{name}.json"
@@ -170,6 +173,13 @@ class FastTexts:
 
     def begin_proof(self) -> threading.Thread | None:
         """Begin a proof in a thread, unless a process of this host is at it or knows the outcome."""
+        if self._missing:
+            logger.warning(
+                "%s is missing: Hugging Face's tokenizer takes ten times as long, and a GPU waits for it; %s",
+                self._missing,
+                install_line("cuda"),
+            )
+            self._missing = None
         if self._make is None or self._fast:
             return None
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from transformers import AutoConfig
 
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.workers.backends import torch as kind_of_torch
 from rankmill.workers.backends.base import ROW, Logits
 from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
@@ -181,7 +183,7 @@ def test_without_hardware_or_package_a_worker_says_what_is_missing(monkeypatch: 
     with pytest.raises(SpecError, match="fp8 is not supported on cpu by backend torch; use fp32 or bf16"):
         choose_backend("torch", "fp8", config, "cpu", CACHE)
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(WorkerError, match=r"torchao \(pip install 'rankmill\[fp8\]'\); use another precis"):
+    with pytest.raises(WorkerError, match=re.escape(f"torchao ({install_line('fp8')}); use another precis")):
         choose_backend("torch", "fp8", config, "cuda", CACHE)
     monkeypatch.setattr(kind_of_torch, "is_installed", lambda package: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import system
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.models import fast_texts, tokenizer_proof
@@ -70,6 +71,19 @@ def proven(slow: Tokenizer, tmp_path: Path) -> FastTexts:
     texts = FastTexts(slow, tmp_path)
     assert texts.settle()
     return texts
+
+
+def test_what_keeps_a_gpu_waiting_is_said_once_with_the_remedy(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, make = LIBRARIES["WordPiece"]
+    monkeypatch.setitem(LIBRARIES, "WordPiece", ("no-such-library", make))
+    texts = FastTexts(slow, tmp_path)
+    assert not texts.settle()
+    assert not texts.settle()
+    (record,) = caplog.records
+    assert "no-such-library is missing" in record.message
+    assert record.message.endswith(install_line("cuda"))
 
 
 TEXTS = st.text(max_size=30) | st.sampled_from(["[SEP]", "the moon", "a[MASK]b", "e\u0301", "\U0001f319"])

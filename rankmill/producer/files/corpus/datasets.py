@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RankmillError
 from rankmill.jobs.protocol.submitted.request import DATASET
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.roots import confined
 
@@ -49,7 +50,7 @@ def _dataset_file(name: str, part: DatasetPart) -> Path:
     try:
         import ir_datasets
     except ImportError:
-        raise ConfigError(f"{DATASET}{name} needs ir_datasets: pip install 'rankmill[irds]'") from None
+        raise ConfigError(f"{DATASET}{name} needs ir_datasets: {install_line('irds')}") from None
     what = f"{DATASET}{name}"
     try:
         dataset = ir_datasets.load(name)

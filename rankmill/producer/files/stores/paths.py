@@ -12,6 +12,7 @@ from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 
 from rankmill.jobs.contract.errors import InputError, RankmillError, StoreError
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import Backoff, system
 
 WORKSPACE = ".rankmill"
@@ -275,7 +276,7 @@ def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
             raise StoreError(f"{what}: no permission ({_reason(error)})") from None
         except Exception as error:
             if isinstance(error, ImportError):
-                raise InputError(f"{what}: {_reason(error)} (pip install 'rankmill[s3]' for s3://)") from None
+                raise InputError(f"{what}: {_reason(error)} ({install_line('s3')} for s3://)") from None
             if getattr(getattr(error, "response", None), "status_code", None) in {401, 403}:  # of the hub
                 raise StoreError(f"{what}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.runtime.installation import install_line
 from rankmill.workers.backends.base import (
     ROW,
     Backend,
@@ -62,7 +63,7 @@ def _lacks(device: str, precision: str) -> str | None:
     if precision != "fp8":
         return None
     if not is_installed("torchao"):
-        return "fp8 needs torchao (pip install 'rankmill[fp8]')"
+        return f"fp8 needs torchao ({install_line('fp8')})"
     if not has_fp8():
         return "fp8 needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper)"
     return None

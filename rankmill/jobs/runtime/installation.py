@@ -1,0 +1,50 @@
+"""How this rankmill was installed: messages name the command that adds what is missing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def install_line(extra: str) -> str:
+    """The command that installs an extra of rankmill, from where rankmill itself was installed."""
+    try:
+        recorded = metadata.distribution("rankmill").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # it runs from a checkout
+        return install_command(extra, {"url": _CHECKOUT.as_uri(), "dir_info": {}})
+    return install_command(extra, json.loads(recorded) if recorded else None)
+
+
+def install_command(extra: str, origin: Mapping[str, Any] | None) -> str:
+    """The command for an extra of what was installed from `origin`.
+
+    Parameters
+    ----------
+    extra
+        A name in ``[project.optional-dependencies]``.
+    origin
+        The content of ``direct_url.json`` (PEP 610); ``None``: rankmill came from a package index.
+
+    >>> install_command("worker", None)
+    "pip install 'rankmill[worker]'"
+    >>> install_command("worker", {"url": "file:///src/rankmill", "dir_info": {"editable": True}})
+    "pip install -e '/src/rankmill[worker]'"
+    >>> install_command("s3", {"url": "https://host/rankmill-1.whl", "archive_info": {}})
+    "pip install 'rankmill[s3] @ https://host/rankmill-1.whl'"
+    """
+    if origin is None:
+        return f"pip install {shlex.quote(f'rankmill[{extra}]')}"
+    url = str(origin["url"])
+    if "dir_info" in origin:
+        option = "-e " if origin["dir_info"].get("editable") else ""
+        return f"pip install {option}{shlex.quote(f'{unquote(urlsplit(url).path)}[{extra}]')}"
+    if version := origin.get("vcs_info"):
+        url = f"{version['vcs']}+{url}@{version['commit_id']}"
+    return f"pip install {shlex.quote(f'rankmill[{extra}] @ {url}')}"
