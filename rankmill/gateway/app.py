@@ -98,7 +98,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
         wrong = [{**each, "loc": each["loc"][1:]} for each in error.errors()]  # without "query"
         return refused(dialect, wrong_field(wrong))
     if not isinstance(error, HTTPException):
-        answer = refused(dialect, refusal_of(error))
+        gateway: Gateway = request.app.state.gateway
+        answer = refused(dialect, refusal_of(error, gateway.names))
         if request.method == "PUT":
             answer.headers["Connection"] = "close"  # an upload may not have been read to its end
         return answer

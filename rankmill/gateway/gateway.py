@@ -39,7 +39,7 @@ Right = Literal["admin", "manage_models"]
 
 _RIGHTS: dict[Right, str] = {
     "admin": FOR_ADMINS,
-    "manage_models": "this needs a key that manages models: rankmill keys create NAME --manage-models",
+    "manage_models": "this needs a key that manages models",
 }
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,11 @@ class Gateway:
         self.scoring = Scoring(settings, redis_url, self.served, self.admission, self.load)
         self.batches = Batches(settings, redis_url) if settings.gateway_files else None
         self.registry = RegistryStore(settings.registry) if settings.registry else None
+        self.names = {model.model: model.name for model in self.served.all if "/" in model.model}
+        """What callers call paths and URLs that messages name."""
+        if self.registry:
+            url = self.registry.url
+            self.names |= {f"the registry {url}": "the registry", url: "the registry"}
         self.grpc: Stoppable | None = None
         self.is_stopping = False
         self._needed = needed

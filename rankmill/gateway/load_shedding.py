@@ -220,13 +220,13 @@ class LoadShedder:
         settings = self._settings
         live = {name: report for name, report in reports.items() if not (report and report.drained)}
         if not live:
-            return f"queue {settings.queue!r} has no worker"
+            return "there is no worker"
         wanted = _without_version(settings.model)
         models = {name: each.models if each else () for name, each in live.items()}
         having = {name for name, each in models.items() if wanted in map(_without_version, each)}
         self._able = (self._able & live.keys()) | having
         is_known = self._able or system.monotonic() - self._scored < _REPORT_SECONDS
-        return None if is_known else f"no worker has loaded {settings.model}"
+        return None if is_known else "no worker has loaded the model"
 
 
 def _without_version(model: str) -> str:

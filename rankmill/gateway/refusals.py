@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import redis
 
 from rankmill.jobs.contract.errors import (
     ConfigError,
+    ConnectionFailed,
     InputError,
     NotInRegistry,
+    NoWorkers,
     RankmillError,
     RedisFailed,
     RedisUnavailable,
+    RegistryAway,
     RegistryConflict,
+    RegistryError,
     RunCancelled,
     RunFailed,
     RunTimeout,
@@ -112,11 +118,25 @@ def wrong(param: str, why: str) -> Refusal:
     return Refusal("invalid", f"{param}: {why}", param=param)
 
 
+class WrongFile(InputError):
+    """What a caller has sent is wrong; the message was written for the caller."""
+
+
 def unscorable(row: int, reason: str) -> Refusal:
     """The refusal of a request because one row has no score."""
     tokens = read_too_long(reason)
     kind: Kind = "too_long" if tokens else "unscorable"
-    return Refusal(kind, f"text {row} cannot be scored: {reason}", tokens=tokens)
+    return Refusal(kind, f"text {row} cannot be scored: {row_reason(reason)}", tokens=tokens)
+
+
+def row_reason(reason: str) -> str:
+    """Why a row has no score, for callers: what an exception says of a worker's host is only logged."""
+    what, _, rest = reason.partition(": ")
+    is_of_worker = what.startswith("given up after attempt") and rest != "its worker died"
+    if not is_of_worker and not _PRIVATE.search(reason) and not _CODE.search(reason):
+        return reason
+    logger.warning("a text has no score: %s", reason)
+    return what if is_of_worker or what in {"tokenizer", "model"} else "the worker fails with it"
 
 
 EXPECTED = (Refusal, RankmillError, redis.RedisError)
@@ -125,9 +145,44 @@ EXPECTED = (Refusal, RankmillError, redis.RedisError)
 _RIGHTS = ("NOPERM", "ACL failure")
 """The server's reply to a user without the right, directly or in a script."""
 
+_SAID: tuple[tuple[type[RankmillError], str], ...] = (
+    (NoWorkers, "no worker is there that could do it: ask again later"),
+    (RedisUnavailable, "the gateway's Redis cannot serve now: ask again later"),
+    (ConnectionFailed, "the gateway's Redis cannot serve now: ask again later"),
+    (RedisFailed, "the gateway's Redis refuses a command, which its operator must mend"),
+    (RunCancelled, "the run was cancelled"),
+    (SpecError, "the workers cannot score it with this model"),
+    (RunFailed, "the workers cannot score it with this model"),
+)
+"""What callers are told of errors that concern the operator: the first that fits."""
 
-def refusal_of(error: Exception) -> Refusal:
-    """The refusal for one of the errors in `EXPECTED`."""
+_OF_CALLERS = (ConfigError, InputError, RegistryError, RunTimeout)
+"""Errors whose messages are for callers, unless something in them is not."""
+
+_PRIVATE = re.compile(
+    r"""\w+://\S  # a URL
+    | (?:^|[\s'"`(\[{<=:,;])~?/[^\s/]  # a path
+    | \bRANKMILL_[A-Z]
+    | \b(?:rankmill|score-workers|score-file|rq|pip)\s+[a-z]  # a command
+    """,
+    re.VERBOSE,
+)
+
+_CODE = re.compile(r"\.(?:py|cc|cpp|cu|hpp|so)\b")
+
+
+def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refusal:
+    """The refusal for one of the errors in `EXPECTED`.
+
+    Callers are told what they can mend. What needs the operator, who does not see the answer, is logged.
+
+    Parameters
+    ----------
+    error
+        The error.
+    names
+        What callers call paths and URLs that they do not know.
+    """
     if isinstance(error, Refusal):
         return error
     try:
@@ -135,11 +190,22 @@ def refusal_of(error: Exception) -> Refusal:
             raise error
     except RankmillError as found:
         error = found
-    message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
-    if isinstance(error, RedisUnavailable):
-        message += "; ask again later"
-    if isinstance(error, RedisFailed):
-        if any(mark in message for mark in _RIGHTS):
-            message += "; docs/operations/deploy.md has the rights that the gateway's user needs"
-        logger.warning("%s", message)  # it needs the operator, who does not see the answer
-    return Refusal(next(kind for kind, words in KINDS.items() if isinstance(error, words.errors)), message)
+    kind = next(kind for kind, words in KINDS.items() if isinstance(error, words.errors))
+    return Refusal(kind, told(error, names or {}))
+
+
+def told(error: Exception, names: Mapping[str, str]) -> str:
+    """What a caller is told of an error; the rest is logged. `names` as of `refusal_of`."""
+    whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
+    if isinstance(error, WrongFile):
+        return message
+    if isinstance(error, _OF_CALLERS) and not isinstance(error, RegistryAway):
+        for private in sorted(names, key=len, reverse=True):
+            message = message.replace(private, names[private])
+        if not _PRIVATE.search(message):
+            return message
+    if isinstance(error, RedisFailed) and any(mark in message for mark in _RIGHTS):
+        whole += "; docs/operations/deploy.md has the rights that the gateway's user needs"
+    logger.warning("%s", whole)
+    said = next((text for kind, text in _SAID if isinstance(error, kind)), "it cannot be done here now")
+    return said if said.endswith("later") else f"{said}; the log says why"

@@ -18,7 +18,7 @@ from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.refusals import Refusal, refusal_of, unscorable
 from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
 from rankmill.jobs.contract.encodings import TokensFound
-from rankmill.jobs.contract.errors import ConfigError, RunFailed, StillWaiting
+from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -196,8 +196,9 @@ class Scoring:
             talks = error.option == "inputs" and spec["inputs"] == "conversations"
             if error.option not in asked and not talks:
                 raise refusal_of(error) from None
-            why = f"the options of this request do not fit the model: {error}"
-            raise Refusal("invalid", why, param=None if talks else error.option) from None
+            asks = InputError(f"the options of this request do not fit the model: {error}")
+            refusal = refusal_of(asks, {served.model: served.name} if "/" in served.model else {})
+            raise Refusal("invalid", refusal.message, param=None if talks else error.option) from None
 
     async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
         """Submit rows; a server that cannot serve is waited for only briefly."""

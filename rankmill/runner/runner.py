@@ -144,13 +144,21 @@ class Runner:
         except (RedisUnavailable, ConnectionFailed):
             raise  # the lease ends, and another runner continues
         except RankmillError as error:
-            notes = getattr(error, "__notes__", [])
-            self._answer(self._heartbeat.claim.run.end("failed", "; ".join([str(error), *notes])))
+            self._fail(error, "; ".join([str(error), *getattr(error, "__notes__", [])]))
         except Exception as error:
             logger.exception("the run has failed unexpectedly")
-            self._answer(self._heartbeat.claim.run.end("failed", f"{type(error).__name__}: {error}"))
+            self._fail(error, f"{type(error).__name__}: {error}")
         else:
             self._answer(self._heartbeat.claim.run.end("done"))
+
+    def _fail(self, error: Exception, reason: str) -> None:
+        """End the run; who has sent a batch to a gateway is told only what is for callers."""
+        run = self._heartbeat.claim.run
+        if run.order.batch:
+            from rankmill.gateway.batches.work import why_failed
+
+            reason = why_failed(error, run.order)
+        self._answer(run.end("failed", reason))
 
     def _finish(self, run: FileRun) -> None:
         """End a run whose output is in its place, and that was interrupted before it could say so."""
@@ -203,7 +211,8 @@ class Runner:
         logger.warning("this runner cannot score the run: %s", reason)
         said = self._store.refuse(run.id, self.name, reason)
         if set(self._store.runners()) <= said.keys():
-            self._answer(run.end("failed", f"no runner can score it: {names_of(said)}"))
+            names = "" if run.order.batch else f": {names_of(said)}"
+            self._answer(run.end("failed", f"no runner can score it{names}"))
             return
         times = self._left.get(run.id, (0.0, 0))[1] + 1
         self._left[run.id] = (system.monotonic() + _BACKOFF.pause(times), times)

@@ -14,9 +14,8 @@ from pydantic_core import from_json
 from rankmill.gateway.batches.folder import open_bytes
 from rankmill.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.gateway.dialects.routes import DIALECTS, score_paths
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.refusals import Refusal, WrongFile
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
-from rankmill.jobs.contract.errors import InputError
 
 MAX_LINE_BYTES = 32 << 20
 
@@ -65,7 +64,7 @@ def read_requests(path: Path, endpoint: str) -> Iterator[BatchRequest]:
 
     Raises
     ------
-    InputError
+    WrongFile
         A line is no request for `endpoint`, or has the ``custom_id`` of an earlier one; the message names it.
     """
     seen: dict[str, int] = {}
@@ -74,12 +73,12 @@ def read_requests(path: Path, endpoint: str) -> Iterator[BatchRequest]:
     for number, raw in _lines(path):
         line = _line(number, raw)
         if line.method.upper() != "POST" or line.url not in named:
-            raise InputError(
+            raise WrongFile(
                 f"line {number}: the batch is for POST {endpoint}, and the line for "
                 f"{line.method:.20} {line.url:.200}"
             )
         if before := seen.get(line.custom_id):
-            raise InputError(f"line {number}: its custom_id is that of line {before}: {line.custom_id:.80}")
+            raise WrongFile(f"line {number}: its custom_id is that of line {before}: {line.custom_id:.80}")
         seen[line.custom_id] = number
         yield _request(number, line, _PATHS[endpoint])
 
@@ -94,7 +93,7 @@ def first_request(path: Path, endpoint: str) -> BatchRequest:
         if request.asked:
             return request
     if first is None:
-        raise InputError("the file has no line")
+        raise WrongFile("the file has no line")
     return first
 
 
@@ -150,7 +149,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         while raw := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             if len(raw) > MAX_LINE_BYTES:
-                raise InputError(f"line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+                raise WrongFile(f"line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
             if raw.strip():
                 yield number, raw
 
@@ -161,7 +160,7 @@ def _line(number: int, raw: bytes) -> RequestLine:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "it"
-        raise InputError(
+        raise WrongFile(
             f"line {number}: {place[:200]}: {first['msg']}; a line has custom_id, method, url and body"
         ) from None
 

@@ -7,6 +7,7 @@ takes the steps that are left.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +19,9 @@ import pyarrow.parquet as pq
 from rankmill.gateway.batches.folder import open_bytes
 from rankmill.gateway.batches.lines import BatchRequest, answer, failure, read_requests
 from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
-from rankmill.gateway.refusals import unscorable
-from rankmill.jobs.contract.errors import InputError, RunFailed
+from rankmill.gateway.refusals import WrongFile, row_reason, told, unscorable
 from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
-from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
+from rankmill.jobs.protocol.submitted.request import BatchOrder, FileOrder, FileRequest
 from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.output_record import record_of
@@ -34,6 +34,8 @@ _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
 """The columns of rows that are scored alone, by their kind."""
+
+_OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 _TOKENS = "tokens"
 """The column of a row's tokens beside the scores."""
@@ -90,7 +92,7 @@ class BatchWork:
 
         Raises
         ------
-        InputError
+        WrongFile
             A line is no request, or asks for another model than the first.
         """
         if self._batch.endpoint is None:
@@ -117,6 +119,7 @@ class BatchWork:
         self._store.count(self._batch.id, BatchCounts(total=rows, completed=rows - failed, failed=failed))
         self._record(output_id(self._batch.id), output.partial, output.path)
         if failed:
+            _write_for_callers(output.partial_errors)
             self._record(errors_id(self._batch.id), output.partial_errors, output.errors_path)
         self._keep(outcome, output.partial, output.path)
 
@@ -152,17 +155,17 @@ class BatchWork:
             self._store.count(self._batch.id, BatchCounts(total=lines))
 
     def _check(self, request: BatchRequest) -> None:
-        """Raise `InputError` if a request cannot be scored with the others."""
+        """Raise `WrongFile` if a request cannot be scored with the others."""
         if request.asked is None:
             return
         model = request.asked.model or self._batch.default
         if model != self._batch.model:
-            raise InputError(
+            raise WrongFile(
                 f"line {request.number}: asks for the model {model}, and the first line for "
                 f"{self._batch.model}: a batch has one model"
             )
         if request.asked.spec != self._batch.asked:
-            raise InputError(
+            raise WrongFile(
                 f"line {request.number}: its options are not those of the first line, which all share"
             )
 
@@ -208,7 +211,7 @@ class BatchWork:
             refused = request
             for place in range(len(request.rows)):
                 if (result := next(found, None)) is None:
-                    raise RunFailed("the file of the batch has changed since its pairs were taken")
+                    raise WrongFile("the file of the batch has changed since its pairs were taken")
                 score, tokens_of_row = result
                 tokens += tokens_of_row or 0
                 if score is None and refused.refusal is None:
@@ -217,7 +220,7 @@ class BatchWork:
                 row += 1
             yield refused, scores, tokens
         if next(found, None) is not None:
-            raise RunFailed("the file of the batch has changed since its pairs were taken")
+            raise WrongFile("the file of the batch has changed since its pairs were taken")
 
     def _record(self, file_id: str, partial: Path, path: Path) -> None:
         """Write the record of a file."""
@@ -238,6 +241,31 @@ class BatchWork:
     @property
     def _input(self) -> Path:
         return as_path(self._request.inputs[0])
+
+
+def why_failed(error: Exception, order: FileOrder) -> str:
+    """Why a batch has failed, for its caller, who does not know where its files lie; the rest is logged."""
+    request = order.request
+    names = dict.fromkeys(request.inputs, "the file") | {request.output or "": "the output"}
+    if order.spec.model.startswith("/"):
+        names[order.spec.model] = Path(order.spec.model).name
+    return _OPTION.sub(_as_field, told(error, names))
+
+
+def _as_field(option: re.Match[str]) -> str:
+    name = option[1].replace("-", "_")
+    return f"pairs.{name}" if name in FileRequest.model_fields else option[0]
+
+
+def _write_for_callers(errors: Path) -> None:
+    """Leave out of a list of row errors what says more of the workers than of the rows."""
+    shown = errors.with_name("errors-for-callers.jsonl")
+    with errors.open(encoding="utf-8") as found, shown.open("w", encoding="utf-8") as file:
+        for each in map(json.loads, found):
+            row = {"row": each["row"], "error": row_reason(each["error"]), "attempts": each["attempts"]}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    sync(shown)
+    shown.replace(errors)
 
 
 def clear_batch(output: Path) -> None:

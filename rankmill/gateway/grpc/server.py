@@ -142,7 +142,7 @@ class GrpcServer:
                 else:
                     yield Call(note, await self._gateway.identify(note, headers))
             except EXPECTED as error:
-                await _abort(context, note, refusal_of(error))
+                await _abort(context, note, refusal_of(error, self._gateway.names))
             except Exception:
                 logger.exception("the call of %s failed", route)
                 text = f"the call failed; the gateway's log has the reason, with request={note.id}"

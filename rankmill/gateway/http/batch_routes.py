@@ -42,7 +42,7 @@ router = new_router("batches", "/v1")
 
 async def _batches(gateway: TheGateway, key: Caller) -> Batches:
     if gateway.batches is None:
-        raise Refusal("not_found", "this gateway keeps no files: it needs the setting gateway_files")
+        raise Refusal("not_found", "this gateway keeps no files")
     return gateway.batches
 
 
@@ -162,7 +162,7 @@ async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> Asy
         except RedisUnavailable:  # the server is asked again
             pass
         except EXPECTED as error:
-            refusal = refusal_of(error)
+            refusal = refusal_of(error, gateway.names)
             yield event("error", SHARED.error(refusal, SHARED.status(refusal)))
             return
         await asyncio.sleep(_LOOK_SECONDS)

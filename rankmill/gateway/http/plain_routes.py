@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -31,6 +32,7 @@ from rankmill.jobs.system import system
 _WAIT_SECONDS = 60.0
 """Longest wait for workers to carry out an order; it stays then, and the answer says so."""
 
+logger = logging.getLogger(__name__)
 router = new_router("gateway")
 service_router = new_router("gateway")
 """The paths that other servers have as well; they are also below the prefix of each dialect."""
@@ -46,7 +48,10 @@ async def health() -> Response:
 @router.get("/ready", summary="Whether a worker has the gateway's model")
 def ready(gateway: TheGateway) -> Response:
     """Why none has, if none has."""
-    reason = unreachable(gateway.plain_redis) or gateway.load.unready
+    reason = gateway.load.unready
+    if away := unreachable(gateway.plain_redis):
+        logger.warning("not ready: %s", away)
+        reason = "the gateway's Redis does not answer"
     return JSONResponse({"status": reason or "ready"}, 503 if reason else 200)
 
 

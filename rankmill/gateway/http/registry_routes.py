@@ -127,9 +127,7 @@ class ManagedModel:
 
 async def _registry(gateway: TheGateway, key: ModelManager) -> RegistryStore:
     if gateway.registry is None:
-        raise Refusal(
-            "not_found", "this gateway has no registry: it needs the setting registry (RANKMILL_REGISTRY)"
-        )
+        raise Refusal("not_found", "this gateway has no registry of models")
     return gateway.registry
 
 
@@ -199,7 +197,8 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
     try:
         require_worker_packages()
     except ConfigError as error:
-        raise Refusal("unavailable", f"no model can be tried where this gateway runs: {error}") from None
+        logger.warning("no model can be tried here: %s", error)
+        raise Refusal("unavailable", "no model can be tried where this gateway runs") from None
     registry.taken(model.name)  # the registry can be reached
     if not _pushing.acquire(blocking=False):
         raise Refusal("overloaded", "another model is being uploaded here", retry_after=15)
@@ -211,11 +210,15 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
                 pushed = push(
                     registry, folder, model.name, version, trial, Steps(quiet=True), by=model.by, notes=notes
                 )
-            except (InputError, ProcessFailed) as error:  # the folder means nothing to who has sent the files
+            except InputError as error:  # the folder means nothing to who has sent the files
                 text = str(error).replace(f"{folder}/", "").replace(str(folder), "the model")
                 raise Refusal(refusal_of(error).kind, text) from None
+            except ProcessFailed as error:
+                logger.warning("%s", error)
+                text = "the model cannot be tried here: the trial took too long, or needs more than there is"
+                raise Refusal("unavailable", text) from None
     except OSError as error:
-        raise Refusal("unavailable", f"the upload cannot be kept: {error.strerror or error}") from None
+        raise _disk_refusal("the upload cannot be kept", error) from None
     finally:
         _pushing.release()
     logger.info("%s was pushed by %s", pushed.manifest, model.by)
@@ -260,8 +263,7 @@ def _pull(model: ManagedModel, version: str) -> ModelArchive:
         try:
             pull(model.registry, manifest, folder, Steps(quiet=True))
         except OSError as error:
-            text = error.strerror or error
-            raise Refusal("unavailable", f"the model cannot be fetched: {text}") from None
+            raise _disk_refusal("the model cannot be fetched", error) from None
         return ModelArchive(manifest, folder, stack.pop_all())
 
 
@@ -310,7 +312,12 @@ def _promote(model: ManagedModel, alias: str, wanted: Promotion) -> dict[str, An
             wait_seconds=wanted.wait_seconds, on_outcome=outcomes.append,
         )  # fmt: skip
     except NotWarm as error:
-        raise Refusal("backend", str(error)) from None
+        logger.warning("%s", error)
+        raise Refusal(
+            "backend",
+            f"{reference} stands for what it stood for: not all workers have loaded the version; the "
+            "gateway's log says why",
+        ) from None
     return {**model.changed(reference, found), "workers": [each.model_dump() for each in outcomes]}
 
 
@@ -325,6 +332,11 @@ def roll_back_alias(
     model.find_alias(alias)
     reference = model.alias(alias)
     return model.changed(reference, roll_back(model.registry, reference, by=model.by))
+
+
+def _disk_refusal(what: str, error: OSError) -> Refusal:
+    logger.warning("%s: %s", what, error)
+    return Refusal("unavailable", f"{what}: {error.strerror}" if error.strerror else what)
 
 
 def _model_view(registry: RegistryStore, name: str) -> dict[str, Any]:

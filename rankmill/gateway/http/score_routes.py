@@ -21,7 +21,7 @@ from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.document import REFUSALS, json_body
 from rankmill.gateway.http.responses import event, event_stream
 from rankmill.gateway.observation import Observation, observation
-from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
+from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of, row_reason
 from rankmill.gateway.score_request import RequestScores
 from rankmill.gateway.scoring import RowScores, SubmittedRequest
 
@@ -95,7 +95,7 @@ async def _events(
             gateway.count(note, scores)
             yield event("result", body.answer(scores))
     except EXPECTED as error:
-        refusal = refusal_of(error)
+        refusal = refusal_of(error, gateway.names)
         yield event("error", body.dialect.error(refusal, body.dialect.status(refusal)))
 
 
@@ -105,7 +105,7 @@ def _shown(chunk: RowScores) -> JsonObject:
     return {
         "first": chunk.first,
         "scores": scores,
-        "errors": {str(row): reason for row, reason in chunk.errors.items() if row in here},
+        "errors": {str(row): row_reason(reason) for row, reason in chunk.errors.items() if row in here},
     }
 
 

@@ -24,7 +24,7 @@ KeysNeeded = Literal["always", "if there are any", "never"]
 MOST_WAIT = 5.0
 """Longest wait (s) of a request for a server that cannot serve, before it is told so."""
 
-FOR_ADMINS = "this needs a key for admins: rankmill keys create NAME --admin"
+FOR_ADMINS = "this needs a key for admins"
 
 _LOOK_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0

@@ -26,9 +26,12 @@ from rankmill import Client, SubmittedFile
 from rankmill.gateway.batches.folder import FilesFolder
 from rankmill.gateway.batches.lines import read_requests
 from rankmill.gateway.batches.service import Batches
+from rankmill.gateway.batches.work import why_failed
 from rankmill.gateway.keys.api_keys import KeyStore
-from rankmill.gateway.refusals import Refusal
-from rankmill.jobs.contract.errors import InputError, OutputError
+from rankmill.gateway.refusals import Refusal, WrongFile
+from rankmill.jobs.contract.errors import InputError, OutputError, RunFailed, SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from tests.conftest import ENVIRON, QUICK_LEASE, StartRunner, wait_for
 from tests.faults.test_runners import kept_rows
@@ -228,7 +231,7 @@ def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running) -> None:
     assert {event[0] for event in begun} <= {"event: batch"}
     assert last[0] == "event: done"
     batch = json.loads(last[1].removeprefix("data: "))
-    assert batch["status"] == "completed"
+    assert batch["status"] == "completed", batch
     assert batch["request_counts"] == {"total": 300, "completed": 299, "failed": 1}
     content = gateway.get(f"/v1/files/{batch['output_file_id']}/content")
     assert int(content.headers["content-length"]) == len(content.body)
@@ -239,7 +242,58 @@ def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running) -> None:
         gateway.post("/v1/score", alone).json["data"][0]["score"], abs=1e-4
     )
     (error,) = gateway.get(f"/v1/files/{batch['error_file_id']}/content").body.splitlines()
-    assert json.loads(error)["row"] == 0
+    assert json.loads(error) == {"row": 0, "error": "passage is null", "attempts": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "asked", "reason"),
+    [
+        (
+            b"q,p\nmoon,a moon\n",
+            {},
+            "the file: no column 'query'; it has 'q', 'p' (choose with pairs.query_",
+        ),
+        (b'query,passage\nmoon,"a moon\n', {}, "the file, line 2: the field in quotes"),
+        (
+            b"query,passage\nmoon,a moon\n",
+            {"pairs": {"score_column": "passage"}},
+            "has a column 'passage' already; name the new one with pairs.score_column",
+        ),
+    ],
+)
+def test_a_batch_that_fails_says_nothing_of_where_its_files_lie(
+    gateway: Running, content: bytes, asked: dict[str, Any], reason: str
+) -> None:
+    batch = ended(gateway, submitted(gateway, "pairs.csv", content, **asked)["id"])
+    assert batch["status"] == "failed"
+    message = batch["errors"]["data"][0]["message"]
+    assert reason in message
+    assert "/" not in message
+    assert "rankmill" not in message
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (
+            RunFailed("no worker of queue 'q' can score it: host-7.1234: no memory"),
+            "the workers cannot score",
+        ),
+        (SpecError("cannot load the model in /srv/models/private: damaged"), "the workers cannot score"),
+        (InputError("/srv/files/file-1/content.csv: no column 'query'"), "the file: no column 'query'"),
+        (InputError("/srv/files/batch_1/output.csv: another name"), "the output: another name"),
+        (InputError("/etc/other: cannot be read"), "it cannot be done here now"),
+        (KeyError("/srv/secret"), "it cannot be done here now"),
+        (WrongFile("line 2: the line for POST /v1/score"), "line 2: the line for POST /v1/score"),
+    ],
+)
+def test_why_a_batch_has_failed_is_told_without_what_is_the_operator_s(error: Exception, shown: str) -> None:
+    request = FileRequest(inputs=("/srv/files/file-1/content.csv",), output="/srv/files/batch_1/output.csv")
+    order = FileOrder(request=request, spec=ScoreSpec(model="/srv/models/private"))
+    found = why_failed(error, order)
+    assert found.startswith(shown)
+    assert "/srv" not in found
+    assert "host-7" not in found
 
 
 @pytest.mark.parametrize(

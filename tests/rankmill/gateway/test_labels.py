@@ -162,7 +162,8 @@ def test_what_workers_lack_is_not_the_caller_s_fault(
     """A client asks again later, or elsewhere, at 502; at 400 it never would."""
     reply = gateway.post(path, {"model": "gone", **body})
     text = reply.body.decode()
-    assert "no such directory" in text, text
+    assert "the workers cannot score it with this model" in text, text
+    assert "no such directory" in gateway.log.read_text()
     assert "do not fit the model" not in text
     error = json.loads(text.partition("data: ")[2] if "stream" in body else text)["error"]
     assert (error["code"], error["param"]) == (502, None), text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import tempfile
 import urllib.request
@@ -28,7 +29,7 @@ from rankmill.gateway.http import dependencies
 from rankmill.gateway.keys import admission
 from rankmill.gateway.keys.admission import KeysNeeded
 from rankmill.gateway.keys.api_keys import KeyStore
-from rankmill.gateway.refusals import KINDS, refusal_of
+from rankmill.gateway.refusals import KINDS, refusal_of, unscorable
 from rankmill.jobs.runtime import connection
 from rankmill.jobs.runtime.passwords import remember_password
 from rankmill.jobs.runtime.settings import load_settings
@@ -93,15 +94,17 @@ def barred(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ("DELETE", "/v1/registry/reranker/versions/v1", None),
     ],
 )
-def test_a_right_that_the_gateway_lacks_is_named(barred: Running, method: str, path: str, body: Any) -> None:
+def test_the_log_names_a_right_that_the_gateway_lacks(
+    barred: Running, method: str, path: str, body: Any
+) -> None:
     raw = None if body is None else json.dumps(body).encode()
     kind = {"content-type": "application/json"}
     reply = barred.send(urllib.request.Request(barred.url + path, raw, kind, method=method))
     (line,) = reply.body.decode().splitlines()
     if reply.headers["content-type"].startswith("application/json"):
         assert reply.status == 503, line
-    assert "NOPERM User gateway has no permissions to run the '" in line
-    assert RIGHTS in line
+    assert "the gateway's Redis refuses a command" in line
+    assert "NOPERM" not in line
     if path.startswith(("/tei", "/cohere", "/jina", "/infinity")):
         form = {"/tei": {"error", "error_type"}, "/coh": {"message"}, "/jin": {"detail"}, "/inf": {"error"}}
         assert reply.json.keys() == form[path[:4]]
@@ -111,7 +114,7 @@ def test_and_over_grpc(barred: Running) -> None:
     with grpc.insecure_channel(grpc_address(barred)) as channel:
         refused = refusal(channel, "Rerank.Rerank", tei.RerankRequest(query=QUERY, texts=TEXTS))
     assert refused.code() == grpc.StatusCode.UNAVAILABLE
-    assert RIGHTS in refused.details()
+    assert "the gateway's Redis refuses a command" in refused.details()
 
 
 def test_a_full_server_is_not_waited_for(
@@ -125,9 +128,61 @@ def test_a_full_server_is_not_waited_for(
         reply = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.csv", b"a,b\n")})
         score = client.post("/tei/rerank", json={"query": QUERY, "texts": TEXTS})
     assert (score.status_code, score.json()["error_type"]) == (503, "Unhealthy")
-    assert "OOM command not allowed" in score.json()["error"]
-    assert (reply.status_code, "OOM command not allowed" in reply.json()["message"]) == (503, True)
+    assert "Redis cannot serve now" in score.json()["error"]
+    assert (reply.status_code, "Redis cannot serve now" in reply.json()["message"]) == (503, True)
+    assert "OOM command not allowed" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+PRIVATE = re.compile(r"://|/tmp|us3r|pa55|--|score-workers|rankmill |RANKMILL_|nobody")
+
+
+def test_no_answer_says_where_the_server_is_or_how_workers_are_started(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scoring, "_NO_WORKERS_SECONDS", 0.1)
+    for module in (dependencies, scoring, admission):
+        monkeypatch.setattr(module, "MOST_WAIT", 0.5)
+    admin: Any = server.client
+    for word in ("+@all", "~*", "&*"):
+        admin.execute_command("ACL", "SETUSER", "us3r", "on", ">pa55-w0rd", word)
+    url = server.url.replace("unix://", "unix://us3r:pa55-w0rd@")
+    given = {"model": str(tmp_path / "private"), "queue": "nobody", "registry": str(tmp_path)}
+    paths = ["/rerank", "/cohere/v2/rerank", "/jina/v1/rerank", "/infinity/rerank", "/vllm/rerank"]
+    with TestClient(make_app(load_settings(given), url, "if there are any")) as client:
+        found = [client.post(path, json=DOCUMENTS) for path in paths]
+        assert [each.status_code for each in found] == [503] * len(paths)
+        assert all("no worker is there" in each.text for each in found)
+        found += [client.post("/v1/rerank", json={**DOCUMENTS, "stream": True}), client.get("/ready")]
+        found += [client.post("/v1/cache/warm", json={}), client.post("/v1/rerank", json={"model": "a@b"})]
+        found.append(client.get("/v1/registry/reranker/aliases/live"))
+        server.client.shutdown(nosave=True)
+        found += [client.post("/v1/rerank", json=DOCUMENTS), client.get("/ready"), client.get("/v1/usage")]
+    for each in found:
+        assert not PRIVATE.search(each.text), each.text
+        assert not PRIVATE.search(" ".join(each.headers.values()))
+    assert "score-workers --redis 'unix://us3r:***@" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("the pair has 1,808 tokens, and 512 are taken: shorten it", None),
+        ("the model's output is not a number in bf16", None),
+        ("passage is null", None),
+        ("tokenizer: ValueError: message 0 has no role", None),
+        ("given up after attempt 3: its worker died", None),
+        ("given up after attempt 3: OSError: no route to host redis-7", "given up after attempt 3"),
+        ("model: RuntimeError: Check failed at src/plugins/intel_cpu/node.cpp:71", "model"),
+        ("tokenizer: OSError: '/srv/models/private/tokenizer.json'", "tokenizer"),
+        ("it is at https://hub.example/x", "the worker fails with it"),
+    ],
+)
+def test_why_a_text_has_no_score_says_nothing_of_a_worker_s_host(
+    reason: str, shown: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert unscorable(1, reason).message == f"text 1 cannot be scored: {shown or reason}"
+    assert (reason in caplog.text) == (shown is not None)
 
 
 @contextmanager
@@ -206,11 +261,15 @@ def test_a_request_that_takes_too_long_is_given_up_and_the_answer_says_so(server
         (redis.ConnectionError("Error 111 connecting to\nnowhere"), "connecting to nowhere"),
     ],
 )
-def test_every_refusal_of_a_server_is_one_line(error: redis.RedisError, shown: str) -> None:
+def test_what_a_server_refuses_is_one_line_in_the_log(
+    error: redis.RedisError, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
     remember_password("pa55-w0rd")
     refusal = refusal_of(error)
     assert (refusal.kind, KINDS[refusal.kind].http) == ("unavailable", 503)
-    assert shown in refusal.message
-    waits = not {"NOPERM", "ERR", "WRONGTYPE"} & set(refusal.message.split())
+    (record,) = caplog.records
+    assert shown in record.message
+    assert "\n" not in record.message
+    assert shown not in refusal.message
+    waits = not {"NOPERM", "ERR", "WRONGTYPE"} & set(record.message.split())
     assert ("ask again later" in refusal.message) == waits
-    assert "\n" not in refusal.message

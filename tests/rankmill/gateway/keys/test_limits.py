@@ -248,11 +248,11 @@ def test_a_gateway_is_ready_while_a_worker_is_there_that_has_had_its_model(
             await bridge.run(load.look)
             return load.unready
 
-        assert await seen() == "queue 'rankmill' has no worker"
-        assert await seen(old=()) == "no worker has loaded shop@live"
+        assert await seen() == "there is no worker"
+        assert await seen(old=()) == "no worker has loaded the model"
         assert await seen(old=("shop@v1",)) is None
         assert await seen(old=(), new=()) is None  # unloaded as it was idle
-        assert await seen(new=()) == "no worker has loaded shop@live"  # as of a rollout that cannot load it
+        assert await seen(new=()) == "no worker has loaded the model"  # as of a rollout that cannot load it
         load.note(100, 1, 25, 1, "shop@v2")
         assert load.unready is None
         assert await seen(new=()) is None
@@ -260,7 +260,7 @@ def test_a_gateway_is_ready_while_a_worker_is_there_that_has_had_its_model(
         server.client.sadd("rq:workers:rankmill", "rq:worker:odd")
         load = LoadShedder(load_settings({"model": "shop@live"}), client)
         await bridge.run(load.look)
-        assert load.unready == "no worker has loaded shop@live"
+        assert load.unready == "no worker has loaded the model"
         announce_worker(server.client, "new", report(models=("shop@v1",), tokens=10_000, forward=2.0), 60)
         await bridge.run(load.look)
         assert load.unready is None
