@@ -11,55 +11,104 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed
+from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.runtime.settings import BASE, Settings, merge_settings, validate
+from rankmill.producer.client.runs import check_top_k
 from rankmill.producer.client.sync_client import Client
 from rankmill.producer.collect.pairs import COLUMNS, pair_of, rows_of, tables_of
 
 _KNOWN_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 """Classes of torch.nn that workers compute themselves."""
 
+_DEVICES = frozenset({"cpu", "cuda", "mps"})
+
+_PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""Precisions by the names of torch's dtypes."""
+
+_REFUSED = {
+    "modules": "workers load models from their files",
+    "trust_remote_code": "code from model repositories is never run",
+    "cache_folder": "workers keep the models; set HF_HUB_CACHE where they run",
+    "local_files_only": "workers read the models; set HF_HUB_OFFLINE=1 where they run",
+    "token": "workers read the models; set HF_TOKEN where they run",
+    "classifier_dropout": "nothing is trained here",
+    "keep_in_fp32_modules": "the last projection computes in fp32 in every precision",
+}
+"""Arguments of sentence-transformers' class that this one does not have, and why."""
+
+_WITHOUT_EFFECT = frozenset({"model_card_data"})
+_MODEL = frozenset({"attn_implementation", "device_map", "low_cpu_mem_usage"})
+_PROCESSOR = frozenset({"padding_side", "use_fast"})
+"""Entries of ``model_kwargs`` and ``processor_kwargs`` that change no score."""
+
+_OLDER_OF_RANK = frozenset({"apply_softmax", "convert_to_numpy", "convert_to_tensor", "num_workers"})
+"""Older arguments of `rank` that have no effect in sentence-transformers either."""
+
+_OF_CALLS = "the constructor has what concerns the tokenizer, and workers decide how they compute"
+
+_ASSIGNED = frozenset(
+    {"activation_fn", "client", "default_prompt_name", "max_length", "max_seq_length", "prompts"}
+)
+"""Attributes that can be assigned."""
+
 
 class CrossEncoder:
     """Scores pairs with the workers of a queue; methods and results are those of sentence-transformers.
 
-    Parameters that say where and how to compute (``device``, ``batch_size``, ``pool``, ``chunk_size``) are
-    accepted and have no effect: the workers decide. torch is imported only for results that are tensors and
-    for an ``activation_fn`` other than `torch.nn.Identity` and `torch.nn.Sigmoid`.
+    Without a server, it starts one with workers on this host, which needs ``rankmill[worker]``. All objects
+    of this process that want the same workers share them; they end with the last `close`, or the process.
+
+    Arguments that say where and how to compute (``device``, ``batch_size``, ``num_workers``, ``pool``,
+    ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, and the workers decide. What would
+    change scores and cannot be done is refused by name: ``modules``, ``trust_remote_code``, ``cache_folder``,
+    ``local_files_only`` (but for a folder), ``token``, ``keep_in_fp32_modules``, other entries of
+    ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` than those below, and attributes that are
+    assigned. torch is imported only for results that are tensors, for an ``activation_fn`` other than
+    `torch.nn.Identity` and `torch.nn.Sigmoid`, and for `device`; transformers for `tokenizer` and `config`.
 
     Parameters
     ----------
     model_name_or_path
         Model, as the setting ``model``.
     redis_url
-        URL of the server; default: the settings (``REDIS_URL``).
+        URL of the server; default: the settings (``REDIS_URL``), or a server of this process.
     max_length, revision
         As the settings of these names.
+    num_labels
+        Number of the model's outputs; another is refused with the first scores.
     activation_fn
         Function from logits to scores; default: the model's own.
     prompts, default_prompt_name
         Texts to put before the query of a pair, by name, and the name of the one that is used by default.
     device
-        Without effect.
+        ``cpu``, ``cuda`` or ``mps``, for workers that are started here.
+    model_kwargs
+        ``dtype`` or ``torch_dtype``: the precision.
+    processor_kwargs
+        ``model_max_length`` and ``truncation_side``.
+    config_kwargs
+        ``num_labels``.
     options
-        Further settings by name, such as ``queue`` or ``precision``; for a model with several outputs
-        ``all_labels=True``, or the ``label`` that is the score.
+        Further settings by name, such as ``queue``, ``label`` or ``precision`` (``fp32`` unless the settings
+        name another).
 
     Raises
     ------
     ConfigError
-        No server is named, or a setting is unknown or invalid.
+        An argument is refused, or a setting is unknown or invalid.
     ConnectionFailed
         No server answers.
+    EmbeddedError
+        The server cannot be started.
     """
-
-    num_labels = 1
 
     class ModelCard:
         """Takes what evaluators report to a model's card, and keeps nothing."""
@@ -71,28 +120,71 @@ class CrossEncoder:
 
     def __init__(
         self,
-        model_name_or_path: str,
+        model_name_or_path: str | None = None,
         *,
         redis_url: str | None = None,
         max_length: int | None = None,
         revision: str | None = None,
+        num_labels: int | None = None,
         activation_fn: Callable[[Any], Any] | None = None,
         prompts: Mapping[str, str] | None = None,
         default_prompt_name: str | None = None,
         device: object = None,
+        model_kwargs: Mapping[str, Any] | None = None,
+        processor_kwargs: Mapping[str, Any] | None = None,
+        config_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        given = {"max_length": max_length, "revision": revision}
+        if model_name_or_path is None:
+            raise ConfigError("model_name_or_path: name a model; workers load models from their files")
+        activation_fn = _older(options, activation_fn, "default_activation_function")
+        model_kwargs = _older(options, model_kwargs, "automodel_args")
+        processor_kwargs = _older(options, processor_kwargs, "tokenizer_kwargs", "tokenizer_args")
+        labels = {"num_labels": num_labels} | (_older(options, config_kwargs, "config_args") or {})
+        _refuse_entries("config_kwargs", labels, {"num_labels"}, "workers read the model's own config")
+        _refuse_arguments(options, str(model_name_or_path))
+        kind = str(device).partition(":")[0]
+        given = {
+            "model": str(model_name_or_path),
+            "redis_url": redis_url,
+            "max_length": max_length,
+            "revision": revision,
+            "device": kind if kind in _DEVICES else None,
+        }
         options |= {name: value for name, value in given.items() if value is not None}
-        self.client = Client(redis_url, model=model_name_or_path, **options)
+        for name, value in {
+            **_precision_of(model_kwargs or {}),
+            **_lengths_of(processor_kwargs or {}),
+        }.items():
+            if options.setdefault(name, value) != value:
+                raise ConfigError(f"{name} is given twice, {options[name]!r} and {value!r}: leave out one")
+        patience = options.pop("no_workers_seconds", 60.0)
+        settings = _settings(options)
+        if settings.redis_url:
+            self.client = Client(settings=settings, no_workers_seconds=patience)
+        else:
+            self.client = Client._shared(settings)
+        self._spec: dict[str, Any] = {}
+        self._asked_labels, self._found_labels = labels["num_labels"], 0
+        self._files: dict[str, tuple[Any, str]] = {}
         self.activation_fn = activation_fn
         self.prompts = dict(prompts or {})
         self.default_prompt_name = default_prompt_name
         self._prompt(None, None)  # raises for a default that does not exist
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; workers that were started here end when nothing else uses them."""
+        self.client.close()
+
     def predict(
         self,
-        inputs: Any,
+        inputs: Any = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
@@ -104,6 +196,7 @@ class CrossEncoder:
         device: object = None,
         pool: object = None,
         chunk_size: int | None = None,
+        **older: Any,
     ) -> Any:
         """Score pairs.
 
@@ -111,40 +204,48 @@ class CrossEncoder:
         ----------
         inputs
             Pairs of texts, or one pair; or a table with the columns ``query`` and ``passage``, of any kind
-            that `Client.submit` takes.
+            that `Client.submit` takes. Its older name is ``sentences``.
         prompt_name, prompt
-            The prompt, by name or as a text.
+            The prompt, by name or as a text; default: that of the constructor, else the model's own.
         show_progress_bar
             Whether to show progress on standard error.
         activation_fn
-            Function from logits to scores; default: that of the constructor.
+            Function from logits to scores; default: that of the constructor. Its older name is
+            ``activation_fct``.
         convert_to_numpy, convert_to_tensor
             Whether the result is an array (the default), a tensor, or a list of tensors.
         apply_softmax
-            With ``all_labels``: whether a pair's scores are made to add up to 1.
-        batch_size, device, pool, chunk_size
-            Without effect.
+            Whether the scores of a pair are made to add up to 1, for a model with several outputs.
+        batch_size, device, pool, chunk_size, older
+            Without effect; also the older ``num_workers``.
 
         Returns
         -------
-        float32 scores of shape ``[n]``, or ``[n, labels]`` with ``all_labels``; of one pair without ``n``.
+        float32 scores of shape ``[n]``, or ``[n, labels]`` of a model with several outputs, none of which is
+        named by ``label``; of one pair without ``n``.
 
         Raises
         ------
+        ConfigError
+            An argument is refused, or the model has another number of outputs than ``num_labels``.
         InputError
             An input is not a pair of texts.
         RunFailed
             The run failed, or a pair has no score; the message says why.
         """
+        inputs = _older(older, inputs, "sentences")
+        activation_fn = _older(older, activation_fn, "activation_fct")
+        _refuse_entries("predict", older, {"num_workers"}, _OF_CALLS)
+        if inputs is None:
+            raise InputError("inputs are None; give pairs of texts")
         is_one = _is_pair(inputs)
-        text = self._prompt(prompt, prompt_name)
         tables = None if is_one else tables_of(inputs, COLUMNS)
         if tables is None:
             items = [inputs] if is_one else rows_of(inputs) if isinstance(inputs, np.ndarray) else inputs
-            pairs: Any = [*_prompted(items, text)]
+            pairs: Any = [_checked(pair, row) for row, pair in enumerate(items)]
         else:
-            pairs = _prompted_tables(tables, text)
-        scores = self._scores(pairs, activation_fn, show_progress_bar)
+            pairs = _as_stream(tables)
+        scores = self._scores(pairs, self._prompt(prompt, prompt_name), activation_fn, show_progress_bar)
         if apply_softmax and scores.ndim > 1:
             powers = np.exp(scores - scores.max(axis=1, keepdims=True))
             scores = powers / powers.sum(axis=1, keepdims=True)
@@ -170,8 +271,9 @@ class CrossEncoder:
         device: object = None,
         pool: object = None,
         chunk_size: int | None = None,
+        **older: Any,
     ) -> list[dict[str, Any]]:
-        """Order `documents` by their score with `query`, best first.
+        """Order `documents` by their score with `query`, best first; parameters as of `predict`.
 
         Returns
         -------
@@ -179,9 +281,16 @@ class CrossEncoder:
 
         Raises
         ------
+        ConfigError
+            An argument is refused, or the model has several outputs.
         InputError, RunFailed
             As `predict`.
         """
+        check_top_k(top_k)
+        if isinstance(documents, str):  # its characters would be the documents
+            raise InputError(f"documents are one string, {documents!r:.80}; give a list of them")
+        activation_fn = _older(older, activation_fn, "activation_fct")
+        _refuse_entries("rank", older, _OLDER_OF_RANK, _OF_CALLS)
         scores = self.predict(
             [(query, document) for document in documents],
             prompt_name,
@@ -190,27 +299,187 @@ class CrossEncoder:
             activation_fn=activation_fn,
         )
         if scores.ndim > 1:
-            raise ConfigError("all_labels: documents are ranked by one score; name its label instead")
+            raise ConfigError(
+                "documents are ranked by one score, and the model has several; name one (label=)"
+            )
         found = []
-        for index in np.argsort(-scores, kind="stable")[:top_k]:
-            each: dict[str, Any] = {"corpus_id": int(index), "score": scores[index]}
+        for index in np.argsort(-scores, kind="stable")[:top_k].tolist():
+            each: dict[str, Any] = {"corpus_id": index, "score": float(scores[index])}
             found.append(each | ({"text": documents[index]} if return_documents else {}))
         return found
 
+    @property
+    def num_labels(self) -> int:
+        """Outputs of the model; a pair is scored to find out, unless some have been."""
+        if not self._found_labels:
+            self._scores([("a", "b")], None, None, show_progress=False)
+        return self._found_labels
+
+    @property
+    def max_length(self) -> Any:
+        """Most tokens of a pair, also called ``max_seq_length``; ``None`` can be assigned: the model's limit.
+
+        That is read from the model's files by transformers, as `tokenizer` is.
+        """
+        found = self._spec.get("max_length") or self.client.settings.max_length
+        return int(found or self.tokenizer.model_max_length)
+
+    @max_length.setter
+    def max_length(self, value: Any) -> None:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(
+                f"max_length is {value!r}; give a number of tokens, or None for the model's limit"
+            )
+        self._spec["max_length"] = value
+
+    max_seq_length = max_length
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, loaded here by transformers. Who changes it can score no more.
+
+        Raises
+        ------
+        ConfigError
+            transformers is not installed, or the model's files are not here.
+        """
+        if "tokenizer" not in self._files:
+            found = self._load("AutoTokenizer")
+            positions = getattr(self.config, "max_position_embeddings", None) or 0
+            if positions > 0:
+                found.model_max_length = min(found.model_max_length, positions)
+            self._files["tokenizer"] = found, _state(found)
+        return self._files["tokenizer"][0]
+
+    @property
+    def config(self) -> Any:
+        """The model's config, likewise."""
+        if "config" not in self._files:
+            found = self._load("AutoConfig")
+            self._files["config"] = found, _state(found)
+        return self._files["config"][0]
+
+    @property
+    def device(self) -> Any:
+        """Where tensors of results are: ``torch.device("cpu")``."""
+        return _torch().device("cpu")
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Set the precision, if a dtype is given; devices are the workers' business."""
+        dtypes = [each for each in (*args, *kwargs.values()) if str(each).startswith("torch.")]
+        for dtype in dtypes:
+            self._spec |= _precision_of({"dtype": dtype})
+        return self
+
+    def cuda(self, device: object = None) -> Self:
+        """As `to`."""
+        return self
+
+    def cpu(self) -> Self:
+        """As `to`."""
+        return self
+
+    def eval(self) -> Self:
+        """Workers only evaluate."""
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Refuse to train; raises `ConfigError` unless `mode` is false."""
+        if mode:
+            raise ConfigError("train: workers only score; train with sentence_transformers.CrossEncoder")
+        return self
+
+    def float(self) -> Self:
+        """Score in fp32 from now on."""
+        return self._with(precision="fp32")
+
+    def half(self) -> Self:
+        """Score in fp16 from now on."""
+        return self._with(precision="fp16")
+
+    def bfloat16(self) -> Self:
+        """Score in bf16 from now on."""
+        return self._with(precision="bf16")
+
+    def _with(self, **spec: Any) -> Self:
+        self._spec |= spec
+        return self
+
+    def start_multi_process_pool(self, target_devices: object = None) -> dict[str, Any]:
+        """The workers are the pool; returns one without processes."""
+        return {"input": None, "output": None, "processes": []}
+
+    def stop_multi_process_pool(self, pool: object) -> None:
+        """Do nothing, as the workers go on."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what this class does; raises `ConfigError` for everything else, which would have no effect."""
+        if name not in _ASSIGNED and not name.startswith("_"):
+            raise ConfigError(
+                f"{name} cannot be assigned: workers have the model, and would not see it; "
+                f"{', '.join(sorted(_ASSIGNED - {'client'}))} can be"
+            )
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of what sentence-transformers' class has more that it is not here."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"rankmill.CrossEncoder has no {name}: workers have the model; "
+            "sentence_transformers.CrossEncoder loads it here"
+        )
+
+    def __reduce__(self) -> Any:
+        """A copy elsewhere uses the same server, which must be reachable from there."""
+        settings = self.client.settings.model_copy(update={"redis_url": self.client.url})
+        kept = {name: value for name, value in vars(self).items() if name not in ("client", "_files")}
+        kept |= {"_spec": dict(self._spec), "prompts": dict(self.prompts)}
+        return _restored, (settings.model_dump(), kept)
+
+    def _load(self, kind: str) -> Any:
+        settings = self.client.settings
+        name = str(shipped("examples", "demo-model")) if settings.model == "demo" else settings.model
+        of_hub = {} if Path(name).is_dir() else {"revision": settings.revision or "main"}
+        try:
+            return getattr(import_module("transformers"), kind).from_pretrained(name, **of_hub)
+        except ImportError:
+            raise ConfigError(f"{kind} needs transformers, which is not installed here") from None
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"the files of model {name} are not here, only where workers run ({reason})"
+            ) from None
+
+    def _check_unchanged(self) -> None:
+        """Refuse a tokenizer or config that the caller has changed: workers read the model's own."""
+        for name, (found, before) in self._files.items():
+            if _state(found) != before:
+                raise ConfigError(
+                    f"{name} was changed, and workers would not see it: they read the model's own files; set "
+                    "max_length, or make a new CrossEncoder with processor_kwargs={'truncation_side': ...}"
+                )
+
     def _scores(
         self,
-        pairs: list[tuple[str, str]] | pa.RecordBatchReader,
+        pairs: Any,
+        prompt: str | None,
         activation_fn: Callable[[Any], Any] | None,
-        show_progress_bar: bool | None,
+        show_progress: bool | None,
     ) -> npt.NDArray[np.float32]:
+        self._check_unchanged()
         if isinstance(pairs, list) and not pairs:
             return np.zeros(0, np.float32)
         function = activation_fn or self.activation_fn
-        known = _KNOWN_ACTIVATIONS.get(type(function).__name__) if function else None
-        spec: dict[str, Any] = {} if function is None else {"activation": known or "identity"}
+        known = _known(function)
+        spec = dict(self._spec)
+        if function is not None:
+            spec["activation"] = known or "identity"
+        if prompt is not None:
+            spec["instruction"] = prompt
         run = self.client.submit(pairs, **spec)
         try:
-            found = run.scores(show_progress=bool(show_progress_bar))
+            found = run.scores(show_progress=bool(show_progress))
         except BaseException:
             run.cancel()
             raise
@@ -220,19 +489,106 @@ class CrossEncoder:
                 f"{len(run.errors):,} of {len(found):,} pairs have no score; pair {row}: {reason}"
             )
         scores = np.asarray(found, np.float32)
+        self._check_labels(len(found.labels) or 1)
         if function and not known:
             logits = _torch().from_numpy(scores.reshape(len(scores), -1))
             scores = np.asarray(function(logits), np.float32).reshape(scores.shape)
         return scores
 
-    def _prompt(self, prompt: str | None, name: str | None) -> str:
-        """The text to put before each query."""
+    def _check_labels(self, found: int) -> None:
+        self._found_labels = found
+        if self.client.settings.all_labels and self._asked_labels not in (None, found):
+            raise ConfigError(
+                f"num_labels is {self._asked_labels}, and model {self.client.settings.model} has {found}: "
+                "another head would be random"
+            )
+
+    def _prompt(self, prompt: str | None, name: str | None) -> str | None:
+        """The text to put before each query; ``None``: the model's own."""
         name = name or self.default_prompt_name
         if prompt is not None or name is None:
-            return prompt or ""
+            return prompt
         if name not in self.prompts:
-            raise ConfigError(f"no prompt {name!r}; there are {', '.join(map(repr, self.prompts)) or 'none'}")
+            known = ", ".join(map(repr, self.prompts)) or "none"
+            raise ConfigError(f"no prompt {name!r}; there are {known} (prompts=), or give its text as prompt")
         return self.prompts[name]
+
+
+def _restored(settings: dict[str, Any], kept: dict[str, Any]) -> CrossEncoder:
+    """A `CrossEncoder` that was pickled."""
+    found = CrossEncoder.__new__(CrossEncoder)
+    found.client = Client(settings=Settings(**settings))
+    vars(found).update(kept, _files={})
+    return found
+
+
+def _settings(options: Mapping[str, Any]) -> Settings:
+    """The settings with `options`: fp32 unless a precision is named, all labels unless one is."""
+    is_named = merge_settings(options)["precision"].source != BASE.name
+    found = validate(merge_settings(options if is_named else {**options, "precision": "fp32"}))
+    one = found.label is not None or found.long == "split"
+    return found if one else found.model_copy(update={"all_labels": True})
+
+
+def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
+    """The value of an argument, which may be given by one of its older names."""
+    for name in names:
+        if name in options:
+            if value is not None:
+                raise ConfigError(f"{name} is the older name of an argument that is given, too: leave it out")
+            value = options.pop(name)
+    return value
+
+
+def _refuse_arguments(options: dict[str, Any], model: str) -> None:
+    """Take sentence-transformers' other arguments out of `options`; refuse those that ask for something."""
+    is_here = model == "demo" or Path(model).is_dir()
+    for name in _WITHOUT_EFFECT & options.keys():
+        del options[name]
+    for name in _REFUSED.keys() & options.keys():
+        value = options.pop(name)
+        nothing = value is None or value is False or value == [] or (name == "token" and value is True)
+        if not nothing and not (name == "local_files_only" and is_here):
+            raise ConfigError(f"{name}: {_REFUSED[name]}")
+
+
+def _refuse_entries(name: str, given: Mapping[str, Any], known: Iterable[str], reason: str) -> None:
+    for entry in given.keys() - set(known):
+        raise ConfigError(f"{name}: {entry} is not taken: {reason}")
+
+
+def _precision_of(model_kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """The precision that arguments of transformers name."""
+    dtypes = {"dtype", "torch_dtype"} & model_kwargs.keys()
+    reason = "workers load the model, in any precision and as fits their device"
+    _refuse_entries("model_kwargs", model_kwargs, dtypes | _MODEL, reason)
+    names = {str(model_kwargs[each]).removeprefix("torch.") for each in dtypes}
+    for name in names - _PRECISIONS.keys():
+        raise ConfigError(
+            f"dtype is {name}; give {', '.join(_PRECISIONS)}, or another precision by precision="
+        )
+    if len(names) > 1:
+        raise ConfigError("model_kwargs: dtype and torch_dtype differ; give one of them")
+    return {"precision": _PRECISIONS[names.pop()]} if names else {}
+
+
+def _lengths_of(processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What arguments of a tokenizer say of where pairs are cut."""
+    known = {"model_max_length": "max_length", "truncation_side": "truncation_side"}
+    reason = "workers have the tokenizer that the model's files describe"
+    _refuse_entries("processor_kwargs", processor_kwargs, known.keys() | _PROCESSOR, reason)
+    return {known[name]: value for name, value in processor_kwargs.items() if name in known}
+
+
+def _known(function: Callable[[Any], Any] | None) -> str | None:
+    """The name of an activation that workers compute themselves; ``None`` for any other."""
+    kind = type(function)
+    return _KNOWN_ACTIVATIONS.get(kind.__name__) if kind.__module__.startswith("torch.nn.") else None
+
+
+def _state(found: Any) -> str:
+    """What can be changed of a tokenizer or a config."""
+    return f"{found!r} {getattr(found, 'chat_template', None)!r}"
 
 
 def _is_pair(inputs: Any) -> bool:
@@ -242,25 +598,17 @@ def _is_pair(inputs: Any) -> bool:
     return isinstance(inputs, list | tuple) and len(inputs) > 0 and isinstance(inputs[0], str)
 
 
-def _prompted(pairs: Iterable[Any], prompt: str) -> Iterator[tuple[str, str]]:
-    for row, pair in enumerate(pairs):
-        texts = pair_of(pair, row, COLUMNS) if isinstance(pair, Mapping) else tuple(pair)
-        if isinstance(pair, str) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-            raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
-        yield prompt + str(texts[0]), str(texts[1])
+def _checked(pair: Any, row: int) -> tuple[str, str]:
+    texts = pair_of(pair, row, COLUMNS) if isinstance(pair, Mapping) else tuple(pair)
+    if isinstance(pair, str) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
+    return str(texts[0]), str(texts[1])
 
 
-def _prompted_tables(tables: Iterator[pa.Table], prompt: str) -> pa.RecordBatchReader:
+def _as_stream(tables: Iterator[pa.Table]) -> pa.RecordBatchReader:
     schema = pa.schema([(name, pa.large_string()) for name in COLUMNS])
-    before, between = pa.scalar(prompt, pa.large_string()), pa.scalar("", pa.large_string())
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for table in tables:
-            for batch in table.select(list(COLUMNS)).cast(schema).to_batches():
-                query = pc.binary_join_element_wise(before, batch["query"], between)
-                yield pa.record_batch([query, batch["passage"]], schema=schema)
-
-    return pa.RecordBatchReader.from_batches(schema, batches())
+    parts = (table.select(list(COLUMNS)).cast(schema) for table in tables)
+    return pa.RecordBatchReader.from_batches(schema, (batch for part in parts for batch in part.to_batches()))
 
 
 def _torch() -> Any:

@@ -51,7 +51,7 @@ from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.pairs import COLUMNS, USUAL_COLUMNS, RowsAt, cut_pairs, rows_given
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.sizing import MIN_ROWS, REQUEST_ROWS, ChunkSize, Sizes, WindowSize
-from rankmill.producer.local.embedded import EmbeddedCluster
+from rankmill.producer.local.embedded import EmbeddedCluster, shared_cluster
 
 if TYPE_CHECKING:
     from rankmill.jobs.protocol.submitted.request import FileRequest
@@ -140,11 +140,24 @@ class Client:
         EmbeddedError
             The server does not start; also from all waits for scores: server or workers cannot be kept alive.
         """
-        cluster = EmbeddedCluster(settings or load_settings(options))
         with ExitStack() as started:
-            started.enter_context(cluster)
-            client = cls(cluster.url(), no_workers_seconds=None, settings=cluster.settings)
-            client._cluster, client._ends = cluster, started.pop_all()
+            cluster = started.enter_context(EmbeddedCluster(settings or load_settings(options)))
+            return cls._of(cluster, cluster.url(), cluster.settings, started)
+
+    @classmethod
+    def _shared(cls, settings: Settings) -> Client:
+        """As `embedded`; clients of this process that want the same workers share them.
+
+        They end with the last of these clients that is closed, or with this process.
+        """
+        with ExitStack() as started:
+            cluster, url = started.enter_context(shared_cluster(settings))
+            return cls._of(cluster, url, settings, started)
+
+    @classmethod
+    def _of(cls, cluster: EmbeddedCluster, url: str, settings: Settings, started: ExitStack) -> Client:
+        client = cls(url, no_workers_seconds=None, settings=settings)
+        client._cluster, client._ends = cluster, started.pop_all()
         return client
 
     def __enter__(self) -> Self:

@@ -11,9 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rankmill.jobs.contract.errors import EmbeddedError
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime import hosts, limits
 from rankmill.jobs.runtime.settings import Settings, WorkerSettings
 from rankmill.jobs.system import system
@@ -74,6 +77,11 @@ class EmbeddedCluster:
         """Process id of the supervisor, the parent of the server and the workers."""
         return self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the supervisor runs."""
+        return self._process.poll() is None
+
     def url(self) -> str:
         """URL of the server; waits until the server is ready."""
         try:
@@ -117,6 +125,57 @@ class EmbeddedCluster:
         for line in self._process.stdout:
             self._events.put(json.loads(line))
         self._events.put({"event": "failed", "reason": "the embedded server has stopped unexpectedly"})
+
+
+@dataclass
+class _Shared:
+    """A cluster that several in this process use, and by how many; `url` waits for its server."""
+
+    cluster: EmbeddedCluster
+    url: str
+    users: int = 0
+
+
+_shared: dict[str, _Shared] = {}
+_shared_lock = system.Lock()
+_MODELS = 8
+"""Models that workers of a shared cluster keep, memory permitting: a process may compare some."""
+
+
+@contextlib.contextmanager
+def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
+    """The embedded cluster of this process with such workers, and its URL; it ends with its last user.
+
+    Its workers begin with the model of its first user. A forked child has clusters of its own.
+
+    Raises
+    ------
+    EmbeddedError
+        The server cannot be started.
+    """
+    process = os.getpid()
+    of_workers = sorted(WorkerSettings.model_fields.keys() - ScoreSpec.model_fields.keys())
+    wanted = {name: getattr(settings, name) for name in (*of_workers, "workers", "queue")}
+    name = json.dumps([process, wanted], default=str)
+    with _shared_lock:
+        if name not in _shared or not _shared[name].cluster.is_alive:
+            cluster = EmbeddedCluster(settings, models=_MODELS).__enter__()
+            try:
+                _shared[name] = _Shared(cluster, cluster.url())
+            except BaseException:
+                cluster.__exit__()
+                raise
+        found = _shared[name]
+        found.users += 1
+    try:
+        yield found.cluster, found.url
+    finally:
+        with _shared_lock:
+            found.users -= 1
+            if not found.users and os.getpid() == process:
+                if _shared.get(name) is found:
+                    del _shared[name]
+                found.cluster.__exit__()
 
 
 def worker_environs(settings: Settings) -> list[dict[str, str]]:
