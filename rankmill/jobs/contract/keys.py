@@ -86,19 +86,14 @@ def usage(day: int | None = None) -> str:
 
 
 def refusals(run_id: str) -> str:
-    """Hash: name of each worker that cannot score the run, and the reason."""
+    """Hash: name of each worker that cannot score the run, with the time at which it tries again, and why."""
     return f"{PREFIX}:run:{run_id}:refusals"
-
-
-def refused_until(run_id: str) -> str:
-    """Sorted set: workers that cannot score the run, by the time at which each tries again (s since 1970)."""
-    return f"{PREFIX}:run:{run_id}:refused-until"
 
 
 def of_run(run_id: str) -> list[str]:
     """All keys that end with a run: not those of chunks, its withdrawals, the note that it was cancelled."""
     state = (run, results, progress, errors, detached, failed_attempts, scored_rows, counted)
-    workers = (precision, revision, kind, refusals, refused_until)
+    workers = (precision, revision, kind, refusals)
     return [name(run_id) for name in (*state, *workers)]
 
 

@@ -68,26 +68,24 @@ class RunRefusals:
         self._recorded[run_id] = system.monotonic()
         if len(self._recorded) > _REMEMBERED:
             self._recorded.popitem(last=False)
-        said_key, until_key = keys.refusals(run_id), keys.refused_until(run_id)
+        key = keys.refusals(run_id)
         now = server_time(self._client)
         with self._client.pipeline() as pipe:
-            pipe.hset(said_key, self._worker, reason)
-            pipe.expire(said_key, ttl)
-            pipe.zadd(until_key, {self._worker: now + seconds})
-            pipe.expire(until_key, ttl)
-            pipe.hgetall(said_key)
-            pipe.zrange(until_key, now, "+inf", byscore=True)
+            pipe.hset(key, self._worker, f"{now + seconds:.3f} {reason}")
+            pipe.expire(key, ttl)
+            pipe.hgetall(key)
             pipe.exists(keys.run(run_id))
-            *_, said, counting, there = pipe.execute()
+            *_, said, there = pipe.execute()
         if in_redis and not there:  # it was cancelled meanwhile
-            self._client.unlink(said_key, until_key)
-        count = {name: why for name, why in said.items() if name in counting}
-        return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in count.items()}
+            self._client.unlink(key)
+        found = {}
+        for name, value in said.items():
+            until, _, why = value.partition(b" ")
+            if until.replace(b".", b"").isdigit() and float(until) >= now:
+                found[name.decode(errors="replace")] = why.decode(errors="replace")
+        return found
 
     def take_back(self, run_id: str) -> None:
         """Withdraw the recorded refusal, if any: this worker can score the run."""
         if self._recorded.pop(run_id, None) is not None:
-            with self._client.pipeline() as pipe:
-                pipe.hdel(keys.refusals(run_id), self._worker)
-                pipe.zrem(keys.refused_until(run_id), self._worker)
-                pipe.execute()
+            self._client.hdel(keys.refusals(run_id), self._worker)

@@ -31,8 +31,8 @@ LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
 _LOOK_AT = 128
 """Waiting runs among which a runner finds one that it does not leave to others."""
 
-_OTHER_FORMAT_SECONDS = 5
-"""How long a run of another format pauses, so that a runner that reads it takes it."""
+_OTHER_FORMAT_SECONDS = 60
+"""How long a runner leaves a run of another format to others before it looks at it again."""
 
 _WEBHOOK_SECONDS = 120
 """Seconds after which another runner takes a webhook from one that may have died."""
@@ -72,8 +72,8 @@ class FileRunStore:
         self._leases = self.queue.started_job_registry.key
         self._pauses = self.queue.scheduled_job_registry.key
         self._runners = keys.runners(queue)
-        self._left = set[str]()
-        """Runs of another format that were met here."""
+        self._left: dict[str, float] = {}
+        """Until when runs of another format are left to other runners, in `time.monotonic` seconds."""
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
         """Put a run into the queue; `run_id` is a new id, if the caller has made one."""
@@ -158,7 +158,8 @@ class FileRunStore:
         The run is as its last runner left it, or cancelled since. A job that cannot be read is set aside.
         """
         token = system.unique_id()
-        numbers = [lease_seconds, token, _LOOK_AT]
+        numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
+        leave = [*leave, *(left for left, until in self._left.items() if until > now)]
         raw = self.redis.eval(scripts.CLAIM, 2, self.queue.key, self._leases, *numbers, *leave)
         if raw is None:
             return None
@@ -168,7 +169,7 @@ class FileRunStore:
         except FormatError as error:
             if run_id not in self._left:
                 logger.warning("left to other runners: %s", error)
-                self._left.add(run_id)
+            self._left[run_id] = now + _OTHER_FORMAT_SECONDS
             self._leave_to_others(raw, token)
             return None
         except (WireError, DamagedJob) as error:
@@ -307,9 +308,8 @@ class FileRunStore:
 
     def _leave_to_others(self, raw: bytes, token: str) -> None:
         """Put a run back that a runner of its format can read."""
-        until = server_time(self.redis) + _OTHER_FORMAT_SECONDS
         with self.redis.pipeline() as pipe:
-            pipe.zadd(self._pauses, {raw: until})
+            pipe.rpush(self.queue.key, raw)
             pipe.zrem(self._leases, raw + f":{token}".encode())
             pipe.execute()
 
