@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.models.auto.modeling_auto import (
@@ -23,30 +25,65 @@ from transformers.utils import logging as transformers_logging
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.model_files import check_named_files, weight_files
 from rankmill.workers.backends.families import TRACEABLE, reads_first_token
+from rankmill.workers.batches.layout import check_counts, read_json
 from rankmill.workers.host.model_file import check_whole, model_file
+
+_MODULES = 20
+"""Modules of a network for each weight of the checkpoint, at most; a usual one has one or two."""
+
+_BUFFERS_BESIDE = 1 << 26
+"""Numbers that a network computes for itself, such as a mask, beside twice as many as the checkpoint has."""
 
 _BUFFERS = ("position_ids", "token_type_ids")
 """Buffers, not weights, that old releases of transformers saved."""
 
 
 def check_size(kind: Any, source: str | Path, revision: str | None, config: Any) -> None:
-    """Refuse a config that describes far more parameters than the checkpoint has, before allocating memory.
+    """Refuse a config that describes far more than the checkpoint has, before allocating memory.
 
     Raises
     ------
     SpecError
-        The config describes more than twice the parameters of the checkpoint.
+        The config describes more than twice the parameters of the checkpoint, or far more modules.
     """
-    there = sum(map(_parameters, _checkpoint(source, revision)))
-    if not there or getattr(config, "quantization_config", None):
+    shapes = [shape for file in _checkpoint(source, revision) for shape in _shapes(file)]
+    there = sum(map(prod, shapes))
+    if not there:
         return
-    with torch.device("meta"):
+    packed = _PACKED if getattr(config, "quantization_config", None) else 1
+    with torch.device("meta"), _at_most(_MODULES * len(shapes) + 1000, source):
         wanted = kind.from_config(config, trust_remote_code=False)
-    described = sum(parameter.numel() for parameter in wanted.parameters())
-    if described > 2 * there:
-        raise SpecError(
-            f"model {source} has {there:,} parameters, but its config.json describes {described:,}"
-        )
+    for what, tensors, most in (
+        ("parameters", wanted.parameters(), 2 * there * packed),
+        ("numbers in buffers", wanted.buffers(), 2 * there * packed + _BUFFERS_BESIDE),
+    ):
+        described = sum(tensor.numel() for tensor in tensors)
+        if described > most:
+            raise SpecError(
+                f"model {source} has {there:,} parameters, but its config.json describes {described:,} {what}"
+            )
+
+
+_PACKED = 16
+"""Weights that are in one number of a quantized checkpoint, at most."""
+
+
+@contextmanager
+def _at_most(modules: int, source: str | Path) -> Iterator[None]:
+    """Refuse a network of more modules while it is made: millions of empty ones take minutes and memory."""
+    count = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count > modules:
+            raise SpecError(f"model {source} has a config.json that describes more than {modules:,} modules")
+
+    hook = register_module_module_registration_hook(counted)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
@@ -108,9 +145,9 @@ def _checkpoint(source: str | Path, revision: str | None) -> Iterable[Path]:
     return [] if file is None else [file]
 
 
-def _parameters(file: Path) -> int:
+def _shapes(file: Path) -> list[list[int]]:
     with safe_open(file, "pt") as tensors:
-        return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        return [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -152,12 +189,8 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     """
     if isinstance(source, str):  # of a directory, `model_files` has done this
         _check_hub(source, revision)
+    check_counts(source, read_json(source, revision, "config.json", dict))
     config = AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    if getattr(config, "num_hidden_layers", 0) > _MOST_LAYERS:
-        raise SpecError(
-            f"model {source} has {config.num_hidden_layers:,} layers in its config.json, "
-            f"but at most {_MOST_LAYERS:,} are allowed"
-        )
     other = _other_architecture(config)
     if other:
         raise SpecError(
@@ -177,9 +210,6 @@ def _check_hub(source: str, revision: str | None) -> None:
     for name in _NAMING:
         if file := model_file(source, revision, name):
             check_named_files(file)
-
-
-_MOST_LAYERS = 1000
 
 
 def is_language_model(config: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,6 +127,46 @@ def read_json(source: str | Path, revision: str | None, name: str, kind: type[An
     return found
 
 
+_MOST_LABELS, _MOST_REPEATED = 1 << 14, 1000
+"""Outputs of a model, and layers or other parts that are repeated, at most."""
+
+_LONGEST_PROMPT = 1 << 14
+"""Characters of a model's own prompt: each row has it."""
+
+_REPEATED = re.compile(
+    r"(^|_)(layers?|groups?|blocks?|depths?|stages?|experts|attention_types|block_sizes|inner_group_num)$"
+)
+"""Entries of a config that say how often something is repeated."""
+
+
+def check_counts(source: str | Path, config: Any, name: str = "") -> None:
+    """Refuse a config that transformers would multiply something by, before it does.
+
+    Raises
+    ------
+    SpecError
+        It has too many labels, or layers and the like.
+    """
+    entries = config.items() if isinstance(config, dict) else [(name, each) for each in config or ()]
+    for entry, value in entries:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        most = count = 0
+        if entry == "num_labels" and is_number:
+            most, count = _MOST_LABELS, value
+        elif entry in {"id2label", "label2id"}:
+            most, count = _MOST_LABELS, len(value or ())
+        elif _REPEATED.search(entry) and is_number:
+            most, count = _MOST_REPEATED, value
+        elif isinstance(value, dict | list):
+            check_counts(source, value, entry)
+        if count > most:
+            what = "layers" if "layer" in entry else "labels" if "label" in entry else "parts"
+            raise SpecError(
+                f"model {source} has {count:,} {what} in its config.json ({entry}), but at most {most:,} are "
+                "allowed"
+            )
+
+
 def _saved(
     source: str | Path, revision: str | None, modules: list[Any], about: dict[str, Any], older: str | None
 ) -> ModelLayout:
@@ -145,6 +186,8 @@ def _saved(
     steps = []
     for kind, each in zip(kinds[1:], modules[1:], strict=True):
         found = read_json(source, revision, f"{each['path']}/config.json", dict)
+        if kind == "Dense":
+            check_counts(source, {"num_labels": (found or {}).get("out_features")})
         if kind != "Dropout":
             steps.append(SavedModule(kind=kind, path=str(each["path"]), config=found or {}))
     if (task == "causal") != ([step.kind for step in steps] == ["LogitScore"]):
@@ -152,13 +195,16 @@ def _saved(
             f"model {source} has a {settings['transformer_task']} transformer with {', '.join(kinds[1:])} "
             "after it, which rankmill does not run: a language model needs a LogitScore, and only that"
         )
+    prompts = {name: text or "" for name, text in (about.get("prompts") or {}).items()}
+    if any(len(text) > _LONGEST_PROMPT for text in prompts.values()):
+        raise SpecError(f"model {source} has a prompt of more than {_LONGEST_PROMPT:,} characters")
     if task == "chain" and not steps:
         raise SpecError(f"model {source} has no modules that make a score: its modules.json ends too soon")
     return ModelLayout(
         task=task,
         steps=tuple(steps),
         activation=older if about.get("activation_fn") is None else str(about["activation_fn"]),
-        prompts={name: text or "" for name, text in (about.get("prompts") or {}).items()},
+        prompts=prompts,
         default_prompt=about.get("default_prompt_name"),
         saved=True,
         chat="message" in text,

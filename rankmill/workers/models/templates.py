@@ -35,6 +35,9 @@ _MOST = 1 << 28
 _STEP = 1024
 """What a step of a loop, a call or a written item counts for among these: a prompt may take 262,144."""
 
+_TIMES, _BESIDE = 4, 1 << 14
+"""A prompt has at most so many times the characters of its messages, and so many beside: each row has one."""
+
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02
 """CPU time of all prompts of a template: for so many seconds, and as many more for each prompt."""
 
@@ -254,7 +257,10 @@ class BoundedTemplate(Template):
         if left <= 0:
             raise SpecError(_TOO_LONG)
         try:
-            return super().render(*args, **kwargs)
+            prompt = super().render(*args, **kwargs)
+            if len(prompt) > (most := _TIMES * _size(kwargs.get("messages")) + _BESIDE):
+                raise TemplateError(f"the template makes a prompt of more than {most:,} characters")
+            return prompt
         finally:
             self.prompts += 1
             self.seconds += time.thread_time() - began

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, StartWorker
+from tests.harness.models.rerankers import make_chain
 from tests.harness.models.tiny import make_bert
 
 PAIR = ["how far"], ["a cat and the moon"]
@@ -133,6 +135,13 @@ def test_code_that_transformers_has_taken_over_is_not_needed(tmp_path: Path) -> 
         ({"hidden_act": "no_such_function"}, "cannot load .*KeyError: 'no_such_function'"),
         ({"num_hidden_layers": 10**9}, "has 1,000,000,000 layers"),
         ({"vocab_size": 10**9}, "parameters, but its config.json describes 32,0"),
+        ({"num_labels": 5_000_000}, "has 5,000,000 labels in its config.json .*, but at most 16,384"),
+        ({"num_labels": 10**9}, "has 1,000,000,000 labels"),
+        ({"id2label": {str(n): f"L{n}" for n in range(20_000)}}, "has 20,000 labels"),
+        ({"text_config": {"num_hidden_layers": 10**9}}, "has 1,000,000,000 layers"),
+        ({"encoder": {"n_layer": 10**9}}, "has 1,000,000,000 layers"),
+        ({"attention_types": [[["global", "local"], 10**9]]}, "has 1,000,000,000 parts"),
+        ({"num_hidden_layers": 1000}, "describes more than 1,[0-9]{3} modules"),
         ({"intermediate_size": 10**18}, "cannot load the model in"),
         ({"num_attention_heads": 0}, "cannot load the model in"),
         ({"max_position_embeddings": -5}, "cannot load the model in"),
@@ -144,6 +153,25 @@ def test_a_config_that_is_no_model_s(entries: dict[str, object], message: str, t
     with pytest.raises(SpecError, match=message) as caught:
         score(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_labels_of_a_chain_that_is_no_model_s(tmp_path: Path) -> None:
+    def modules(width: int) -> list[Any]:
+        from sentence_transformers.base.modules import Dense
+        from sentence_transformers.sentence_transformer.modules import Pooling
+
+        last = {"module_output_name": "scores", "activation_function": torch.nn.Identity()}
+        return [Pooling(width, "cls"), Dense(width, 1, **last)]
+
+    model = make_chain(tmp_path, "bert", modules)
+    score(model)
+    dense = next(model.glob("*Dense/config.json"))
+    edit(dense, out_features=10**9)
+    with pytest.raises(SpecError, match="has 1,000,000,000 labels"):
+        score(model)
+    edit(dense, out_features=1, in_features=10**12)
+    with pytest.raises(SpecError, match=r"Dense/model\.safetensors does not fit its config\.json"):
+        score(model)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,13 @@ def test_a_long_conversation_is_no_work_without_end() -> None:
     assert len(compiled(ALL).render(messages=chat, date_string="")) > 1_500_000
 
 
+def test_each_row_has_a_prompt_so_none_is_many_times_its_texts() -> None:
+    with pytest.raises(Exception, match="makes a prompt of more than"):
+        compiled("{{ 'x' * 100000 }}{{ messages[0].content }}").render(messages=MESSAGES)
+    long = [{"role": "query", "content": "the moon " * 100_000}]
+    assert len(compiled("{{ messages[0].content * 2 }}").render(messages=long)) == 1_800_000
+
+
 def scored(tmp_path: Path, template: str, rows: int = 40) -> Any:
     model = make_decoder(tmp_path / "model", "qwen3", task="classifier", template=template)
     spec = ScoreSpec(model=str(model), precision="fp32", inputs="conversations")

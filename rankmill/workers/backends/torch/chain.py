@@ -150,7 +150,8 @@ def load_chain(source: str | Path, revision: str | None, steps: Sequence[SavedMo
     """
     modules = []
     for step in steps:
-        module = _module(source, step)
+        with torch.device("meta"):  # no memory for what its config says, before the weights are compared
+            module = _module(source, step)
         if any(True for _ in module.parameters()):
             _fill(module, source, revision, step)
         modules.append(module)
@@ -208,7 +209,8 @@ def _fill(module: nn.Module, source: str | Path, revision: str | None, step: Sav
     if file is None:
         raise SpecError(f"model {source} has no {name}: save the model with safe_serialization=True")
     try:
-        module.load_state_dict({key: value.float() for key, value in load_file(file).items()})
+        weights = {key: value.float() for key, value in load_file(file).items()}
+        module.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise SpecError(f"model {source}: {name} does not fit its config.json: {_short(error)}") from error
 
