@@ -12,17 +12,16 @@ from typing import Any, Literal, TypeVar
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
 from rq import Queue
-from rq.defaults import RQ_KEY_PREFIX
 from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 from rq.utils import str_to_date
-from rq.worker_registration import REDIS_WORKER_KEYS
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.run import Progress, read_run
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
+from rankmill.jobs.protocol.rq import ALL_WORKERS, WORKER_PREFIX
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
 from rankmill.jobs.protocol.worker_report import (
     SCORING_FIELD,
@@ -48,7 +47,6 @@ _LOOK_AT = 256
 """Waiting jobs of a queue among which the next bulk chunk is looked for."""
 
 _QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
-_WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 _WORKER_FIELDS = (
     "queues", "state", "birth", "death", "last_heartbeat", "pid", SCORING_FIELD,
 )  # fmt: skip
@@ -197,16 +195,14 @@ class _Reader:
             [""],
             lambda _: [
                 ("smembers", Queue.redis_queues_keys, ()),
-                ("smembers", REDIS_WORKER_KEYS, ()),
+                ("smembers", ALL_WORKERS, ()),
                 ("zcount", keys.runs(), 0, now, "+inf"),
                 ("zrange", keys.runs(), (), "+inf", now, *latest_first, page * page_size, page_size),
                 ("zrangebyscore", keys.queues(), (), now - UNUSED_SECONDS, "+inf"),
                 ("zrangebyscore", keys.file_queues(), (), "-inf", "+inf"),
             ],
         )
-        workers = _compared(
-            self._workers(_names(self._texts(worker_keys, REDIS_WORKER_KEYS), _WORKER_PREFIX))
-        )
+        workers = _compared(self._workers(_names(self._texts(worker_keys, ALL_WORKERS), WORKER_PREFIX)))
         queues = _names(self._texts(queue_keys, Queue.redis_queues_keys), _QUEUE_PREFIX)
         of_files = set(self._texts(file_queues, keys.file_queues()))
         queues = [name for name in queues if name not in of_files]  # runners take them, not workers
@@ -230,7 +226,7 @@ class _Reader:
         replies = self._replies(
             names,
             lambda name: [
-                ("hmget", _WORKER_PREFIX + name, nothing, *_WORKER_FIELDS),
+                ("hmget", WORKER_PREFIX + name, nothing, *_WORKER_FIELDS),
                 ("get", keys.worker(name), None),
             ],
         )
@@ -256,7 +252,7 @@ class _Reader:
             state = "draining" if report.claimed_jobs else "drained"
         elif known["state"] == b"busy":
             state = "busy"
-        key = _WORKER_PREFIX + name
+        key = WORKER_PREFIX + name
         queues = self._text(known["queues"] or b"", key) or ""
         return WorkerState(
             name=name,

@@ -24,41 +24,21 @@ Tests that use the fixture ``interleaved`` run these with a switch of threads af
 from __future__ import annotations
 
 import logging
-import math
 import os
-import re
 import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import redis
-from rq import Queue
-from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
-from rq.exceptions import StopRequested
-from rq.executions import Execution
-from rq.job import Job
-from rq.serializers import JSONSerializer
-from rq.timeouts import BaseDeathPenalty
-from rq.utils import now
-from rq.worker import SimpleWorker
-from rq.worker.base import DequeueStrategy, WorkerStatus
 
 from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.recovery import failure_handler
-from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.worker_report import (
-    SCORING_FIELD,
-    Doing,
-    WorkerReport,
-    withdraw_worker,
-)
-from rankmill.jobs.runtime.hosts import require_worker_packages, worker_name
+from rankmill.jobs.protocol.worker_report import Doing, WorkerReport
+from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.passwords import mask_passwords, remember_password
 from rankmill.jobs.runtime.patience import Patience
@@ -82,11 +62,11 @@ from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.claims import Claims, ScoredRowsBeat
 from rankmill.workers.queue.connection import LastResort, RefusedCommands, give_up, stop_without_supervisor
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
-from rankmill.workers.queue.intake import POLL_SECONDS, Intake
-from rankmill.workers.queue.job import ScoringJob
+from rankmill.workers.queue.intake import Intake
 from rankmill.workers.queue.orders import Orders
-from rankmill.workers.queue.penalty import DeathPenalty, TooLong
 from rankmill.workers.queue.refusals import Refusals
+from rankmill.workers.rq.penalty import DeathPenalty, TooLong
+from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker, WorkOptions
 
 LOAD_SECONDS = 1800
 """Longest time to load a model and to prove its scores, its download included; then the worker refuses it."""
@@ -98,16 +78,10 @@ _SWITCH_SECONDS = 0.0001
 """How long a thread keeps Python's lock while another waits. The forward's thread gives it up for each of
 the hundreds of launches of a forward on a GPU; with Python's own 5 ms the device would wait."""
 
-_SUSPENSION_SECONDS = 1
-"""Least time between two checks for ``rq suspend``."""
-
-_MADE_UP = re.compile("[0-9a-f]{32}")
-"""What RQ calls a worker without ``--name``, also in a worker pool."""
-
 logger = logging.getLogger(__name__)
 
 
-class ScoringWorker(SimpleWorker):
+class ScoringWorker(RQWorker):
     """One long-lived process that scores chunks on one device.
 
     Start it with RQ's own command line; settings come from the environment (``RANKMILL_DEVICE``
@@ -130,43 +104,14 @@ class ScoringWorker(SimpleWorker):
     SIGTERM puts them back at once.
     """
 
-    death_penalty_class: type[BaseDeathPenalty] = DeathPenalty
-    _suspension_seen = -math.inf
     _doing: Doing = ""
     _warms_up = False
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        # Whatever the command line says, nothing is unpickled and nothing but scoring runs.
-        super().__init__(*args, **{**options, "serializer": JSONSerializer, "job_class": ScoringJob})
-        ordered = partial(
-            OrderedQueue, connection=self.connection, serializer=JSONSerializer, job_class=ScoringJob
-        )
-        self.queues = [ordered(queue.name) for queue in self.queues]
-        self._ordered_queues = self.queues[:]
-        self.log_result_lifespan = False
-        self.store = RunStore(self.connection)
-        self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
-
-    @property
-    def dequeue_timeout(self) -> int:
-        """Seconds; RQ takes a connection for dead that is silent for ten seconds longer than this."""
-        return POLL_SECONDS
-
-    def work(
-        self,
-        burst: bool = False,
-        logging_level: str | None = None,
-        date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
-        log_format: str = DEFAULT_LOGGING_FORMAT,
-        max_jobs: int | None = None,
-        max_idle_time: int | None = None,
-        with_scheduler: bool = False,
-        dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
-    ) -> bool:
-        """Prepare the device, then take jobs until asked to stop; RQ's own loop ends at the first error."""
+    def run(self, options: WorkOptions) -> bool:
+        """Prepare the device, then take jobs until asked to stop."""
         try:
             remember_password(self.connection.connection_pool.connection_kwargs.get("password"))
-            settings = load_settings({"log_level": logging_level and str(logging_level).lower()})
+            settings = load_settings({"log_level": options.log_level and str(options.log_level).lower()})
             set_up(settings.log_level, settings.log_format, worker=self.name)
             require_worker_packages()
             leave_out_pandas()
@@ -177,32 +122,26 @@ class ScoringWorker(SimpleWorker):
         except RankmillError as error:
             print(mask_passwords(f"worker {self.name} cannot start: {error}"), file=sys.stderr)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
-        self._dequeue_strategy = dequeue_strategy
         self._last_resort.start()
-        self._install_signal_handlers()  # type: ignore[no-untyped-call]
         stop_without_supervisor()
-        self.bootstrap(logging_level, date_format, log_format)
+        self.listen(options)
         self._pipeline.start()
         self._heartbeat.start()
         self._scored_rows.start()
-        taken = 0
+        taken, most = 0, options.max_jobs
         try:
             self._warm_up()
             logger.info("listening on %s", ", ".join(self.queue_names()))
-            if with_scheduler:
-                self._start_scheduler(burst, logging_level, date_format, log_format)
-            while max_jobs is None or taken < max_jobs:
-                self.check_for_suspension(burst)
-                if not self._claim_next(max_idle_time, wait=not burst):
+            self.start_scheduler(options)
+            while (most is None or taken < most) and self.may_go_on(options):
+                if not self._claim_next(options.max_idle_time, wait=not options.burst):
                     break
                 taken += 1
-        except StopRequested:
-            pass  # in a burst, if workers are suspended
         except (RankmillError, redis.RedisError) as error:
             logger.critical("cannot go on: %s", error)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         finally:
-            self.teardown()
+            self._finish()
         return bool(taken)
 
     def _claim_next(self, max_idle_time: int | None, *, wait: bool) -> bool:
@@ -211,7 +150,7 @@ class ScoringWorker(SimpleWorker):
         Without `wait`, in a burst, that is when there is no job, or none for this worker.
         """
         idle_since, refused = system.monotonic(), RefusedCommands(self._patience.seconds)
-        while not self._stop_requested:
+        while not self.stopping:
             full = False
             try:
                 self._claims.begin_put_aside()
@@ -245,20 +184,21 @@ class ScoringWorker(SimpleWorker):
                     return False
         return False
 
-    def teardown(self) -> None:
+    def _finish(self) -> None:
         """Finish the batch in progress, or all work in a burst; hand back the rest; unregister."""
         try:
-            self._pipeline.close(finish=not self._stop_requested)
+            self._pipeline.close(finish=not self.stopping)
         finally:
             self._claims.hand_back_all()
             self._scored_rows.stop()
             self._heartbeat.stop()  # a beat after the next line would announce the worker again
-            super().teardown()  # type: ignore[no-untyped-call]
+            self.teardown()  # type: ignore[no-untyped-call]
             logger.info("stopped")
 
     def _prepare(self, settings: WorkerSettings) -> None:
         """Prepare the device, and put the worker together."""
         self._settings, self._started = settings, system.now()
+        self.lease_seconds = settings.lease_seconds
         self._device = device = prepare_device(settings)
         self.take_name(device)
         set_up(settings.log_level, settings.log_format, worker=self.name)
@@ -301,7 +241,7 @@ class ScoringWorker(SimpleWorker):
         """
         self._warms_up = True
         try:
-            if not self._stop_requested:
+            if not self.stopping:
                 self._orders.warm(self._settings.warm)
         finally:
             self._warms_up = False
@@ -321,7 +261,7 @@ class ScoringWorker(SimpleWorker):
         """Load a model, and tell producers meanwhile."""
         self._tell("loading")
         try:
-            with self.death_penalty_class(LOAD_SECONDS, TooLong):
+            with self.limit(LOAD_SECONDS):
                 return self.load(spec)
         except TooLong:
             where = f"worker host {socket.gethostname()}"
@@ -354,7 +294,7 @@ class ScoringWorker(SimpleWorker):
 
     def _obstacle(self) -> str | None:
         """Why the worker cannot score now, if so; a missing model that no run needs is no reason."""
-        if self._stop_requested:
+        if self.stopping:
             return "the worker is stopping"
         if self._patience.trouble:
             return f"Redis cannot serve: {self._patience.trouble}"
@@ -364,98 +304,19 @@ class ScoringWorker(SimpleWorker):
         cold = list(self._orders.cold.items())
         return next((reason or f"{model} is not loaded yet" for model, reason in cold), None)
 
-    def request_stop(self, signum: Any, frame: Any) -> None:
-        """Also count the signal, for `LastResort`."""
-        self._last_resort.signals = 1
-        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
-
-    def request_force_stop(self, signum: int, frame: Any) -> None:
-        """Also count the signal, for `LastResort`."""
-        self._last_resort.signals = 2
-        super().request_force_stop(signum, frame)
-
-    def _shutdown(self) -> None:
-        """Stop at the next check, and not in the middle of what the signal interrupted, but for a warm-up."""
-        self._stop_requested = self._pipeline.stopping = True
-        if self._warms_up:
-            raise SystemExit(0)
-
-    def take_name(self, device: str) -> None:
-        """Replace a name that RQ has made up by one that tells host, accelerator and process."""
-        if not _MADE_UP.fullmatch(self.name):
-            return
-        name = first = worker_name(device, str(os.getpid()))
-        number = 1
-        while self.connection.exists(self.redis_worker_namespace_prefix + name):  # of a container before
-            number += 1
-            name = f"{first}.{number}"
-        self.name = name
-
-    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
-        """Seconds that the lease of a job lasts; the heartbeat thread renews it."""
-        return self._heartbeat.lease_seconds
-
-    def serialize(self) -> dict[str, Any]:
-        """RQ's record of this worker, marked as a ScoringWorker even after its end."""
-        return {**super().serialize(), SCORING_FIELD: 1}
-
-    def register_birth(self) -> None:
-        """Also announce that this worker is a ScoringWorker."""
-        super().register_birth()  # type: ignore[no-untyped-call]
+    def announce(self) -> None:
+        """Announce that this worker is a ScoringWorker."""
         self._heartbeat.announce()
 
-    def register_death(self) -> None:
-        """Also withdraw what `register_birth` announced."""
-        withdraw_worker(self.connection, self.name)
-        super().register_death()  # type: ignore[no-untyped-call]
+    def signalled(self, signals: int) -> None:
+        """Count the signal, for `LastResort`."""
+        self._last_resort.signals = signals
 
-    def unsubscribe(self) -> None:
-        """As RQ does, but tell the thread to end before its last message: it would wait for another one."""
-        if self.pubsub_thread:
-            self.pubsub_thread.stop()
-        super().unsubscribe()  # type: ignore[no-untyped-call]
-
-    def prepare_execution(self, job: Job) -> Execution:
-        """What RQ does in two steps, in one; but the job expires as its run does, where RQ lets it stay.
-
-        Until it is begun it expires when it has waited too long: a service's ``ttl`` may be shorter than the
-        scoring. The execution is none of this worker's `executions` if another one has the job.
-        """
-        assert isinstance(job, ScoringJob)
-        lease = self._heartbeat.lease_seconds
-        with self.connection.pipeline() as pipe:
-            execution = Execution.create(job, lease, pipeline=pipe, worker_name=self.name)
-            self.executions[execution.id] = execution
-            self.set_state(WorkerStatus.BUSY, pipeline=pipe)
-            self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
-            queue = Queue(job.origin, connection=self.connection)
-            job.begin(execution, queue, pipe)
-            pipe.expire(job.key, job.run_ttl)
-            *_, is_begun, _ = pipe.execute()
-            if not is_begun:
-                self.cleanup_execution(job, pipe, execution)
-                pipe.execute()
-        return execution
-
-    def check_for_suspension(self, burst: bool) -> None:
-        """As RQ does, at most once a second."""
-        if system.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
-            super().check_for_suspension(burst)
-            self._suspension_seen = system.monotonic()
-
-    def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
-        """As RQ does, but send no last heartbeat: that would recreate part of a job gone from Redis."""
-        job.ended_at = now()
-
-    def run_maintenance_tasks(self) -> None:
-        """Do nothing: the heartbeat thread cleans the queues, also while a job runs."""
-        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it None
-
-    def show_state(self, *, busy: bool) -> None:
-        """Tell `rq info` whether this worker is busy."""
-        state = WorkerStatus.BUSY if busy else WorkerStatus.IDLE
-        if self.get_state() != state:
-            self.set_state(state)
+    def stop_soon(self) -> None:
+        """Stop at the next check, and not in the middle of what the signal interrupted, but for a warm-up."""
+        self._pipeline.stopping = True
+        if self._warms_up:
+            raise SystemExit(0)
 
 
 def prepare_device(settings: WorkerSettings) -> str:

@@ -14,8 +14,8 @@ from rankmill import Client
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.registry.trial import try_model
-from rankmill.workers.queue import penalty
-from rankmill.workers.queue.penalty import DeathPenalty, TooLong
+from rankmill.workers.rq import penalty
+from rankmill.workers.rq.penalty import DeathPenalty, TooLong
 from tests.conftest import Server, StartWorker
 from tests.harness.models.rerankers import make_decoder
 

@@ -133,7 +133,7 @@ class EndlessWorker(ScoringWorker):
 
     def _prepare(self, settings: WorkerSettings) -> None:
         from rankmill.workers import worker
-        from rankmill.workers.queue import penalty
+        from rankmill.workers.rq import penalty
 
         worker.LOAD_SECONDS, penalty._GRACE_SECONDS = 1, 1.0
         super()._prepare(settings)

@@ -25,7 +25,7 @@ MAY_IMPORT = {
 DIRECTION = {
     "rankmill.jobs": ["protocol", "registry", "model_files", "cache", "runtime", "contract", "system"],
     "rankmill.workers": [
-        "worker", "offline", "queue", "engine", "models", "backends", "batches", "host"
+        "worker", "offline", "queue", "rq", "engine", "models", "backends", "batches", "host"
     ],
     "rankmill.producer": ["client", "local", "files", "collect"],
     "rankmill": ["cli", "runner", "gateway", "registry", "lab", "score", "cluster"],

@@ -30,6 +30,7 @@ _HEARTBEAT, _ORDER, _RECOVERY, _RUNS = (
     "workers/queue/heartbeat.py", "workers/queue/claim_order.py", "jobs/protocol/recovery.py",
     "jobs/protocol/runs.py",
 )  # fmt: skip
+_HELD, _JOB, _WORKER = "workers/rq/held.py", "workers/rq/job.py", "workers/rq/worker.py"
 
 
 @dataclass(frozen=True)
@@ -49,21 +50,21 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "a lease is not renewed", _HEARTBEAT,
-        "self._worker.maintain_heartbeats(execution.job, execution)",
+        "a lease is not renewed", _WORKER,
+        "self.maintain_heartbeats(execution.job, execution)",
         "pass",
         ("calm", "slow", "long", "several workers"),
     ),
     Mutant(
-        "a lease ends by the host's clock", "workers/queue/job.py",
+        "a lease ends by the host's clock", _JOB,
         "hold(pipeline, self.key, execution.composite_key, ttl, only_renew=xx)",
         "super().add_execution(execution, pipeline, ttl, xx)",
         ("kills",),
     ),
     Mutant(
-        "a lease lasts ten times as long", "workers/worker.py",
-        "        return self._heartbeat.lease_seconds\n",
-        "        return 10 * self._heartbeat.lease_seconds\n",
+        "a lease lasts ten times as long", _WORKER,
+        "        return self.lease_seconds\n",
+        "        return 10 * self.lease_seconds\n",
         ("kill", "slow",),
     ),
     Mutant(
@@ -135,8 +136,8 @@ MUTANTS = (
     Mutant(
         "a chunk that waits to be scored alone is blamed for another's row", _CLAIMS,
         "            if suspect := is_suspect(job):\n                self._pipeline.drain()\n"
-        "            execution = self._worker.prepare_execution(job)\n",
-        "            execution = self._worker.prepare_execution(job)\n"
+        "            held = self._worker.claim(job, queue)\n",
+        "            held = self._worker.claim(job, queue)\n"
         "            if suspect := is_suspect(job):\n                self._pipeline.drain()\n",
         kept=True,
     ),
@@ -233,7 +234,7 @@ MUTANTS = (
         "        pipe.expire(keys.precision",
     ),
     Mutant(
-        "a job that is begun keeps the expiry of one that waits", "workers/worker.py",
+        "a job that is begun keeps the expiry of one that waits", _WORKER,
         "pipe.expire(job.key, job.run_ttl)",
         "pipe.exists(job.key)",
         ("by name", "slow"),
@@ -257,12 +258,12 @@ MUTANTS = (
     ),
     Mutant(
         "a job ends without a result", _CHUNKS,
-        "                self.store.add_result(pipe, self.run_id, result, job.run_ttl)\n",
+        "                self.store.add_result(pipe, self.run_id, result, self.job.run_ttl)\n",
         "                pass\n",
     ),
     Mutant(
-        "a job that has ended keeps its lease", _CHUNKS,
-        "            worker.cleanup_execution(job, pipe, self.execution)\n            pipe.delete",
+        "a job that has ended keeps its lease", _HELD,
+        "            worker.cleanup_execution(job, pipe, self._execution)\n            pipe.delete",
         "            pipe.delete",
     ),
     Mutant(
@@ -416,7 +417,7 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a job that is in the queue twice is begun twice", "workers/queue/job.py",
+        "a job that is in the queue twice is begun twice", _JOB,
         "  if execution ~= ARGV[1] and redis",
         "  if false and redis",
         kept=True,
@@ -428,14 +429,14 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a job is begun by who has read it before another attempt", "workers/queue/job.py",
+        "a job is begun by who has read it before another attempt", _JOB,
         " or (job[2] or '') ~= ARGV[3]",
         "",
         kept=True,
     ),
     Mutant(
-        "a failed attempt is recorded twice", _CHUNKS,
-        "        move(worker.connection, leases, entry, job.key, end)\n",
+        "a failed attempt is recorded twice", _HELD,
+        "        self._move(end)\n",
         "        pipe = worker.connection.pipeline()\n        end(pipe)\n        pipe.execute()\n",
         kept=True,
     ),
@@ -452,13 +453,13 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a worker ends that is cut off while RQ ends a job", _CHUNKS,
+        "a worker ends that is cut off while RQ ends a job", _HELD,
         "except (redis.ConnectionError, redis.TimeoutError):  # redis-py",
         "except redis.WatchError:  # redis-py",
         kept=True,
     ),
     Mutant(
-        "a job that is over is begun", "workers/queue/job.py",
+        "a job that is over is begun", _JOB,
         "if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end",
         "",
         kept=True,
@@ -524,7 +525,7 @@ MUTANTS = (
         ("batch", "lose_power"),
     ),
     Mutant(
-        "a job that has just ended is renewed", "workers/queue/job.py",
+        "a job that has just ended is renewed", _JOB,
         "if redis.call('EXISTS', KEYS[1]) == 1 then redis",
         "if true then redis",
         ("breaks", "slow", "keeps data"),

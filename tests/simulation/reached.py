@@ -15,7 +15,9 @@ import click
 import coverage
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("rankmill/jobs/protocol", "rankmill/producer/collect", "rankmill/workers/queue")
+PARTS = tuple(
+    f"rankmill/{part}" for part in ("jobs/protocol", "producer/collect", "workers/queue", "workers/rq")
+)
 
 
 @click.command()

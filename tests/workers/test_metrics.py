@@ -22,7 +22,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Histogram
-from rq.worker import SimpleWorker
 
 from rankmill import Client
 from rankmill.jobs.contract import keys
@@ -42,6 +41,7 @@ from rankmill.jobs.runtime.http import answer, serve
 from rankmill.workers.host import metrics
 from rankmill.workers.host.gpu import Gpu
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
+from rankmill.workers.rq.worker import RQWorker
 from tests.conftest import QUICK_LEASE, Server, StartWorker, score_file, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import tool
@@ -279,8 +279,8 @@ def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: p
 
 
 def test_a_worker_s_record_is_renewed_whatever_becomes_of_it_and_of_the_report(server: Server) -> None:
-    worker = SimpleWorker(["q"], connection=server.client)
-    worker.register_birth()  # type: ignore[no-untyped-call]
+    worker = RQWorker(["q"], connection=server.client)
+    worker.register_birth()
     server.client.persist(worker.key)
 
     def fails() -> WorkerReport:

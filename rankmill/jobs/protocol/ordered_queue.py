@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
-from redis.client import Pipeline
-from rq import Queue
 from rq.job import Job
-from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.priority import Priority
-from rankmill.jobs.protocol.leases import hold
+from rankmill.jobs.protocol.rq import RQQueue, workers_of
 from rankmill.jobs.runtime.patience import each_reply
-from rankmill.jobs.system import system
 
 IDLE_SECONDS = 5
 """How long the list of idle workers has a worker that says nothing more."""
@@ -329,29 +324,16 @@ class Taken(NamedTuple):
     idle: int
 
 
-class OrderedQueue(Queue):
+class OrderedQueue(RQQueue):
     """RQ's queue, in which every way to put a job keeps requests before bulk work."""
 
-    def push_job_id(self, job_id: str | bytes, pipeline: Any = None, at_front: bool = False) -> None:
+    def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
         """Put a job's id behind those of its priority, or before them."""
-        client: Any = self.connection if pipeline is None else pipeline
         numbers = [_BELL_RINGS, _BELL_SECONDS]
         if not at_front and is_bulk_job(job_id):
             client.rpush(self.key, job_id)
         else:
             client.eval(_PLACE, 2, self.key, keys.bell(self.name), *numbers, job_id, int(at_front))
-
-    def schedule_job(
-        self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False
-    ) -> Job:
-        """Let a job pause until this host's clock says `when`; its pause ends by the server's clock."""
-        pipe = pipeline if pipeline is not None else self.connection.pipeline()
-        super().schedule_job(job, when, pipe, unique)
-        seconds = when.timestamp() - system.now()
-        hold(pipe, self.scheduled_job_registry.key, job.id, seconds, only_renew=False)
-        if pipeline is None:
-            pipe.execute()
-        return job
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
         """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when.
@@ -457,9 +439,8 @@ class OrderedQueue(Queue):
         """
         client: Any = self.connection
         places = [self.key, self.intermediate_queue_key, keys.bell(self.name), keys.idle(self.name)]
-        registered = WORKERS_BY_QUEUE_KEY % self.name
         how = [" ".join(kinds), worker, int(idle), IDLE_SECONDS, LOOK_AT, int(bring), *further]
-        return Taken(*client.eval(_TAKE, 5, *places, registered, *how, *order))
+        return Taken(*client.eval(_TAKE, 5, *places, workers_of(self.name), *how, *order))
 
     def claim_idle(self, most: int) -> int:
         """Forget up to `most` idle workers and return how many; 0 while jobs wait, which they will take."""

@@ -13,10 +13,7 @@ import redis
 from redis.client import Pipeline
 from rq import Queue
 from rq.exceptions import AbandonedJobError
-from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE
 from rq.job import Job, JobStatus
-from rq.job_lifecycle import record_job_failure
-from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RedisUnavailable, WireError
@@ -25,6 +22,7 @@ from rankmill.jobs.contract.results import ChunkFailure
 from rankmill.jobs.protocol.leases import bound_leases, move
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import survives
+from rankmill.jobs.protocol.rq import ALL_WORKERS, enqueue, executions_of, record_failure, workers_of
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.protocol.worker_report import bound_reports
@@ -95,7 +93,7 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
         Number of jobs that the worker was running.
     """
     queue = store.queue(queue_name)
-    running = store.redis.smembers(WORKER_EXECUTIONS_KEY_TEMPLATE.format(worker))
+    running = store.redis.smembers(executions_of(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
         # Only these jobs: after an outage, live workers have not yet renewed their leases.
@@ -164,7 +162,7 @@ def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None
         if job.should_retry:
             job.retry(queue, pipe)
         else:
-            record_job_failure(job, "its worker died", pipe)
+            record_failure(job, "its worker died", pipe)
 
 
 def enqueue_due(queue: Queue, now: float) -> None:
@@ -184,7 +182,7 @@ def enqueue_due(queue: Queue, now: float) -> None:
 
 def _enqueue(queue: Queue, read: Callable[[], Job | None], pipe: Pipeline) -> None:
     if job := read():
-        queue._enqueue_job(job, pipeline=pipe)  # as RQ's scheduler does
+        enqueue(queue, job, pipe)
 
 
 def _key(raw_id: bytes) -> str:
@@ -210,7 +208,7 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
 def forget_gone_workers(queue: Queue) -> None:
     """Remove workers from RQ's lists whose record has expired."""
     connection: Any = queue.connection
-    listed = WORKERS_BY_QUEUE_KEY % queue.name
+    listed = workers_of(queue.name)
     names = sorted(connection.smembers(listed))
     with connection.pipeline(transaction=False) as pipe:
         for name in names:
@@ -218,7 +216,7 @@ def forget_gone_workers(queue: Queue) -> None:
         gone = [name for name, there in zip(names, pipe.execute(), strict=True) if not there]
     if gone:
         connection.srem(listed, *gone)
-        connection.srem(REDIS_WORKER_KEYS, *gone)
+        connection.srem(ALL_WORKERS, *gone)
 
 
 @contextmanager

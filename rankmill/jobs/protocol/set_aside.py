@@ -23,6 +23,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RankmillError, WireError
 from rankmill.jobs.contract.job import JOB_FUNCTION, TRACE, chunk_of
 from rankmill.jobs.contract.schema import Seconds, WireModel
+from rankmill.jobs.protocol.rq import restored
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
 
@@ -78,8 +79,9 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
         _check_size(fields[b"data"])
         _check_numbers(fields)
         fields.pop(b"webhooks", None)  # never called; RQ logs a traceback for damaged ones
-        job: Job = queue.job_class(job_id, connection=connection, serializer=queue.serializer)
-        job.restore(fields)
+        job, has_meta = restored(queue, job_id, fields)
+        if not has_meta:
+            raise DamagedJob("its metadata is not a mapping")
         _check(job, queue)
     except redis.ResponseError as error:
         if cannot_serve(error) or not str(error).startswith("WRONGTYPE"):
@@ -124,7 +126,7 @@ def _check(job: Job, queue: Queue) -> None:
         raise DamagedJob("it names no function")
     if not isinstance(job.args, list | tuple) or not isinstance(job.kwargs, dict):
         raise DamagedJob("its arguments are not a list and a mapping")
-    if job._unreadable_meta is not None or not isinstance(job.meta, dict):
+    if not isinstance(job.meta, dict):
         raise DamagedJob("its metadata is not a mapping")
     carried = job.meta.get(TRACE) or {}
     if not isinstance(carried, dict) or not all(isinstance(value, str) for value in carried.values()):

@@ -9,14 +9,13 @@ from typing import Annotated, Any, Literal, cast
 import redis
 from pydantic import Field
 from redis.client import Pipeline
-from rq.defaults import RQ_KEY_PREFIX
-from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.orders import Answer
+from rankmill.jobs.protocol.rq import WORKER_PREFIX, workers_of
 from rankmill.jobs.runtime.patience import cannot_serve
 
 
@@ -32,8 +31,6 @@ class QueueWorkers:
         """Whether there are plain RQ workers, which cannot score, and no others."""
         return bool(self.other) and not self.scoring
 
-
-_WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -143,8 +140,8 @@ def withdraw_worker(client: redis.Redis, name: str) -> None:
 
 def listed_workers(client: redis.Redis, queue: str) -> list[str]:
     """Names in RQ's list of a queue's workers, dead ones included; RQ's own reader fails at odd bytes."""
-    listed = cast("set[bytes]", client.smembers(WORKERS_BY_QUEUE_KEY % queue))
-    return [key.decode(errors="backslashreplace").removeprefix(_WORKER_PREFIX) for key in listed]
+    listed = cast("set[bytes]", client.smembers(workers_of(queue)))
+    return [key.decode(errors="backslashreplace").removeprefix(WORKER_PREFIX) for key in listed]
 
 
 def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
@@ -153,7 +150,7 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
     names = listed_workers(client, queue)
     with connection.pipeline(transaction=False) as pipe:
         for name in names:
-            pipe.exists(_WORKER_PREFIX + name)
+            pipe.exists(WORKER_PREFIX + name)
             pipe.exists(keys.worker(name))
         flags = pipe.execute()
     alive = {name: bool(ours) for name, rq, ours in zip(names, flags[::2], flags[1::2], strict=True) if rq}
@@ -175,7 +172,7 @@ def _died(client: Any, name: str) -> bool:
     Where the server has lost a worker's key, RQ writes there what it does now, and not what it is.
     """
     try:
-        born, mark = client.hmget(_WORKER_PREFIX + name, "birth", SCORING_FIELD)
+        born, mark = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)
     except redis.ResponseError as error:  # the key is damaged
         if cannot_serve(error):
             raise

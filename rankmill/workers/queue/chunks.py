@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import redis
 from opentelemetry.trace import INVALID_SPAN, Span
-from rq import Queue
-from rq.executions import Execution
-from rq.job import JobStatus
-from rq.job_lifecycle import format_exc_info, record_job_failure
-from rq.timeouts import JobTimeoutException
-from rq.utils import now
-from rq.worker import SimpleWorker
 
 from rankmill.jobs.contract.errors import (
     FormatError,
@@ -37,7 +29,7 @@ from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec, settled, weights_key
 from rankmill.jobs.contract.usage import used_by
 from rankmill.jobs.contract.wire import decode_rows
-from rankmill.jobs.protocol.leases import move
+from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob
@@ -54,9 +46,11 @@ from rankmill.workers.host.device import device_name
 from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.models.versions import Aliases
-from rankmill.workers.queue.job import ScoringJob
-from rankmill.workers.queue.penalty import TooLong
 from rankmill.workers.queue.refusals import Refusals
+from rankmill.workers.rq.held import HeldJob
+from rankmill.workers.rq.job import ScoringJob
+from rankmill.workers.rq.penalty import JobTimeout, TooLong
+from rankmill.workers.rq.worker import RQWorker
 
 _RUNS = 1000
 """Runs of which a worker remembers what is settled."""
@@ -77,9 +71,7 @@ class ChunkClaim:
     in_redis: ClassVar[bool] = True
     """Whether the run is in Redis, with its progress."""
 
-    job: ScoringJob
-    queue: Queue
-    execution: Execution
+    held: HeldJob
     span: Span
     store: RunStore
     claimed: float = field(default_factory=system.monotonic)
@@ -90,6 +82,16 @@ class ChunkClaim:
     fast: bool = False
     forward: Span = INVALID_SPAN
     _payload: bytes | None = None
+
+    @property
+    def job(self) -> ScoringJob:
+        """The chunk's job."""
+        return self.held.job
+
+    @property
+    def queue(self) -> OrderedQueue:
+        """The job's queue."""
+        return self.held.queue
 
     @property
     def run_id(self) -> str:
@@ -145,37 +147,18 @@ class ChunkClaim:
         """Whether a producer still waits for the scores."""
         return self.store.exists(self.run_id)
 
-    def finish(self, worker: SimpleWorker, result: ChunkResult | None) -> None:
-        """End the job and write its result, if any, in one transaction, without WATCH: it can be repeated."""
-        job = self.job
-        with worker.connection.pipeline() as pipe:
+    def finish(self, result: ChunkResult | None) -> None:
+        """End the job and write its result, if any, in one transaction."""
+
+        def write(pipe: redis.client.Pipeline) -> None:
             if result is not None:
-                self.store.add_result(pipe, self.run_id, result, job.run_ttl)
-            worker.increment_successful_job_count(pipeline=pipe)
-            if job.started_at:
-                worker.increment_total_working_time(now() - job.started_at, pipe)
-            worker.cleanup_execution(job, pipe, self.execution)
-            pipe.delete(job.key, job.execution_registry.key)
-            pipe.execute()
+                self.store.add_result(pipe, self.run_id, result, self.job.run_ttl)
 
-    def fail(self, worker: SimpleWorker, error: Exception) -> None:
-        """Record a failed attempt as RQ does, but once: a lost reply may come after others have the job."""
-        job, failure = self.job, _told(error)
-        job.ended_at = now()
-        worker.handle_exception(job, *failure)
+        self.held.finish(write)
 
-        def end(pipe: redis.client.Pipeline) -> None:
-            worker.cleanup_execution(job, pipe, self.execution)
-            worker.increment_failed_job_count(pipe)
-            if job.started_at and job.ended_at:
-                worker.increment_total_working_time(job.ended_at - job.started_at, pipe)
-            if job.should_retry:
-                job.retry(self.queue, pipe)
-            else:
-                record_job_failure(job, format_exc_info(failure), pipe)
-
-        leases, entry = self.queue.started_job_registry.key, self.execution.composite_key
-        move(worker.connection, leases, entry, job.key, end)
+    def fail(self, error: Exception) -> None:
+        """Record a failed attempt."""
+        self.held.fail(error)
 
 
 class PairsClaim(ChunkClaim):
@@ -196,50 +179,32 @@ class PairsClaim(ChunkClaim):
         return mine
 
     def is_wanted(self) -> bool:
-        connection: Any = self.job.connection
-        status = connection.hget(self.job.key, "status")
-        return status not in {None, JobStatus.CANCELED.value.encode()}
+        return self.held.is_wanted()
 
-    def finish(self, worker: SimpleWorker, result: ChunkResult | None) -> None:
+    def finish(self, result: ChunkResult | None) -> None:
         """End the job; what follows it, such as jobs that depend on it, is RQ's."""
         try:
             if isinstance(result, ChunkScores):
                 assert self.run
                 self.store.count_request(self.run, used_by(result), self.job.key)
-                self._succeed(worker, return_value(result))
+                self.held.succeed(return_value(result))
             elif result is not None:
-                self.fail(worker, RunFailed(result.message))
+                self.fail(RunFailed(result.message))
             else:
-                with worker.connection.pipeline() as pipe:
-                    worker.cleanup_execution(self.job, pipe, self.execution)
-                    pipe.execute()
+                self.held.drop()
         except Exception as error:
             if isinstance(error, RedisUnavailable) or cannot_serve(error):
                 raise
             raise DamagedJob(f"RQ cannot end it ({type(error).__name__}: {error})") from None
 
-    def _succeed(self, worker: SimpleWorker, value: Mapping[str, object]) -> None:
-        """End the job as RQ does; again if a connection is lost while RQ watches keys, which it raises."""
-        while True:
-            try:
-                worker._finalize_success(self.job, self.queue, self.execution, value)
-                return
-            except (redis.ConnectionError, redis.TimeoutError):  # redis-py has tried once to take back WATCH
-                logger.debug("a connection was lost while RQ ended the job; again")
-
-    def fail(self, worker: SimpleWorker, error: Exception) -> None:
-        """Record it as RQ does; what rankmill has the reason of, no other attempt would change."""
+    def fail(self, error: Exception) -> None:
+        """Record a failed attempt; what rankmill has the reason of, no other attempt would change."""
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
         if self.job.should_retry:
-            super().fail(worker, error)
-            return
-        worker._finalize_failure(self.job, self.queue, self.execution, _told(error))
-
-
-def _told(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
-    """An error as it is told: in one line if rankmill has the reason."""
-    return type(error), error, None if isinstance(error, RankmillError) else error.__traceback__
+            self.held.fail(error)
+        else:
+            self.held.fail_for_good(error)
 
 
 class WrongTokens(Exception):
@@ -273,7 +238,7 @@ class ChunkScorer:
 
     def __init__(
         self,
-        worker: SimpleWorker,
+        worker: RQWorker,
         engines: EngineCache,
         aliases: Aliases,
         reading: Reading,
@@ -342,10 +307,10 @@ class ChunkScorer:
         """
         job = claim.job
         try:
-            with self._worker.death_penalty_class(job.begin_seconds, TooLong, job_id=job.id):
+            with self._worker.limit(job.begin_seconds):
                 self._fetch(claim)
         except TooLong:
-            raise JobTimeoutException(f"not tokenized after {job.begin_seconds} s") from None
+            raise JobTimeout(f"not tokenized after {job.begin_seconds} s") from None
         if claim.engine is None or claim.work is None:
             return
         texts = claim.engine.model.texts

@@ -10,9 +10,6 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 import redis
-from rq import Queue
-from rq.job import Job
-from rq.worker import SimpleWorker
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RunFailed, SpecError, WorkerError, fault_of
@@ -20,7 +17,7 @@ from rankmill.jobs.contract.job import is_suspect
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
-from rankmill.jobs.protocol.leases import move
+from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, set_aside
@@ -33,8 +30,9 @@ from rankmill.workers.host import metrics
 from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim, WrongTokens
 from rankmill.workers.queue.claim_order import ClaimOrder
-from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.refusals import Refusals, StillRefused
+from rankmill.workers.rq.job import ScoringJob
+from rankmill.workers.rq.worker import RQWorker
 
 GROUP = 8
 GROUP_SECONDS = 3.0
@@ -116,7 +114,7 @@ class Claims:
 
     def __init__(
         self,
-        worker: SimpleWorker,
+        worker: RQWorker,
         store: RunStore,
         scorer: ChunkScorer,
         pipeline: Pipeline,
@@ -149,7 +147,7 @@ class Claims:
         """Whether some claims are put aside."""
         return bool(self._put_aside)
 
-    def take(self, job: ScoringJob, queue: Queue) -> None:
+    def take(self, job: ScoringJob, queue: OrderedQueue) -> None:
         """Claim a job, and let its chunk be scored.
 
         A job whose model would evict another is put aside first (`ModelQueue`). A suspect job, which may
@@ -159,12 +157,12 @@ class Claims:
         with self._set_aside_if_damaged(job, queue):
             if suspect := is_suspect(job):
                 self._pipeline.drain()
-            execution = self._worker.prepare_execution(job)
-            if execution.id not in self._worker.executions:
+            held = self._worker.claim(job, queue)
+            if held is None:
                 return  # another worker has it
             span = tracing.begin_for(job, worker=self._worker.name)
             kind = PairsClaim if job.has_pairs else ChunkClaim
-            claim = self.unanswered[job.id] = kind(job, queue, execution, span, self._store)
+            claim = self.unanswered[job.id] = kind(held, span, self._store)
             with about_job(job.id), tracing.within(claim.span):
                 self._claim(claim, put_aside=not suspect)
                 if suspect:
@@ -189,7 +187,7 @@ class Claims:
             if claim.work and not claim.is_wanted():
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
-    def unstarted(self, queue: Queue) -> list[ChunkClaim]:
+    def unstarted(self, queue: OrderedQueue) -> list[ChunkClaim]:
         """Bulk claims of `queue` of which nothing is scored yet, in the order of their turns."""
         by_work = {claim.work: claim for claim in list(self.unanswered.values()) if claim.queue == queue}
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
@@ -208,17 +206,12 @@ class Claims:
         if claim is None or not self._ends(claim):
             return
 
-        def put_back(pipe: redis.client.Pipeline) -> None:
-            self._worker.cleanup_execution(claim.job, pipe, claim.execution)
-            queue = claim.queue if at_front else Queue(claim.queue.name, connection=claim.queue.connection)
-            queue._enqueue_job(claim.job, pipeline=pipe, at_front=at_front)  # as Job.retry does
+        def forget_progress(pipe: redis.client.Pipeline) -> None:
             if claim.run:
                 pipe.hdel(keys.scored_rows(claim.run.id), str(claim.chunk))
 
-        self._worker.executions.pop(claim.execution.id, None)  # also if another worker has the job by now
-        leases, entry = claim.queue.started_job_registry.key, claim.execution.composite_key
         with self._set_aside_if_damaged(claim.job, claim.queue):
-            move(self._worker.connection, leases, entry, claim.job.key, put_back)
+            claim.held.hand_back(forget_progress, at_front=at_front)
         claim.span.add_event("handed back")
         claim.span.end()
         metrics.count_chunk("handed_back")
@@ -338,7 +331,7 @@ class Claims:
         self.unanswered.pop(claim.job.id)
         claim.span.record_exception(error)
         claim.span.end()
-        claim.fail(self._worker, error)
+        claim.fail(error)
         metrics.count_chunk("failed")
 
     def _answer_scored(self, claim: ChunkClaim) -> None:
@@ -351,7 +344,7 @@ class Claims:
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
             with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
-                claim.finish(self._worker, result)
+                claim.finish(result)
             claim.span.end()
             if isinstance(result, ChunkScores):
                 assert claim.run
@@ -414,7 +407,7 @@ class Claims:
                 logger.critical("%s: %s%s", what, ", ".join(runs[-_NAMED:]), more)
 
     @contextmanager
-    def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:
+    def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:
         """Set aside a job with damaged keys, which RQ may not even be able to mark as failed."""
         try:
             yield
@@ -422,12 +415,7 @@ class Claims:
             if cannot_serve(error):
                 raise
             self.unanswered.pop(job.id, None)
-            executions = list(self._worker.executions.values())  # a copy: two threads begin and end them
-            executions = [each for each in executions if each.job_id == job.id]
-            with self._worker.connection.pipeline() as pipe:
-                for execution in executions:
-                    self._worker.cleanup_execution(job, pipe, execution)
-                pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
+            self._worker.forget(job)
             set_aside(queue, job.id.encode(), f"{type(error).__name__}: {error}")
             metrics.set_aside.inc()
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import redis
-from rq import worker_registration
-from rq.worker.base import BaseWorker
 
 from rankmill.jobs.protocol.leases import Renewals, server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
@@ -19,6 +17,7 @@ from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.system import Periodic, system
 from rankmill.workers.queue.orders import Orders
+from rankmill.workers.rq.worker import RQWorker
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class WorkerHeartbeat:
 
     def __init__(
         self,
-        worker: BaseWorker,
+        worker: RQWorker,
         seconds: float,
         lease_seconds: int,
         report: Callable[[], WorkerReport],
@@ -80,7 +79,7 @@ class WorkerHeartbeat:
 
     def announce(self) -> None:
         """Register the worker and its report, and read its orders."""
-        self._register()
+        self._worker.write_record()
         self._report_state()
 
     def age(self) -> float:
@@ -90,7 +89,7 @@ class WorkerHeartbeat:
     def _run(self) -> None:
         self._end_if_wedged()
         for step in (
-            self._register,
+            self._worker.write_record,
             self._beat,
             self._report_state,
             self._clean_queues,
@@ -103,19 +102,6 @@ class WorkerHeartbeat:
                 logger.warning("Redis refuses a part of the heartbeat: %s", error)
             except Exception:  # whatever it is, the leases of running jobs must be renewed
                 logger.exception("heartbeat failed, trying again")
-
-    def _register(self) -> None:
-        """Write the worker's record, with each beat: the server may have lost it, or it may be damaged."""
-        connection, key = self._worker.connection, self._worker.key
-        try:
-            connection.hset(key, mapping=self._worker.serialize())
-        except redis.ResponseError as error:
-            if not str(error).startswith("WRONGTYPE"):
-                raise
-            logger.warning("%s is not a hash any more; it is written again", key)
-            connection.delete(key)
-            connection.hset(key, mapping=self._worker.serialize())
-        worker_registration.register(self._worker)
 
     def _report_state(self) -> None:
         """Write the report and read the orders, in one round trip."""
@@ -134,13 +120,7 @@ class WorkerHeartbeat:
                 raise reply
 
     def _beat(self) -> None:
-        """Renew the worker's record and its leases, whatever else fails."""
-        self._worker.heartbeat()
-        for execution in list(self._worker.executions.values()):
-            try:
-                self._worker.maintain_heartbeats(execution.job, execution)
-            except redis.ResponseError as error:
-                logger.warning("the lease of job %s cannot be renewed: %s", execution.job_id, error)
+        self._worker.renew_leases()
         self._server_now = server_time(self._worker.connection)
         self._renewals.renewed(self._server_now)
 
@@ -158,7 +138,7 @@ class WorkerHeartbeat:
     def _clean_queues(self) -> None:
         """Recover the jobs of dead workers; a lock lets one worker at a time do it."""
         worker = self._worker
-        for queue in cast("list[OrderedQueue]", worker.queues):
+        for queue in worker.queues_in_turn:
             if self._lock(queue):
                 trusts = self._renewals.others_have_lapsed
                 seconds, now = self.lease_seconds, self._server_now

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import redis
-from rq.worker import SimpleWorker
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RedisUnavailable
@@ -20,11 +19,9 @@ from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
 from rankmill.workers.queue.claim_order import ClaimOrder, chunks_to_give
 from rankmill.workers.queue.claims import Claims
-from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.refusals import Refusals
-
-POLL_SECONDS = 1
-"""Longest wait for a job or for room, until the worker checks whether it must stop."""
+from rankmill.workers.rq.job import ScoringJob
+from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker
 
 _LOOK_AGAIN_SECONDS = 0.1
 """Until a worker looks again that leaves all alone that it sees: each time, at another piece of a queue."""
@@ -86,7 +83,7 @@ class Intake:
     """Claims jobs from the queues of a worker, in the order of `ClaimOrder`."""
 
     def __init__(
-        self, worker: SimpleWorker, claims: Claims, pipeline: Pipeline, order: ClaimOrder, refusals: Refusals
+        self, worker: RQWorker, claims: Claims, pipeline: Pipeline, order: ClaimOrder, refusals: Refusals
     ) -> None:
         self._worker = worker
         self._claims = claims
@@ -105,7 +102,7 @@ class Intake:
     @property
     def _queues(self) -> list[OrderedQueue]:
         """The worker's queues in order of preference, which may change."""
-        return cast("list[OrderedQueue]", self._worker._ordered_queues)
+        return self._worker.queues_in_turn
 
     def claim_next(self, *, wait: bool) -> bool:
         """Claim the next job and return whether there was one; unless full, `wait` for one `POLL_SECONDS`."""
@@ -129,7 +126,7 @@ class Intake:
 
     def _readable(self, take: Callable[[], Found | None]) -> tuple[ScoringJob, OrderedQueue] | None:
         """Take jobs until one is valid; those that cannot be read are set aside."""
-        while not self._worker._stop_requested:
+        while not self._worker.stopping:
             found = take()
             if found is None:
                 return None

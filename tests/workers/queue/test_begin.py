@@ -8,7 +8,7 @@ from rq.serializers import JSONSerializer
 
 from rankmill import Client
 from rankmill.jobs.contract import keys
-from rankmill.workers.queue.job import ScoringJob
+from rankmill.workers.rq.job import ScoringJob
 from tests.conftest import Server
 
 

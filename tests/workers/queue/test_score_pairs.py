@@ -21,7 +21,8 @@ from rankmill.jobs.protocol.recovery import enqueue_due
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import MAX_DATA
 from rankmill.workers.queue.chunks import PairsClaim
-from rankmill.workers.queue.job import ScoringJob
+from rankmill.workers.rq.held import HeldJob
+from rankmill.workers.rq.job import ScoringJob
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.environments import environment_with
 from tests.harness.models.tiny import cross_encoder, make_bert
@@ -119,7 +120,7 @@ def test_a_bad_job_fails_alone_with_its_reason(shared_queue: Server, tiny_model:
 
 
 def test_a_failed_attempt_is_recorded_once_though_its_reply_is_lost(server: Server) -> None:
-    queue, connection = queue_of(server), server.client
+    queue, connection = RunStore(server.client).queue("rankmill"), server.client
     given = queue.enqueue("rankmill.score_pairs", PAIRS[:1], retry=Retry(max=3, interval=60))
     job = ScoringJob.fetch(given.id, connection=connection, serializer=JSONSerializer)
     assert isinstance(job, ScoringJob)
@@ -128,11 +129,11 @@ def test_a_failed_attempt_is_recorded_once_though_its_reply_is_lost(server: Serv
         execution = Execution.create(job, 60, pipeline=pipe, worker_name=worker.name)
         pipe.lrem(queue.key, 1, job.id)
         pipe.execute()
-    claim = PairsClaim(job, queue, execution, INVALID_SPAN, RunStore(connection))
-    claim.fail(worker, RuntimeError("boom"))
+    claim = PairsClaim(HeldJob(worker, job, queue, execution), INVALID_SPAN, RunStore(connection))
+    claim.fail(RuntimeError("boom"))
     assert list(queue.scheduled_job_registry.get_job_ids()) == [job.id]
     enqueue_due(queue, time.time() + 120)  # its pause is over, and then the worker says so again
-    claim.fail(worker, RuntimeError("boom"))
+    claim.fail(RuntimeError("boom"))
     assert (queue.job_ids, queue.scheduled_job_registry.count) == ([job.id], 0)
     now = Job.fetch(given.id, connection=connection, serializer=JSONSerializer)
     assert (now.get_status(), now.retries_left) == (JobStatus.QUEUED, 2)

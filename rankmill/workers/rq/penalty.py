@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 from typing import Any, ClassVar, NoReturn
 
-from rq.timeouts import UnixSignalDeathPenalty
+from rq.timeouts import JobTimeoutException, UnixSignalDeathPenalty
 
 from rankmill.jobs.system import system
 
 _GRACE_SECONDS = 60.0
 """After its limit, until what does not even see its signal counts as hanging: it runs in C."""
+
+
+JobTimeout = JobTimeoutException
+"""What RQ says of a job that took too long."""
 
 
 class TooLong(BaseException):

@@ -1,0 +1,82 @@
+"""What producers and workers need of RQ beyond its public interface; no other module of this room has it.
+
+`tests/workers/rq/test_contract.py` names each of these things, and fails when RQ changes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from redis.client import Pipeline
+from rq import Queue
+from rq.defaults import RQ_KEY_PREFIX
+from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE
+from rq.job import Job
+from rq.job_lifecycle import record_job_failure
+from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
+
+from rankmill.jobs.protocol.leases import hold
+from rankmill.jobs.system import system
+
+ALL_WORKERS = REDIS_WORKER_KEYS
+"""Key of the set of all workers' keys."""
+
+WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
+"""What a worker's key begins with; its name follows."""
+
+
+def workers_of(queue: str) -> str:
+    """Key of the set of the keys of a queue's workers."""
+    return WORKERS_BY_QUEUE_KEY % queue
+
+
+def executions_of(worker: str) -> str:
+    """Key of the set of the jobs that a worker runs, each with its execution: ``<job>:<execution>``."""
+    return WORKER_EXECUTIONS_KEY_TEMPLATE.format(worker)
+
+
+def enqueue(queue: Queue, job: Job, pipe: Pipeline, *, at_front: bool = False) -> None:
+    """Put a job that RQ knows into a queue again, as `Job.retry` and RQ's scheduler do."""
+    queue._enqueue_job(job, pipeline=pipe, at_front=at_front)
+
+
+def restored(queue: Queue, job_id: str, fields: Mapping[bytes, bytes]) -> tuple[Job, bool]:
+    """A job made of its hash, and whether its metadata could be read; raises what RQ does."""
+    job: Job = queue.job_class(job_id, connection=queue.connection, serializer=queue.serializer)
+    job.restore(fields)
+    return job, job._unreadable_meta is None
+
+
+def record_failure(job: Job, reason: str, pipe: Pipeline) -> None:
+    """Record in a pipeline that a job has failed for good, as RQ does."""
+    record_job_failure(job, reason, pipe)
+
+
+class RQQueue(Queue):
+    """RQ's queue. A subclass says where a job waits; pauses end by the server's clock."""
+
+    def push_job_id(self, job_id: str | bytes, pipeline: Any = None, at_front: bool = False) -> None:
+        """Put a job's id where its class wants it; all that RQ itself puts into the queue comes by here."""
+        self.place(self.connection if pipeline is None else pipeline, job_id, at_front=at_front)
+
+    def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
+        """Put a job's id behind those of its kind, or before them."""
+        raise NotImplementedError
+
+    def put_last(self, job: Job, pipe: Pipeline) -> None:
+        """Put a job that RQ knows behind all others, of whatever kind."""
+        enqueue(Queue(self.name, connection=self.connection), job, pipe)
+
+    def schedule_job(
+        self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False
+    ) -> Job:
+        """Let a job pause until this host's clock says `when`; its pause ends by the server's clock."""
+        pipe = pipeline if pipeline is not None else self.connection.pipeline()
+        super().schedule_job(job, when, pipe, unique)
+        seconds = when.timestamp() - system.now()
+        hold(pipe, self.scheduled_job_registry.key, job.id, seconds, only_renew=False)
+        if pipeline is None:
+            pipe.execute()
+        return job

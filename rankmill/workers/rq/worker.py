@@ -1,0 +1,269 @@
+"""RQ's worker with a loop of its subclass: RQ's options, signals, record in Redis and executions are here."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import redis
+from rq import Queue, worker_registration
+from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
+from rq.exceptions import StopRequested
+from rq.executions import Execution
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.timeouts import BaseDeathPenalty
+from rq.utils import now
+from rq.worker import SimpleWorker
+from rq.worker.base import DequeueStrategy, WorkerStatus
+
+from rankmill.jobs.protocol.ordered_queue import OrderedQueue
+from rankmill.jobs.protocol.recovery import failure_handler
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import SCORING_FIELD, withdraw_worker
+from rankmill.jobs.runtime.hosts import worker_name
+from rankmill.jobs.system import system
+from rankmill.workers.rq.held import HeldJob
+from rankmill.workers.rq.job import ScoringJob
+from rankmill.workers.rq.penalty import DeathPenalty, TooLong
+
+POLL_SECONDS = 1
+"""Longest wait for a job or for room, until the worker checks whether it must stop."""
+
+_SUSPENSION_SECONDS = 1
+"""Least time between two checks for ``rq suspend``."""
+
+_MADE_UP = re.compile("[0-9a-f]{32}")
+"""What RQ calls a worker without ``--name``, also in a worker pool."""
+
+logger = logging.getLogger(__name__)
+
+
+class WorkOptions(NamedTuple):
+    """The options of ``rq worker`` that its loop goes by.
+
+    In a ``burst`` the worker ends when no jobs wait. ``max_idle_time`` is in seconds.
+    """
+
+    burst: bool
+    log_level: str | None
+    date_format: str
+    log_format: str
+    max_jobs: int | None
+    max_idle_time: int | None
+    with_scheduler: bool
+
+
+class RQWorker(SimpleWorker):
+    """A worker that RQ's command line starts, and that `rq info`, `rq suspend` and RQ's signals reach.
+
+    A subclass has the loop (`run`), and may want to know of the worker's birth, end and signals.
+    """
+
+    death_penalty_class: type[BaseDeathPenalty] = DeathPenalty
+    lease_seconds = 0
+    """How long a job is this worker's unless it renews the lease; RQ asks for it."""
+    _suspension_seen = -math.inf
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # Whatever the command line says, nothing is unpickled and nothing but scoring runs.
+        super().__init__(*args, **{**options, "serializer": JSONSerializer, "job_class": ScoringJob})
+        ordered = partial(
+            OrderedQueue, connection=self.connection, serializer=JSONSerializer, job_class=ScoringJob
+        )
+        self.queues = [ordered(queue.name) for queue in self.queues]
+        self._ordered_queues = self.queues[:]
+        self.log_result_lifespan = False
+        self.store = RunStore(self.connection)
+        self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
+
+    # What a subclass has.
+
+    def run(self, options: WorkOptions) -> bool:
+        """Work until asked to stop; return whether it took a job."""
+        raise NotImplementedError
+
+    def announce(self) -> None:
+        """Say more of this worker than RQ's record does, when it is there."""
+
+    def signalled(self, signals: int) -> None:
+        """Take note of a signal to stop: the first, or one that is to end the process at once (2)."""
+
+    def stop_soon(self) -> None:
+        """Stop at the next check, and not in the middle of what the signal interrupted."""
+
+    # What a subclass uses.
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker has been asked to stop."""
+        return self._stop_requested
+
+    @property
+    def queues_in_turn(self) -> list[OrderedQueue]:
+        """The worker's queues in order of preference, which may change with each job (`reorder_queues`)."""
+        return cast("list[OrderedQueue]", self._ordered_queues)
+
+    def limit(self, seconds: float) -> BaseDeathPenalty:
+        """A block of the main thread that may take so long; then it raises `TooLong`."""
+        return self.death_penalty_class(seconds, TooLong)
+
+    def listen(self, options: WorkOptions) -> None:
+        """Catch signals, register this worker, and listen to RQ's commands."""
+        self._install_signal_handlers()  # type: ignore[no-untyped-call]
+        self.bootstrap(options.log_level, options.date_format, options.log_format)
+
+    def start_scheduler(self, options: WorkOptions) -> None:
+        """Start RQ's scheduler, if it is asked for."""
+        if options.with_scheduler:
+            self._start_scheduler(options.burst, options.log_level, options.date_format, options.log_format)
+
+    def may_go_on(self, options: WorkOptions) -> bool:
+        """Wait while workers are suspended; ``False`` in a burst, which ends then."""
+        try:
+            self.check_for_suspension(options.burst)
+        except StopRequested:
+            return False
+        return True
+
+    def take_name(self, device: str) -> None:
+        """Replace a name that RQ has made up by one that tells host, accelerator and process."""
+        if not _MADE_UP.fullmatch(self.name):
+            return
+        name = first = worker_name(device, str(os.getpid()))
+        number = 1
+        while self.connection.exists(self.redis_worker_namespace_prefix + name):  # of a container before
+            number += 1
+            name = f"{first}.{number}"
+        self.name = name
+
+    def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
+        """Begin a job, or ``None`` if another worker has it; RQ does so in two steps.
+
+        The job expires as its run does, where RQ lets it stay. Until it is begun it expires when it has
+        waited too long: a service's ``ttl`` may be shorter than the scoring.
+        """
+        with self.connection.pipeline() as pipe:
+            execution = Execution.create(job, self.lease_seconds, pipeline=pipe, worker_name=self.name)
+            self.executions[execution.id] = execution
+            self.set_state(WorkerStatus.BUSY, pipeline=pipe)
+            self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
+            job.begin(execution, Queue(job.origin, connection=self.connection), pipe)
+            pipe.expire(job.key, job.run_ttl)
+            *_, is_begun, _ = pipe.execute()
+            if not is_begun:
+                self.cleanup_execution(job, pipe, execution)
+                pipe.execute()
+        return HeldJob(self, job, queue, execution) if is_begun else None
+
+    def forget(self, job: ScoringJob) -> None:
+        """Forget a job whose keys may be damaged."""
+        executions = list(self.executions.values())  # a copy: two threads begin and end them
+        with self.connection.pipeline() as pipe:
+            for execution in [each for each in executions if each.job_id == job.id]:
+                self.cleanup_execution(job, pipe, execution)
+            pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
+
+    def write_record(self) -> None:
+        """Write the worker's record, with each beat: the server may have lost it, or it may be damaged."""
+        connection: Any = self.connection
+        key = self.key
+        try:
+            connection.hset(key, mapping=self.serialize())
+        except redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            logger.warning("%s is not a hash any more; it is written again", key)
+            connection.delete(key)
+            connection.hset(key, mapping=self.serialize())
+        worker_registration.register(self)
+
+    def renew_leases(self) -> None:
+        """Renew the worker's record and the leases of its jobs, whatever else fails."""
+        self.heartbeat()
+        for execution in list(self.executions.values()):
+            try:
+                self.maintain_heartbeats(execution.job, execution)
+            except redis.ResponseError as error:
+                logger.warning("the lease of job %s cannot be renewed: %s", execution.job_id, error)
+
+    def show_state(self, *, busy: bool) -> None:
+        """Tell `rq info` whether this worker is busy."""
+        state = WorkerStatus.BUSY if busy else WorkerStatus.IDLE
+        if self.get_state() != state:
+            self.set_state(state)
+
+    # What RQ calls.
+
+    @property
+    def dequeue_timeout(self) -> int:
+        """Seconds; RQ takes a connection for dead that is silent for ten seconds longer than this."""
+        return POLL_SECONDS
+
+    def work(
+        self,
+        burst: bool = False,
+        logging_level: str | None = None,
+        date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
+        log_format: str = DEFAULT_LOGGING_FORMAT,
+        max_jobs: int | None = None,
+        max_idle_time: int | None = None,
+        with_scheduler: bool = False,
+        dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
+    ) -> bool:
+        """Work as `run` does; RQ's own loop ends at the first error."""
+        self._dequeue_strategy = dequeue_strategy
+        log = logging_level, date_format, log_format
+        return self.run(WorkOptions(burst, *log, max_jobs, max_idle_time, with_scheduler))
+
+    def request_stop(self, signum: Any, frame: Any) -> None:
+        """As RQ does, and tell the subclass."""
+        self.signalled(1)
+        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
+
+    def request_force_stop(self, signum: int, frame: Any) -> None:
+        """As RQ does, and tell the subclass."""
+        self.signalled(2)
+        super().request_force_stop(signum, frame)
+
+    def _shutdown(self) -> None:
+        self._stop_requested = True
+        self.stop_soon()
+
+    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
+        """Seconds that the lease of a job lasts; the heartbeat thread renews it."""
+        return self.lease_seconds
+
+    def serialize(self) -> dict[str, Any]:
+        """RQ's record of this worker, marked as a ScoringWorker even after its end."""
+        return {**super().serialize(), SCORING_FIELD: 1}
+
+    def register_birth(self) -> None:
+        """Also announce that this worker is a ScoringWorker."""
+        super().register_birth()  # type: ignore[no-untyped-call]
+        self.announce()
+
+    def register_death(self) -> None:
+        """Also withdraw what `register_birth` announced."""
+        withdraw_worker(self.connection, self.name)
+        super().register_death()  # type: ignore[no-untyped-call]
+
+    def unsubscribe(self) -> None:
+        """As RQ does, but tell the thread to end before its last message: it would wait for another one."""
+        if self.pubsub_thread:
+            self.pubsub_thread.stop()
+        super().unsubscribe()  # type: ignore[no-untyped-call]
+
+    def check_for_suspension(self, burst: bool) -> None:
+        """As RQ does, at most once a second."""
+        if system.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
+            super().check_for_suspension(burst)
+            self._suspension_seen = system.monotonic()
+
+    def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
+        """As RQ does, but send no last heartbeat: that would recreate part of a job gone from Redis."""
+        job.ended_at = now()
