@@ -193,8 +193,8 @@ class UploadedBody:
 
 
 @asynccontextmanager
-async def uploaded(request: Request, most: int) -> AsyncIterator[UploadFile]:
-    """The file of a form; it lies on disk, and not in memory.
+async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFile, dict[str, str]]]:
+    """The file of a form, which lies on disk, and not in memory; and the parts of its ``expires_after``.
 
     Raises
     ------
@@ -214,7 +214,8 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[UploadFile]:
                 raise wrong("purpose", "must be batch")
             if (file.size or 0) > most:
                 raise Refusal("too_large", too_large)
-            yield file
+            names = [name for name in form if name.partition("[")[0] == "expires_after"]
+            yield file, {name.partition("[")[2].removesuffix("]"): str(form[name]) for name in names}
     except HTTPException as error:  # the form is malformed
         raise Refusal("invalid", f"the form cannot be read: {error.detail}") from None
     except ClientDisconnect:

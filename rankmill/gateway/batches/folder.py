@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -71,6 +72,12 @@ class FilesFolder:
         except OutputError as error:
             why = getattr(error.__context__, "strerror", None) or error
             raise OutputError(f"the file cannot be kept: {why}") from None
+
+    def expire_early(self, name: str, seconds: float) -> None:
+        """Let `sweep` delete a folder so many seconds before others that were made at the same time."""
+        if not isinstance(self.path, ObjectPath):
+            made = system.now() - seconds
+            os.utime(self.path / name, (made, made))
 
     def read(self, place: str) -> Iterator[bytes]:
         """The bytes at a place, in blocks; raises `FileNotFoundError` if there are none."""

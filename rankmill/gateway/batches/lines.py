@@ -19,6 +19,8 @@ from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 MAX_LINE_BYTES = 32 << 20
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 _PATHS: Mapping[str, ScorePath] = {
     each.path: each for each in score_paths() if all(body.batched for body in each.bodies)
 }
@@ -36,6 +38,9 @@ class RequestLine(BaseModel):
     method: str = "POST"
     url: str
     body: dict[str, Any]
+
+
+_FIELDS = RequestLine.model_fields.keys()
 
 
 @dataclass(frozen=True)
@@ -84,28 +89,34 @@ def read_requests(path: Path, endpoint: str) -> Iterator[BatchRequest]:
 
 
 def first_request(path: Path, endpoint: str) -> BatchRequest:
-    """The first request of a file that can be scored, else the first; raises as `read_requests`, and if there
-    is none.
-    """
+    """The first request of a file that can be scored, else the first; raises as `read_requests`."""
     first = None
     for request in read_requests(path, endpoint):
         first = first or request
         if request.asked:
             return request
-    if first is None:
-        raise WrongFile("the file has no line")
+    assert first  # `holds_requests` has seen a line
     return first
 
 
 def holds_requests(path: Path) -> bool:
-    """Whether the first line of a file is a request, and not a pair."""
-    for _, raw in _lines(path):
+    """Whether the lines of a file are requests, and not pairs, as the first says.
+
+    Raises
+    ------
+    WrongFile
+        It says neither, or there is no line.
+    """
+    for number, raw in _lines(path):
         try:
             found = from_json(raw)
-        except ValueError:
-            return False
-        return isinstance(found, dict) and {"custom_id", "body"} <= found.keys()
-    return False
+        except ValueError as error:
+            raise WrongFile(f"line {number}: no JSON that can be read: {error!s:.200}") from None
+        if not isinstance(found, dict):
+            raise WrongFile(f"line {number}: neither a request nor a pair, which are JSON objects")
+        fields = _FIELDS & found.keys()
+        return isinstance(found.get("body"), dict) or ("custom_id" in fields and len(fields) > 1)
+    raise WrongFile("the file is empty: it has no line")
 
 
 def answer(
@@ -148,6 +159,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):
             number += 1
+            if number == 1:
+                raw = raw.removeprefix(_BYTE_ORDER_MARK)
             if len(raw) > MAX_LINE_BYTES:
                 raise WrongFile(f"line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
             if raw.strip():

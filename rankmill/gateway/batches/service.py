@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -28,7 +28,7 @@ from rankmill.gateway.batches.views import batch_view
 from rankmill.gateway.dialects.routes import certain
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.keys.api_keys import ApiKey
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.refusals import Refusal, WrongFile, wrong
 from rankmill.gateway.score_request import within
 from rankmill.gateway.scoring import ServedModel
 from rankmill.jobs.contract.errors import RunExpired
@@ -56,6 +56,21 @@ PairsOptions = create_model("PairsOptions", __config__=ConfigDict(extra="forbid"
 """How a file of pairs is scored: options of score-file by name."""
 
 
+class ExpiresAfter(BaseModel):
+    """How long files are kept after they were made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=2_592_000)
+
+
+class NewFile(BaseModel):
+    """The fields of an upload beside the file and its purpose."""
+
+    expires_after: ExpiresAfter | None = None
+
+
 class NewBatch(BaseModel):
     """The request for a batch. Beyond OpenAI's fields, ``model`` and ``pairs`` are for files of pairs."""
 
@@ -67,6 +82,7 @@ class NewBatch(BaseModel):
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
         Field(None, max_length=16)
     )
+    output_expires_after: ExpiresAfter | None = None
     model: str | None = Field(None, min_length=1, max_length=1000)
     pairs: PairsOptions = Field(default_factory=PairsOptions)  # type: ignore[valid-type]
 
@@ -98,14 +114,17 @@ class Batches:
         """Most bytes of a file."""
         return self._settings.gateway_file_mib << 20
 
-    def upload(self, key: ApiKey | None, name: str, source: BinaryIO, size: int) -> FileRecord:
-        """Keep a file.
+    def upload(
+        self, key: ApiKey | None, name: str, source: BinaryIO, size: int, after: ExpiresAfter | None = None
+    ) -> FileRecord:
+        """Keep a file, for as long as others or less.
 
         Raises
         ------
         Refusal
-            Its name says no format, or the caller has too many bytes here.
+            Its name says no format, the caller has too many bytes here, or it is to be kept for too long.
         """
+        seconds = self._seconds("expires_after[seconds]", after)
         ending = next((each for each in _ENDINGS if name.lower().endswith(each)), None)
         if ending is None:
             raise Refusal(
@@ -124,8 +143,9 @@ class Batches:
         self._folder.save(source, place)
         file = FileRecord(
             id=file_id, owner=owner, name=shown, place=place, bytes=size, created=now,
-            expires=now + self._store.ttl, purpose="batch",
+            expires=now + seconds, purpose="batch",
         )  # fmt: skip
+        self._folder.expire_early(file_id, self._store.ttl - seconds)
         self._store.add(file)
         return file
 
@@ -168,6 +188,9 @@ class Batches:
             raise Refusal("invalid", f"endpoint: one of {', '.join(ENDPOINTS)}", param="endpoint")
         endpoint = certain(asked.endpoint, self._settings.gateway_dialect)
         file = self.find(FileRecord, key, asked.input_file_id)
+        if not file.bytes:
+            raise WrongFile("the file is empty")
+        kept = self._seconds("output_expires_after.seconds", asked.output_expires_after)
         run_id = new_file_run_id()
         batch_id = new_batch_id(run_id)
         source = self._folder.at(file.place)
@@ -179,13 +202,13 @@ class Batches:
             named = (first and first.model) or default.name
             order = BatchOrder(
                 id=batch_id, owner=file.owner, endpoint=endpoint, model=named, default=default.name,
-                asked=dict(first.spec) if first else {},
+                asked=dict(first.spec) if first else {}, kept=kept,
             )  # fmt: skip
             output = self._folder.at(f"{batch_id}/output.jsonl")
             request = FileRequest(inputs=(str(source),), output=str(output))
         else:
             model = served(asked.model)
-            order = BatchOrder(id=batch_id, owner=file.owner)
+            order = BatchOrder(id=batch_id, owner=file.owner, kept=kept)
             request = self._pairs(asked.pairs, batch_id, file.place)
         check_model(key, model)
         pinned = Resolver(self._settings.registry).pinned(
@@ -231,9 +254,26 @@ class Batches:
         """Delete the bytes of files and batches that have expired."""
 
         def is_known(name: str) -> bool:
-            return bool(self._store.find(FileRecord, name) or self._store.find(BatchRecord, name))
+            return name in read or bool(
+                self._store.find(FileRecord, name) or self._store.find(BatchRecord, name)
+            )
+
+        read = {batch.file for batch in self._store.all(BatchRecord, EVERYBODY) if self._goes_on(batch)}
 
         self._folder.sweep(is_known, self._store.ttl)
+
+    def _goes_on(self, batch: BatchRecord) -> bool:
+        try:
+            return not self._runs.load(batch.run).is_ended
+        except RunExpired:
+            return False
+
+    def _seconds(self, field: str, after: ExpiresAfter | None) -> int:
+        """For how long files are kept; raises `Refusal` if that is longer than any is kept here."""
+        most = self._store.ttl
+        if after and after.seconds > most:
+            raise wrong(field, f"files are kept for {most:,} s here, and not for {after.seconds:,}")
+        return after.seconds if after else most
 
     def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:
         """The request for a file of pairs; its output has the same format, unless another is asked for."""

@@ -22,6 +22,7 @@ from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord
 from rankmill.gateway.refusals import WrongFile, row_reason, told, unscorable
 from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileOrder, FileRequest
+from rankmill.jobs.system import system
 from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.output_record import record_of
@@ -224,7 +225,7 @@ class BatchWork:
 
     def _record(self, file_id: str, partial: Path, path: Path) -> None:
         """Write the record of a file."""
-        now = self._run.started or self._run.created
+        now = system.now()
         self._store.add(
             FileRecord(
                 id=file_id,
@@ -233,7 +234,7 @@ class BatchWork:
                 place=f"{self._batch.id}/{path.name}",
                 bytes=partial.stat().st_size,
                 created=now,
-                expires=now + self._store.ttl,
+                expires=now + self._batch.kept,
                 purpose="batch_output",
             )
         )

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rankmill.gateway.batches.records import BatchRecord, FileRecord
-from rankmill.gateway.batches.service import Batches, NewBatch
+from rankmill.gateway.batches.service import Batches, NewBatch, NewFile
 from rankmill.gateway.batches.views import ENDED, file_view, page
 from rankmill.gateway.bodies import uploaded
+from rankmill.gateway.dialects.base import read_as
 from rankmill.gateway.dialects.routes import SHARED
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.dependencies import Caller, TheGateway, from_json, new_router
@@ -34,6 +35,8 @@ _FORM: dict[str, Any] = {
     "properties": {
         "purpose": {"type": "string", "enum": ["batch"]},
         "file": {"type": "string", "format": "binary"},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
     },
 }
 
@@ -53,9 +56,10 @@ Id = Annotated[str, Path(alias="id")]
 @router.post("/files", summary="Upload the file of a batch", openapi_extra=body("multipart/form-data", _FORM))
 async def upload(request: Request, gateway: TheGateway, key: Caller, batches: TheBatches) -> dict[str, Any]:
     """Keep a file."""
-    async with gateway.admission.admitted(key), uploaded(request, batches.most_bytes) as file:
+    async with gateway.admission.admitted(key), uploaded(request, batches.most_bytes) as (file, expires):
+        after = read_as(NewFile, {"expires_after": expires}).expires_after if expires else None
         name, size = file.filename or "", file.size or 0
-        return file_view(await asyncio.to_thread(batches.upload, key, name, file.file, size))
+        return file_view(await asyncio.to_thread(batches.upload, key, name, file.file, size, after))
 
 
 @router.get("/files", summary="The files, the latest first")

@@ -276,6 +276,8 @@ class BatchOrder(WireModel):
         Model and other fields of the spec that all lines ask for, as they name them.
     default
         The model of lines that name none.
+    kept
+        Seconds for which its files are kept.
     """
 
     id: Name
@@ -284,6 +286,7 @@ class BatchOrder(WireModel):
     model: Name | None = None
     default: Name | None = None
     asked: dict[str, str | int | None] = Field(default_factory=dict)
+    kept: Annotated[int, Field(ge=1)]
 
 
 class FileOrder(WireModel):
