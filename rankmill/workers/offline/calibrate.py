@@ -14,6 +14,7 @@ from torch import nn
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.model_files import model_files
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.families import BERT_LIKE
 from rankmill.workers.backends.first_token import read_first_token_only
@@ -31,8 +32,8 @@ _STEPS = 8
 with the number of threads, hardly ever change them."""
 
 _TINY = 1e-5
-_KINDS = ("*.json", "*.txt", "*.model", "*.safetensors")
-"""Names of a model's files that workers read; code and weights in other formats are left out."""
+_KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors")
+"""Endings of a model's files that workers read; code and weights in other formats are left out."""
 
 
 class Watched:
@@ -130,8 +131,10 @@ def _copy(source: str | Path, revision: str | None, folder: Path) -> None:
     if isinstance(source, str):
         from huggingface_hub import snapshot_download
 
-        source = Path(snapshot_download(source, revision=revision, allow_patterns=list(_KINDS)))
-    for kind in _KINDS:
-        for path in source.glob(kind):
-            if not path.name.startswith("rankmill_"):
-                shutil.copyfile(path, folder / path.name)
+        source = Path(
+            snapshot_download(source, revision=revision, allow_patterns=[f"*{kind}" for kind in _KINDS])
+        )
+    for name, path in model_files(source).items():
+        if path.suffix in _KINDS and not name.startswith("rankmill_"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / name)

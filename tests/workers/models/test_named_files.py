@@ -165,6 +165,29 @@ def test_a_name_that_leads_out_of_the_model_is_refused(
         assert repr(named)[:90] in str(said.value)
 
 
+@pytest.mark.parametrize("place", [index, config, versions, tokenizers, module])
+def test_a_model_on_the_hub_names_no_file_of_this_host(
+    place: Callable[[Path, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit says nothing of that file, which another host may have, too."""
+    other = make_bert(tmp_path / "other")
+    kept, commit = tmp_path / "hub" / "models--some--model", "0123456789abcdef" * 2 + "01234567"
+    folder = make_bert(kept / "snapshots" / commit, seed=1)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    spec = ScoreSpec(model="some/model", precision="fp32")
+    assert load_model(spec, "cpu", "torch", str(tmp_path / "cache")).revision == commit
+    place(folder, str(other / "model.safetensors"))
+    with pytest.raises(SpecError, match="which is not in its directory"):
+        load_model(spec, "cpu", "torch", str(tmp_path / "another-cache"))
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(SpecError, match="some/model has a LoRA adapter"):
+        load_model(spec, "cpu", "torch", str(tmp_path / "another-cache"))
+
+
 @pytest.mark.parametrize("place", [index, config])
 def test_weights_of_other_formats_are_not_loaded_by_any_name(
     place: Callable[[Path, str], None], tmp_path: Path
