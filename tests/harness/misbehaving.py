@@ -129,14 +129,18 @@ class PatientWorker(ScoringWorker):
 
 
 class EndlessWorker(ScoringWorker):
-    """Never loads a model whose name has ``endless``, nor one with ``deaf``, which hears no signal either."""
+    """Never loads a model whose name has ``endless``, nor one with ``deaf``, which hears no signal either.
 
-    def _prepare(self, settings: WorkerSettings) -> None:
+    These have a second for it; others have as long as a busy machine takes.
+    """
+
+    def _load(self, spec: ScoreSpec) -> Loaded:
         from rankmill.workers import worker
         from rankmill.workers.rq import penalty
 
-        worker.LOAD_SECONDS, penalty._GRACE_SECONDS = 1, 1.0
-        super()._prepare(settings)
+        worker.LOAD_SECONDS = 1 if "endless" in spec.model or "deaf" in spec.model else 300
+        penalty._GRACE_SECONDS = 1.0
+        return super()._load(spec)
 
     def load(self, spec: ScoreSpec) -> Loaded:
         if "deaf" in spec.model:

@@ -119,10 +119,9 @@ class KeyStore:
         """All keys that are valid now, by name and age; one that cannot be read is logged, and left out."""
         self.redis.zremrangebyscore(keys.api_keys(), 0, system.now())
         ids = [key_id.decode(errors="replace") for key_id in self.redis.zrange(keys.api_keys(), 0, -1)]
+        records = self.redis.mget([keys.api_key(each) for each in ids]) if ids else []
         found = []
-        for key_id, raw in zip(
-            ids, self.redis.mget([keys.api_key(each) for each in ids] or [""]), strict=False
-        ):
+        for key_id, raw in zip(ids, records, strict=True):
             try:
                 found += [ApiKey.read_json(raw, f"API key {key_id}")] if raw else []
             except WireError as error:
