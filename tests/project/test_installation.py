@@ -19,6 +19,7 @@ from rankmill.cli.score import score_file
 from rankmill.cli.workers import score_workers
 from rankmill.jobs.runtime.hosts import WORKER_PACKAGES
 from rankmill.jobs.runtime.installation import install_command, install_line
+from tests.conftest import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -140,6 +141,16 @@ def test_nothing_but_rankmill_is_installed(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
         tops = {name.split("/")[0] for name in files.namelist()}
     assert tops == {"rankmill", wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"}
+
+
+@pytest.mark.slow
+def test_the_wheel_has_all_scripts_and_a_server_runs_them(wheel: Path, server: Server) -> None:
+    expected = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "rankmill").rglob("*.lua"))
+    with zipfile.ZipFile(wheel) as files:
+        found = {name: files.read(name).decode() for name in files.namelist() if name.endswith(".lua")}
+    assert sorted(found) == expected
+    for text in found.values():
+        assert server.client.script_load(text)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ changed keys, other servers' habits. `test_server.py` compares it with a real se
 from __future__ import annotations
 
 import copy
+import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -442,6 +443,7 @@ class Socket(FakeSocket):
             lua = self._get_server_runtime(host)
             host.set_words = [lua.eval(f"function(...) {name} = {{...}} end") for name in ("KEYS", "ARGV")]
             host.scripts[script] = lua.compile(script)
+            host.script_cache[hashlib.sha1(script).hexdigest().encode()] = script
         set_keys, set_arguments = host.set_words
         set_keys(*keys_and_args[:numkeys])
         set_arguments(*keys_and_args[numkeys:])

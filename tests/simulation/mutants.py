@@ -31,6 +31,7 @@ _HEARTBEAT, _ORDER, _RECOVERY, _RUNS = (
     "jobs/protocol/runs.py",
 )  # fmt: skip
 _HELD, _JOB, _WORKER = "workers/rq/held.py", "workers/rq/job.py", "workers/rq/worker.py"
+_BEGIN = "workers/rq/lua/begin.lua"
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,7 @@ MUTANTS = (
         ("two bulk", "long", "small chunks",),
     ),
     Mutant(
-        "the bell is not rung", "jobs/protocol/ordered_queue.py",
+        "the bell is not rung", "jobs/protocol/lua/place.lua",
         "if not is_bulk(ARGV[3]) then ring(KEYS[2]) end",
         "",
         ("both", "calm", "little ahead", "long",),
@@ -406,7 +407,7 @@ MUTANTS = (
     ),
     Mutant(
         "a chunk that is sent again has all its attempts", _RUNS,
-        "            pipe.eval(_SENT_AGAIN, len(places), *places, *known)\n",
+        "            _SENT_AGAIN.run(pipe, places, *known)\n",
         "",
         kept=True,
     ),
@@ -417,19 +418,19 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a job that is in the queue twice is begun twice", _JOB,
+        "a job that is in the queue twice is begun twice", _BEGIN,
         "  if execution ~= ARGV[1] and redis",
         "  if false and redis",
         kept=True,
     ),
     Mutant(
-        "a request that was refused comes first again", "jobs/protocol/ordered_queue.py",
+        "a request that was refused comes first again", "jobs/protocol/lua/take.lua",
         "before(id, named(id), best)",
         "before(id, '', best)",
         kept=True,
     ),
     Mutant(
-        "a job is begun by who has read it before another attempt", _JOB,
+        "a job is begun by who has read it before another attempt", _BEGIN,
         " or (job[2] or '') ~= ARGV[3]",
         "",
         kept=True,
@@ -459,13 +460,13 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a job that is over is begun", _JOB,
+        "a job that is over is begun", _BEGIN,
         "if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end",
         "",
         kept=True,
     ),
     Mutant(
-        "a dead runner's run stays with it for another lease", "jobs/protocol/submitted/scripts.py",
+        "a dead runner's run stays with it for another lease", "jobs/protocol/submitted/lua/recover.lua",
         "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)",
         "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now - 15)",
         ("kill_at_write", "submitted parquet", "keeps data"),
@@ -525,7 +526,7 @@ MUTANTS = (
         ("batch", "lose_power"),
     ),
     Mutant(
-        "a job that has just ended is renewed", _JOB,
+        "a job that has just ended is renewed", "workers/rq/lua/beat.lua",
         "if redis.call('EXISTS', KEYS[1]) == 1 then redis",
         "if true then redis",
         ("breaks", "slow", "keeps data"),

@@ -36,7 +36,8 @@ Shape = tuple[str, ...]
 
 def shape_of(commands: list[Command]) -> Shape:
     """The names of the commands, with the scripts of those that run one."""
-    return tuple(dict.fromkeys(" ".join(map(repr, words[: 1 + (words[0] == b"EVAL")])) for words in commands))
+    named = (words[: 1 + words[0].startswith(b"EVAL")] for words in commands)
+    return tuple(dict.fromkeys(" ".join(map(repr, words)) for words in named))
 
 
 class Recorder:

@@ -5,7 +5,6 @@ What rankmill sends is recorded (`tests.simulation.recording`) and played in a d
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import os
@@ -23,8 +22,10 @@ from typing import Any
 import pytest
 import redis
 
-from rankmill.jobs.protocol import leases, ordered_queue
+from rankmill.jobs.protocol import leases, ordered_queue, runs
+from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.protocol.submitted import scripts
+from rankmill.workers.rq import job
 from tests.conftest import Server, serve, wait_for
 from tests.simulation.recording import shape_of
 from tests.simulation.server import Server as SimulatedServer
@@ -221,18 +222,11 @@ def compare(valkey: Server, shapes: list[list[Commands]], seed: int, commands: i
 
 
 def all_scripts() -> set[bytes]:
-    """The scripts of the protocol."""
-    found = set()
-    for module in (leases, ordered_queue, scripts):
-        tree = ast.parse(Path(str(module.__file__)).read_text())
-        passed = {
-            node.args[0] for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "eval"
-        }  # fmt: skip
-        names = {each.id for each in passed if isinstance(each, ast.Name)}
-        found |= {getattr(module, name) for name in names}
-    found |= {value for name, value in vars(scripts).items() if name.isupper() and name != "BOUND"}
-    return {text.encode() for text in found}
+    """The scripts of the protocol that are run by themselves."""
+    modules = (leases, ordered_queue, runs, scripts, job)
+    found = {each for module in modules for each in vars(module).values() if isinstance(each, Script)}
+    used = {each for script in found for each in script.uses}
+    return {each.text.encode() for each in found - used}
 
 
 def test_the_simulated_server_is_like_a_real_one(valkey: Server) -> None:

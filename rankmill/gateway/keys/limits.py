@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import redis
 
@@ -12,26 +11,10 @@ from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.leases import Leases
+from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.system import system
 
-_TAKE = """
-local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2]
-local most, wanted = ARGV[1] * 60000000, ARGV[2] * 60000000
-local bucket = redis.call('HMGET', KEYS[1], 'left', 'at')
-local since = math.max(now - (bucket[2] or now), 0)
-local left = math.min((bucket[1] or most) + since * ARGV[1], most)
-local missing = math.max(wanted - left, 0)
-if missing == 0 then left = left - wanted end
-redis.call('HSET', KEYS[1], 'left', left, 'at', now)
-redis.call('EXPIRE', KEYS[1], 61)
-return math.ceil(missing / ARGV[1] / 1000000)
-"""
-"""Take pairs from a token bucket, which fills in a minute. KEYS: the bucket. ARGV: most pairs, pairs.
-
-The answer is 0, or the seconds until the bucket has so many, and then nothing is taken. It counts in parts of
-a pair of which the present limit brings a whole number each microsecond, so that no sum is rounded.
-"""
+_TAKE = Script("gateway/keys/lua/take_pairs.lua")
 
 
 @dataclass(frozen=True)
@@ -117,8 +100,7 @@ class Limits:
                 f"API key {key.name!r} may score {most:,} pairs a minute, and the request has {pairs:,}; "
                 "send it in parts, or as a batch",
             )
-        redis: Any = self._client
-        seconds = redis.eval(_TAKE, 1, keys.api_key_pairs(key.name), most, pairs)
+        seconds = _TAKE.run(self._client, [keys.api_key_pairs(key.name)], most, pairs)
         if seconds:
             raise Refusal(
                 "busy",

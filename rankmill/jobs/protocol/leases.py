@@ -17,82 +17,25 @@ from typing import Any
 import redis
 from redis.client import Pipeline
 
+from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.system import system
 
 UNRENEWED_SECONDS = 120
 """No live process leaves what it holds unrenewed for so long: ``heartbeat_seconds`` is a minute at most."""
 
-BOUND = f"""
-local function bound(ends, now, length)
-  local last = now + math.max(length, {UNRENEWED_SECONDS})
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', ends, '(' .. last, '+inf')) do
-    redis.call('ZADD', ends, last, name)
-  end
-end
-"""
-"""For scripts: lets no entry of a sorted set end later than a lease of this length that begins now, or than
-`UNRENEWED_SECONDS` from now, as others may have another length. One that ends later was written before the
-server's clock jumped back."""
+BOUND = Script("jobs/protocol/lua/bound.lua")
+"""Bounds leases by `UNRENEWED_SECONDS`, for scripts that use it; see its file."""
 
-_BOUND_LEASES = (
-    BOUND
-    + """
-local clock = redis.call('TIME')
-bound(KEYS[1], clock[1] + clock[2] / 1000000, tonumber(ARGV[1]))
-"""
-)
-"""KEYS: leases. ARGV: their length (s)."""
-
-_TAKE = (
-    BOUND
-    + """
-local clock = redis.call('TIME')
-local now = clock[1] + clock[2] / 1000000
-bound(KEYS[1], now, tonumber(ARGV[2]))
-redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now)
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) and not redis.call('ZSCORE', KEYS[1], ARGV[3]) then
-  return 0
-end
-redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
-redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[2]))
-return 1
-"""
-)
-"""KEYS: leases. ARGV: most leases, their length (s), holder."""
-
-_RENEW = """
-local clock = redis.call('TIME')
-for place = 2, #ARGV do
-  redis.call('ZADD', KEYS[1], 'XX', clock[1] + clock[2] / 1000000 + ARGV[1], ARGV[place])
-end
-redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[1]))
-"""
-"""KEYS: leases. ARGV: their length (s), holders."""
-
-_HOLDERS = (
-    BOUND
-    + """
-local clock = redis.call('TIME')
-local now = clock[1] + clock[2] / 1000000
-bound(KEYS[1], now, tonumber(ARGV[1]))
-redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now)
-return redis.call('ZRANGE', KEYS[1], 0, -1)
-"""
-)
-"""KEYS: leases. ARGV: their length (s)."""
-
-_HOLD = """
-local clock = redis.call('TIME')
-local ends = clock[1] + clock[2] / 1000000 + ARGV[2]
-local added = ARGV[3] == '1' and {'XX', ends, ARGV[1]} or {ends, ARGV[1]}
-redis.call('ZADD', KEYS[1], unpack(added))
-"""
-"""KEYS: leases. ARGV: holder, length (s), whether only to renew."""
+_BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
+_TAKE = Script("jobs/protocol/lua/take_lease.lua", BOUND)
+_RENEW = Script("jobs/protocol/lua/renew_leases.lua")
+_HOLDERS = Script("jobs/protocol/lua/lease_holders.lua", BOUND)
+_HOLD = Script("jobs/protocol/lua/hold.lua")
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
     """Begin or renew a lease that stays when it has lapsed, until a worker takes the work."""
-    pipe.eval(_HOLD, 1, key, holder, seconds, int(only_renew))
+    _HOLD.run(pipe, [key], holder, seconds, int(only_renew))
 
 
 def move(
@@ -144,7 +87,7 @@ def move(
 
 def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:
     """Apply `BOUND` to leases that stay when they have lapsed."""
-    client.eval(_BOUND_LEASES, 1, key, str(seconds))
+    _BOUND_LEASES.run(client, [key], seconds)
 
 
 def server_time(client: redis.Redis) -> float:
@@ -172,11 +115,11 @@ class Leases:
     def take(self, holder: str, most: float = math.inf) -> bool:
         """Take or renew a lease, unless there are `most` of others; return whether the holder has one."""
         limit = int(min(most, 1 << 53))
-        return bool(self._redis.eval(_TAKE, 1, self._key, limit, self._seconds, holder))
+        return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))
 
     def renew(self, holders: Iterable[str]) -> None:
         """Renew the leases of `holders`; one that was forgotten stays so."""
-        self._redis.eval(_RENEW, 1, self._key, self._seconds, *holders)
+        _RENEW.run(self._redis, [self._key], self._seconds, *holders)
 
     def release(self, holder: str) -> None:
         """Give a lease back."""
@@ -184,9 +127,8 @@ class Leases:
 
     def holders(self) -> list[str]:
         """The holders of leases now, the first to lapse first."""
-        return [
-            name.decode(errors="replace") for name in self._redis.eval(_HOLDERS, 1, self._key, self._seconds)
-        ]
+        names = _HOLDERS.run(self._redis, [self._key], self._seconds)
+        return [name.decode(errors="replace") for name in names]
 
 
 class Renewals:

@@ -15,6 +15,7 @@ from rq.job import Job
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.rq import RQQueue, workers_of
+from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.runtime.patience import each_reply
 
 IDLE_SECONDS = 5
@@ -42,272 +43,14 @@ removed one by one: the server walks through the whole list for each."""
 _SORT = 10_000
 """Waiting jobs, from the first, among which misplaced requests are looked for."""
 
-# The job of a bulk chunk is named <hexadecimal run>-<chunk>; all others are requests' (contract/priority.py).
-_COMMON = """
-local queue = KEYS[1]
-local function is_bulk(id) return string.match(id, '^%x+%-%d+$') end
-local last_run, its_jobs
-local function run_of(id)  -- nil if it is no bulk run's; jobs of a run are mostly together, which is quick
-  if last_run and string.sub(id, 1, #its_jobs) == its_jobs then return last_run end
-  last_run = is_bulk(id) and string.match(id, '^%x+')
-  its_jobs = last_run and last_run .. '-'
-  return last_run or nil
-end
-local function named(id)  -- the run, or what stands for one, as contract/priority.py has it
-  return string.match(id, '^(r?%x+)%-%d+$') or 'r' .. id
-end
-local function group_of(id)  -- the tenant, likewise
-  local run = named(id)
-  return (string.sub(run, 1, 1) == 'r' and 'r' or '') .. string.sub(run, -12)
-end
-local function first_bulk()
-  local head = redis.call('LINDEX', queue, 0)
-  if not head or is_bulk(head) then return 0 end
-  local low, high = 1, redis.call('LLEN', queue)
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if is_bulk(redis.call('LINDEX', queue, middle)) then high = middle else low = middle + 1 end
-  end
-  return low
-end
-local function place(id, at_front)
-  if not is_bulk(id) and at_front then return redis.call('LPUSH', queue, id) end
-  local next_id = redis.call('LINDEX', queue, first_bulk())
-  if next_id then redis.call('LINSERT', queue, 'BEFORE', next_id, id) else redis.call('RPUSH', queue, id) end
-end
-local function ring(bell)
-  redis.call('LPUSH', bell, 1)
-  redis.call('LTRIM', bell, 0, tonumber(ARGV[1]) - 1)
-  redis.call('EXPIRE', bell, ARGV[2])
-end
-"""
-
-_PLACE = (
-    _COMMON
-    + """
-place(ARGV[3], ARGV[4] == '1')
-if not is_bulk(ARGV[3]) then ring(KEYS[2]) end
-"""
-)
-
-_RESCUE = (
-    _COMMON
-    + """
-local bell, transit, seen, id, now = KEYS[2], KEYS[3], KEYS[4], ARGV[3], tonumber(ARGV[4])
-if not redis.call('LPOS', transit, id) then return end  -- its worker has begun it meanwhile
-local since = tonumber(redis.call('GET', seen) or '')
-if not since then
-  -- until long after the sweep that puts it back
-  redis.call('SET', seen, ARGV[4], 'EX', math.ceil(4 * tonumber(ARGV[5])))
-elseif math.abs(now - since) > tonumber(ARGV[5]) then  -- or the server's clock has jumped back
-  redis.call('LREM', transit, 1, id)
-  place(id, true)
-  if not is_bulk(id) then ring(bell) end
-  redis.call('DEL', seen)
-end
-"""
-)
-
-_SORT_REQUESTS = (
-    _COMMON
-    + """
-local bulk, found = nil, 0
-for _, id in ipairs(redis.call('LRANGE', queue, 0, tonumber(ARGV[3]) - 1)) do
-  if is_bulk(id) then
-    bulk = bulk or id
-  elseif bulk then
-    redis.call('LREM', queue, -1, id)
-    redis.call('LINSERT', queue, 'BEFORE', bulk, id)
-    ring(KEYS[2])
-    found = found + 1
-  end
-end
-return found
-"""
-)
-
-_TAKE = (
-    _COMMON
-    + """
-local transit, bell, idle, workers = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local kinds, name, may_idle, now = ARGV[1], ARGV[2], ARGV[3] == '1', redis.call('TIME')[1]
-local take, rank = {}, {}
-for place = 9, #ARGV do rank[ARGV[place]] = place end
--- Which of two jobs is next: none of a run that is left alone, not one of a run that comes after all others,
--- then the tenant that has had the least, then his run that has had the least.
-local function before(id, run, best)
-  if rank['-' .. run] then return best end
-  local its = {rank['!' .. run] and 1 or 0, rank[group_of(id)] or 0, rank[run] or 0, id = id}
-  for at = 1, 3 do
-    if best and its[at] ~= best[at] then return its[at] < best[at] and its or best end
-  end
-  return best or its
-end
-local function is_first(its) return its and its[1] + its[2] + its[3] == 0 end
-local function bring_requests()
-  local head = redis.call('LINDEX', queue, 0)
-  if ARGV[6] == '0' or not head or not is_bulk(head) then return end
-  for _, id in ipairs(redis.call('LRANGE', queue, -tonumber(ARGV[5]), -1)) do
-    if not is_bulk(id) then
-      redis.call('LREM', queue, -1, id)
-      redis.call('LINSERT', queue, 'BEFORE', head, id)
-    end
-  end
-end
-function take.request()
-  bring_requests()
-  local best, at, piece = nil, 0, tonumber(ARGV[5])
-  repeat  -- look further if all of a piece are left alone
-    local requests = 0
-    for _, id in ipairs(redis.call('LRANGE', queue, at, at + piece - 1)) do
-      if is_bulk(id) then break end
-      requests, best = requests + 1, before(id, named(id), best)
-      if is_first(best) then break end
-    end
-    at = at + piece
-  until best or requests < piece or at == 8 * piece
-  if not best then redis.call('DEL', bell) return nil end
-  redis.call('LREM', queue, 1, best.id)
-  redis.call('RPUSH', transit, best.id)
-  return best.id
-end
--- Brings jobs of runs or tenants that have less than their part of the `near` ones there, out of a piece of
--- the list further back. The list's last jobs get their places: the server walks to a job that it removes.
-local function bring_bulk(near, has, last, at, runs, groups)
-  local start = at + tonumber(ARGV[7])
-  local found, lacking, brought = {}, {}, {}
-  local function lacks(name, parts)
-    local had, part = has[name] or 0, math.floor(#near / (parts + 1))
-    if had >= part or not (lacking[name] or had < part / 2) then return false end
-    lacking[name] = true
-    return true
-  end
-  for place, id in ipairs(redis.call('LRANGE', queue, start, start + tonumber(ARGV[8]) - 1)) do
-    local run = run_of(id)
-    local group = run and group_of(id)
-    -- A tenant with its part gets no more runs there: they would take the place of the others' jobs.
-    local open = run and (groups == 1 or (has[group] or 0) < #near / groups)
-    if open and (lacks(run, runs) or lacks(group, groups)) then
-      has[run], has[group] = (has[run] or 0) + 1, (has[group] or 0) + 1
-      found[#found + 1] = {id = id, run = run, place = start + place - 1}
-    end
-  end
-  for number = #found, 1, -1 do
-    local each, filler = found[number], redis.call('LINDEX', queue, -1)
-    if not is_bulk(filler) then break end  -- it is looked for at the end of the list
-    redis.call('RPOP', queue)
-    if filler ~= each.id then redis.call('LSET', queue, each.place, filler) end
-    table.insert(brought, 1, each)
-  end
-  for _, each in ipairs(brought) do
-    local before = last[each.run]
-    redis.call('LINSERT', queue, before and 'AFTER' or 'BEFORE', before or near[1], each.id)
-    last[each.run] = each.id
-  end
-  return brought
-end
-function take.bulk()
-  local best, has, last, runs, groups = nil, {}, {}, 0, 0
-  local at = first_bulk()
-  local near = redis.call('LRANGE', queue, at, at + tonumber(ARGV[5]) - 1)
-  for _, id in ipairs(near) do
-    local run = run_of(id)
-    if run then
-      best = before(id, run, best)
-      if is_first(best) then break end
-      local group = group_of(id)
-      if not has[run] then runs = runs + 1 end
-      if not has[group] then groups = groups + 1 end
-      has[run], has[group], last[run] = (has[run] or 0) + 1, (has[group] or 0) + 1, id
-    end
-  end
-  if #near == 0 then return nil end
-  if not is_first(best) and ARGV[8] ~= '0' then
-    for _, each in ipairs(bring_bulk(near, has, last, at, runs, groups)) do
-      best = before(each.id, each.run, best)
-    end
-  end
-  if not best then return nil end
-  redis.call('LREM', queue, 1, best.id)
-  redis.call('RPUSH', transit, best.id)
-  return best.id
-end
-local found
-for kind in string.gmatch(kinds, '%a+') do
-  found = found or take[kind]()
-end
-if may_idle and not found then
-  redis.call('ZADD', idle, now + tonumber(ARGV[4]), name)
-  redis.call('EXPIRE', idle, ARGV[4])
-else
-  redis.call('ZREM', idle, name)
-end
-local waiting = redis.call('LLEN', queue)
-return {found or '', waiting, redis.call('SCARD', workers), redis.call('ZCOUNT', idle, now, '+inf')}
-"""
-)
-
-_PUT_BACK = (
-    _COMMON
-    + """
-local transit, paused, leases, bell = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local under_way = {queued = true, scheduled = true, started = true}
-local lost, found = {}, 0
-for at = 3, #ARGV do
-  if not redis.call('ZSCORE', paused, ARGV[at]) then lost[ARGV[at]] = true end
-end
-for _, list in ipairs({queue, transit}) do
-  for first = 0, redis.call('LLEN', list) - 1, 1000 do
-    for _, id in ipairs(redis.call('LRANGE', list, first, first + 999)) do lost[id] = nil end
-  end
-end
-for _, entry in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
-  lost[string.match(entry, '^(.*):') or entry] = nil
-end
-for at = 3, #ARGV do
-  local id, job = ARGV[at], KEYS[at + 3]
-  if lost[id] and under_way[redis.call('HGET', job, 'status') or ''] then
-    redis.call('HSET', job, 'status', 'queued')
-    if is_bulk(id) then
-      redis.call('RPUSH', queue, id)
-    else
-      place(id, false)
-      ring(bell)
-    end
-    found = found + 1
-  end
-end
-return found
-"""
-)
-
-# From the list's end, as jobs are taken from its beginning meanwhile.
-_REMOVE_PIECE = """
-local queue, jobs, left, job, payload = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[5]
-local length = redis.call('LLEN', queue)
-local last = length - 1 - left
-local first = math.max(last - tonumber(ARGV[3]) + 1, 0)
-local gone = {}
-if last < 0 then return {0, -1} end
-for place, id in ipairs(redis.call('LRANGE', queue, first, last)) do
-  if string.sub(id, 1, #jobs) == jobs then
-    redis.call('LSET', queue, first + place - 1, jobs)
-    gone[#gone + 1], gone[#gone + 2] = job .. id, payload .. string.sub(id, #jobs + 1)
-  end
-end
-local found = #gone / 2
-if found > 0 then
-  redis.call('LREM', queue, last > length / 2 and -found or found, jobs)
-  redis.call('UNLINK', unpack(gone))
-end
-return {found, first == 0 and -1 or left + last - first + 1 - found}
-"""
-
-_CLAIM_IDLE = """
-if redis.call('LLEN', KEYS[1]) > 0 then return 0 end
-redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, '(' .. redis.call('TIME')[1])
-return #redis.call('ZPOPMAX', KEYS[2], ARGV[1]) / 2
-"""
+_COMMON = Script("jobs/protocol/lua/queue.lua")
+_PLACE = Script("jobs/protocol/lua/place.lua", _COMMON)
+_RESCUE = Script("jobs/protocol/lua/rescue.lua", _COMMON)
+_SORT_REQUESTS = Script("jobs/protocol/lua/sort.lua", _COMMON)
+_TAKE = Script("jobs/protocol/lua/take.lua", _COMMON)
+_PUT_BACK = Script("jobs/protocol/lua/put_back.lua", _COMMON)
+_REMOVE_PIECE = Script("jobs/protocol/lua/remove_piece.lua")
+_CLAIM_IDLE = Script("jobs/protocol/lua/claim_idle.lua")
 
 _BULK = re.compile(rb"[0-9A-Fa-f]+-[0-9]+")
 
@@ -333,22 +76,20 @@ class OrderedQueue(RQQueue):
         if not at_front and is_bulk_job(job_id):
             client.rpush(self.key, job_id)
         else:
-            client.eval(_PLACE, 2, self.key, keys.bell(self.name), *numbers, job_id, int(at_front))
+            _PLACE.run(client, [self.key, keys.bell(self.name)], *numbers, job_id, int(at_front))
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
         """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when.
 
         One that is on its way again soon may be put back too early: who begins it takes it out of the queue.
         """
-        client: Any = self.connection
         places = [self.key, keys.bell(self.name), self.intermediate_queue_key, seen]
-        client.eval(_RESCUE, 4, *places, _BELL_RINGS, _BELL_SECONDS, job_id, now, seconds)
+        _RESCUE.run(self.connection, places, _BELL_RINGS, _BELL_SECONDS, job_id, now, seconds)
 
     def sort(self) -> int:
         """Put requests that RQ alone has put behind bulk work before it; return how many."""
-        client: Any = self.connection
         numbers = [_BELL_RINGS, _BELL_SECONDS, _SORT]
-        return int(client.eval(_SORT_REQUESTS, 2, self.key, keys.bell(self.name), *numbers))
+        return int(_SORT_REQUESTS.run(self.connection, [self.key, keys.bell(self.name)], *numbers))
 
     def put_back(self, job_ids: Sequence[str]) -> int:
         """Put jobs back that wait, pause or run by their hashes, and are in no list; return how many.
@@ -367,7 +108,7 @@ class OrderedQueue(RQQueue):
                 ids = job_ids[first : first + _PUT_BACK_AT_ONCE]
                 jobs = [Job.key_for(job_id) for job_id in ids]
                 numbers = [_BELL_RINGS, _BELL_SECONDS]
-                pipe.eval(_PUT_BACK, len(places) + len(jobs), *places, *jobs, *numbers, *ids)
+                _PUT_BACK.run(pipe, [*places, *jobs], *numbers, *ids)
             return sum(pipe.execute())
 
     def _has(self, job_ids: Sequence[str]) -> bool:
@@ -403,7 +144,7 @@ class OrderedQueue(RQQueue):
             found = left = 0
             while left >= 0:
                 how = [names[0], left, _REMOVE_AT_ONCE, *names[1:]]
-                count, left = client.eval(_REMOVE_PIECE, 1, self.key, *how)
+                count, left = _REMOVE_PIECE.run(client, [self.key], *how)
                 found += count
             removed += found
         return removed
@@ -437,15 +178,14 @@ class OrderedQueue(RQQueue):
             Where to look for bulk runs that have few of the next `LOOK_AT` bulk jobs, and some of whose jobs
             come before them then: after how many bulk jobs, and at how many.
         """
-        client: Any = self.connection
         places = [self.key, self.intermediate_queue_key, keys.bell(self.name), keys.idle(self.name)]
+        places.append(workers_of(self.name))
         how = [" ".join(kinds), worker, int(idle), IDLE_SECONDS, LOOK_AT, int(bring), *further]
-        return Taken(*client.eval(_TAKE, 5, *places, workers_of(self.name), *how, *order))
+        return Taken(*_TAKE.run(self.connection, places, *how, *order))
 
     def claim_idle(self, most: int) -> int:
         """Forget up to `most` idle workers and return how many; 0 while jobs wait, which they will take."""
-        client: Any = self.connection
-        return int(client.eval(_CLAIM_IDLE, 2, self.key, keys.idle(self.name), most))
+        return int(_CLAIM_IDLE.run(self.connection, [self.key, keys.idle(self.name)], most))
 
 
 def is_bulk_job(job_id: str | bytes) -> bool:

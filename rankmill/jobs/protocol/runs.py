@@ -36,6 +36,7 @@ from rankmill.jobs.contract.usage import Usage
 from rankmill.jobs.protocol.accounts import Accountant, RunUsage
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
+from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.runtime.patience import cannot_serve, each_reply
 from rankmill.jobs.system import system
 
@@ -46,39 +47,9 @@ _UNDER_WAY = frozenset(
 _AT_ONCE = 500
 """Jobs whose keys are asked for or deleted with one command, which takes a millisecond."""
 
-_COUNT_ATTEMPTS = """
-if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
-local new = {}
-for at = 2, #ARGV do new[at - 1] = redis.call('SADD', KEYS[2], ARGV[at]) end
-redis.call('EXPIRE', KEYS[2], ARGV[1])
-return new
-"""
-"""KEYS: run, its failed attempts. ARGV: expiry (s), then attempts. Returns for each whether it is new, and
-nothing if the run is gone: whoever wrote the key then might die before it is deleted."""
-
-_UNSETTLED = """
-if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('UNLINK', unpack(KEYS, 2)) end
-"""
-"""For the end of the transaction that settles something for a run: it may be cancelled meanwhile, and whoever
-settles may be cut off or killed before it hears that. KEYS: the run, then what is settled."""
-
-_SENT_AGAIN = """
-if redis.call('EXISTS', KEYS[1]) == 0 then return end
-for at = 3, #KEYS do
-  local chunk, failed, id = unpack(ARGV, at * 3 - 8, at * 3 - 6)
-  local more = 0
-  while redis.pcall('SISMEMBER', KEYS[1], chunk .. ':' .. failed + more + 1) == 1 do more = more + 1 end
-  if more > 0 then
-    local left = (redis.call('HGET', KEYS[at], 'retries_left') or 0) - more
-    redis.call('HSET', KEYS[at], 'retries_left', math.max(left, 0))
-    if left < 0 then redis.call('HSET', KEYS[at], 'status', 'failed') end  -- no worker begins it
-    redis.call('ZREM', KEYS[2], id)
-  end
-end
-"""
-"""For the end of the transaction that sends jobs: it is repeated if its reply was lost, and attempts may have
-failed meanwhile. KEYS: failed attempts of the run, paused jobs, jobs. ARGV: for each job the chunk, its
-failed attempts when it was sent, and the job's id."""
+_COUNT_ATTEMPTS = Script("jobs/protocol/lua/count_attempts.lua")
+_UNSETTLED = Script("jobs/protocol/lua/unsettled.lua")
+_SENT_AGAIN = Script("jobs/protocol/lua/sent_again.lua")
 
 T = TypeVar("T")
 
@@ -191,7 +162,7 @@ class RunStore:
                 if value is not None:
                     pipe.set(key, value, nx=not over, ex=run.ttl)
             pipe.mget(names)
-            pipe.eval(_UNSETTLED, 4, keys.run(run.id), *names)
+            _UNSETTLED.run(pipe, [keys.run(run.id), *names])
             *_, found, _ = pipe.execute()
         return Settled(*(value and value.decode(errors="replace") for value in found))
 
@@ -219,7 +190,7 @@ class RunStore:
             places = [keys.failed_attempts(run.id), queue.scheduled_job_registry.key, *map(Job.key_for, jobs)]
             sent = zip(payloads.items(), jobs, strict=True)
             known = [each for (chunk, payload), job in sent for each in (chunk, payload.failed, job)]
-            pipe.eval(_SENT_AGAIN, len(places), *places, *known)
+            _SENT_AGAIN.run(pipe, places, *known)
             pipe.execute()
 
     def payload(self, run: Run, chunk: int) -> bytes | None:
@@ -275,7 +246,7 @@ class RunStore:
         """
         attempts = [f"{chunk}:{number}" for chunk, number in failed.items()]
         places = keys.run(run.id), keys.failed_attempts(run.id)
-        new = self.redis.eval(_COUNT_ATTEMPTS, 2, *places, run.ttl, *attempts)
+        new = _COUNT_ATTEMPTS.run(self.redis, places, run.ttl, *attempts)
         return [chunk for chunk, is_new in zip(failed, new, strict=False) if is_new]
 
     def write_result(self, run: Run, result: ChunkResult) -> None:

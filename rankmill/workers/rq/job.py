@@ -19,32 +19,10 @@ from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, chunk_of
 from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.protocol.leases import hold
 from rankmill.jobs.protocol.pairs_job import DAY, PAIRS_FUNCTION
+from rankmill.jobs.protocol.script import Script
 
-_BEAT = """
-if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'last_heartbeat', ARGV[1]) end
-return 0
-"""
-"""KEYS: job. ARGV: time, as RQ writes it."""
-
-
-_BEGIN = """
-local queue, transit = KEYS[4], KEYS[5]
-local taken = redis.call('LREM', transit, 1, ARGV[2])
-local job = redis.call('HMGET', KEYS[3], 'status', 'retries_left')
-if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end
-for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-  if execution ~= ARGV[1] and redis.call('ZSCORE', KEYS[2], ARGV[2] .. ':' .. execution) then
-    redis.call('HSET', KEYS[3], 'status', 'started')  -- who sent it twice has written that it is queued
-    return 0
-  end
-end
-redis.call('HSET', KEYS[3], unpack(ARGV, 4))
-if taken == 0 then redis.call('LREM', queue, 1, ARGV[2]) end  -- it was put back, as its worker stood still
-return 1
-"""
-"""KEYS: executions, leases, job, queue, intermediate queue. ARGV: execution, id of the job, retries that are
-left, fields of the job.
-"""
+_BEAT = Script("workers/rq/lua/beat.lua")
+_BEGIN = Script("workers/rq/lua/begin.lua")
 
 
 class Executions(ExecutionRegistry):
@@ -126,7 +104,7 @@ class ScoringJob(Job):
             return
         client: Any = self.connection if pipeline is None else pipeline
         self.last_heartbeat = timestamp
-        client.eval(_BEAT, 1, self.key, utcformat(timestamp))
+        _BEAT.run(client, [self.key], utcformat(timestamp))
 
     def retry(self, queue: Queue, pipeline: Pipeline) -> None:
         """As RQ does, but all in the pipeline.
@@ -148,7 +126,6 @@ class ScoringJob(Job):
         is not started if it has ended, others have tried it since it was read, or another execution has a
         lease: it was in the queue twice, or is begun again, as a reply was lost.
         """
-        client: Any = pipeline
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()
         since = utcformat(self.started_at)
@@ -157,7 +134,7 @@ class ScoringJob(Job):
         fields = ["status", "started", "worker_name", self.worker_name]
         times = ["started_at", since, "last_heartbeat", since]
         left = "" if self.retries_left is None else self.retries_left
-        client.eval(_BEGIN, 5, *places, execution.id, self.id, left, *fields, *times)
+        _BEGIN.run(pipeline, places, execution.id, self.id, left, *fields, *times)
 
     def perform(self) -> None:
         """Never call the function of the job: the worker scores `chunk` itself."""

@@ -142,7 +142,7 @@ class FileRunStore:
         """
         claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._pauses, self._leases]
-        taken = self.redis.eval(scripts.CANCEL, 4, *places, run.id, self.ttl, lease_seconds, claim)
+        taken = scripts.CANCEL.run(self.redis, places, run.id, self.ttl, lease_seconds, claim)
         if not taken:
             return self.load(run.id)
         ended = RunLease(run.end("cancelled"), f"{run.id}:{claim}")
@@ -160,7 +160,7 @@ class FileRunStore:
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
         leave = [*leave, *(left for left, until in self._left.items() if until > now)]
-        raw = self.redis.eval(scripts.CLAIM, 2, self.queue.key, self._leases, *numbers, *leave)
+        raw = scripts.CLAIM.run(self.redis, [self.queue.key, self._leases], *numbers, *leave)
         if raw is None:
             return None
         run_id = cast("bytes", raw).decode(errors="replace")
@@ -188,9 +188,7 @@ class FileRunStore:
         """Renew the lease of a run, write its record, and see whether it is cancelled."""
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
-        found = self.redis.eval(
-            scripts.RENEW, 4, *places, claim.entry, lease_seconds, run.written(), self.ttl
-        )
+        found = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
         held = cast("LeaseState", found.decode())
         if held == "forgotten":  # the server has lost its data: this runner still has the run
             with self.redis.pipeline() as pipe:
@@ -208,7 +206,7 @@ class FileRunStore:
             keys.file_run_refusals(run.id), keys.webhooks(self.queue.name),
         ]  # fmt: skip
         values = [claim.entry, run.written(), self.ttl, run.id, int(run.notice is not None)]
-        ended = bool(self.redis.eval(scripts.END, 6, *places, *values))
+        ended = bool(scripts.END.run(self.redis, places, *values))
         self._list(self.redis, run.id)
         return ended
 
@@ -217,7 +215,7 @@ class FileRunStore:
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]
         values = [claim.entry, run.written(), self.ttl, run.id, "LPUSH" if first else "RPUSH", pause]
-        return bool(self.redis.eval(scripts.HAND_BACK, 4, *places, *values))
+        return bool(scripts.HAND_BACK.run(self.redis, places, *values))
 
     def recover(self, lease_seconds: float, *, expired: bool) -> None:
         """Put runs back that are in no list or whose pause is over; with `expired`, whose runner has died.
@@ -227,7 +225,7 @@ class FileRunStore:
         places = [self._leases, self.queue.key, self._pauses, keys.file_runs(), keys.file_queues()]
         prefixes = Job.redis_job_namespace_prefix, keys.file_run("")
         values = [int(expired), self.queue.name, prefixes[0], lease_seconds, prefixes[1]]
-        self.redis.eval(scripts.RECOVER, 5, *places, *values)
+        scripts.RECOVER.run(self.redis, places, *values)
 
     def was_cancelled(self, run_id: str) -> bool:
         """Whether the run is cancelled."""
@@ -264,7 +262,7 @@ class FileRunStore:
     def take_webhook(self) -> FileRun | None:
         """An ended run whose webhook is due; no other process gets it for two minutes."""
         key = keys.webhooks(self.queue.name)
-        raw = self.redis.eval(scripts.TAKE_WEBHOOK, 1, key, _WEBHOOK_SECONDS)
+        raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], _WEBHOOK_SECONDS)
         if raw is None:
             return None
         try:

@@ -1,0 +1,7 @@
+-- Renews leases; one that was forgotten stays so.
+-- KEYS: the leases. ARGV: their length (s), the holders. Returns nothing.
+local clock = redis.call('TIME')
+for place = 2, #ARGV do
+  redis.call('ZADD', KEYS[1], 'XX', clock[1] + clock[2] / 1000000 + ARGV[1], ARGV[place])
+end
+redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[1]))

@@ -1,0 +1,16 @@
+-- Ends the transaction that sends jobs. It is repeated if its reply was lost, and attempts may have failed
+-- meanwhile: the jobs have only those that are left.
+-- KEYS: failed attempts of the run, paused jobs, the jobs. ARGV: for each job the chunk, its failed attempts
+-- when it was sent, and the job's id. Returns nothing.
+if redis.call('EXISTS', KEYS[1]) == 0 then return end
+for at = 3, #KEYS do
+  local chunk, failed, id = unpack(ARGV, at * 3 - 8, at * 3 - 6)
+  local more = 0
+  while redis.pcall('SISMEMBER', KEYS[1], chunk .. ':' .. failed + more + 1) == 1 do more = more + 1 end
+  if more > 0 then
+    local left = (redis.call('HGET', KEYS[at], 'retries_left') or 0) - more
+    redis.call('HSET', KEYS[at], 'retries_left', math.max(left, 0))
+    if left < 0 then redis.call('HSET', KEYS[at], 'status', 'failed') end  -- no worker begins it
+    redis.call('ZREM', KEYS[2], id)
+  end
+end

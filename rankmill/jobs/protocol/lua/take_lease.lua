@@ -1,0 +1,12 @@
+-- Takes or renews a lease, unless others hold as many as there may be.
+-- KEYS: the leases. ARGV: most leases, their length (s), the holder. Returns 1 if the holder has one, else 0.
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1000000
+bound(KEYS[1], now, tonumber(ARGV[2]))
+redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) and not redis.call('ZSCORE', KEYS[1], ARGV[3]) then
+  return 0
+end
+redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
+redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[2]))
+return 1

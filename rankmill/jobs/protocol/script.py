@@ -1,0 +1,53 @@
+"""Lua scripts: each is a file of the package, whose first lines say what it does, its keys and arguments."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from redis.client import Pipeline
+from redis.exceptions import NoScriptError
+
+from rankmill.jobs.contract.shipped import shipped
+
+
+class Script:
+    """A script, which is read at its first use. Threads may share it.
+
+    Parameters
+    ----------
+    path
+        Its file, from the package's folder on.
+    uses
+        Scripts with functions that it calls; their texts precede its own.
+    """
+
+    def __init__(self, path: str, *uses: Script) -> None:
+        self.path = path
+        self.uses = uses
+
+    @cached_property
+    def text(self) -> str:
+        """The whole text, as a server gets it."""
+        own = shipped(*self.path.split("/")).read_text(encoding="utf-8")
+        return "".join([*(each.text for each in self.uses), own])
+
+    @cached_property
+    def _digest(self) -> str:
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+    def run(self, client: Any, keys: Sequence[str | bytes], *arguments: Any) -> Any:
+        """Run the script and return its reply; or add it to a pipeline, and return that.
+
+        A server that has not run it since its start gets its text. A pipeline always has the text: redis-py
+        would ask before each one which scripts the server knows, and within a transaction it is too late.
+        """
+        how = (len(keys), *keys, *arguments)
+        if isinstance(client, Pipeline):
+            return client.eval(self.text, *how)
+        try:
+            return client.evalsha(self._digest, *how)
+        except NoScriptError:
+            return client.eval(self.text, *how)
