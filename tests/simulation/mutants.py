@@ -292,7 +292,7 @@ MUTANTS = (
     ),
     Mutant(
         "a worker's refusal is not recorded", "jobs/protocol/refusals.py",
-        "            pipe.hset(said_key, self._worker, reason)\n",
+        '            pipe.hset(key, self._worker, f"{now + seconds:.3f} {reason}")\n',
         "",
         ("no model", "calm",),
     ),
