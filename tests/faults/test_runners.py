@@ -32,8 +32,10 @@ from tests.conftest import (
     run_command,
     wait_for,
 )
+from tests.faults.conftest import Held
 from tests.harness.environ import ALL_ROOTS
 from tests.harness.preloaded import PreloadedProcess
+from tests.harness.runs import SOME_BYTES, kept_bytes
 
 ROWS, CHUNK, WINDOW = 800, 8, 4
 UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
@@ -70,7 +72,7 @@ def output(tmp_path: Path) -> Path:
 
 
 def kept_rows(output: Path) -> int:
-    """Rows in the journal, which its runner may still write."""
+    """Rows in the journal of a runner that is dead."""
     with suppress(sqlite3.Error):
         journal = sqlite3.connect(f"file:{folder_of(output) / 'journal.db'}?mode=ro", uri=True)
         try:
@@ -203,16 +205,21 @@ def test_a_runner_keeps_its_run_when_the_server_loses_its_data(
 
 
 def test_a_runner_that_is_stopped_hands_its_run_on_at_once(
-    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+    held: Held, runners: StartRunner, tmp_path: Path, output: Path
 ) -> None:
+    source = tmp_path / "held.parquet"
+    texts = [f"river {n}" if n != ROWS // 2 else "hold" for n in range(ROWS)]
+    pq.write_table(pa.table({"query": ["big cat"] * ROWS, "passage": texts}), source)
     long_lease = {**SMALL, "RANKMILL_LEASE_SECONDS": "600"}
-    first = runners(queue, environ=long_lease)
+    first = runners(held.server, environ=long_lease)
+    client = Client(held.server.url, model=str(held.model), precision="fp32", chunk_size=CHUNK)
     run = client.submit_file(str(source), str(output))
-    wait_until_some_are_kept(first, output)
+    wait_for(lambda: kept_bytes(output) > SOME_BYTES, first)
     first.terminate()
     assert first.wait(timeout=60) == 0
     assert (run.status().state, run.status().reason) == ("waiting", "its runner was stopped")
-    runners(queue)
+    held.go()
+    runners(held.server)
     done = run.wait(60)
     assert done.deaths == 0
     assert done.outcome

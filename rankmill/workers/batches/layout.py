@@ -134,9 +134,13 @@ _LONGEST_PROMPT = 1 << 14
 """Characters of a model's own prompt: each row has it."""
 
 _REPEATED = re.compile(
-    r"(^|_)(layers?|groups?|blocks?|depths?|stages?|experts|attention_types|block_sizes|inner_group_num)$"
+    r"(^|_)(layers?|groups?|blocks?|depths?|stages?|experts|attention_types|block_sizes|inner_group_num"
+    r"|hashes|chunks_before|chunks_after)$"
 )
 """Entries of a config that say how often something is repeated."""
+
+_WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
+"""Entries to whose multiple rows are padded, or that each token has; their most."""
 
 
 def check_counts(source: str | Path, config: Any, name: str = "") -> None:
@@ -157,6 +161,8 @@ def check_counts(source: str | Path, config: Any, name: str = "") -> None:
             most, count = _MOST_LABELS, len(value or ())
         elif _REPEATED.search(entry) and is_number:
             most, count = _MOST_REPEATED, value
+        elif _WIDE.search(entry) and is_number:
+            most, count = _MOST_WIDE, value
         elif isinstance(value, dict | list):
             check_counts(source, value, entry)
         if count > most:

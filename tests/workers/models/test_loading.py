@@ -141,6 +141,8 @@ def test_code_that_transformers_has_taken_over_is_not_needed(tmp_path: Path) -> 
         ({"text_config": {"num_hidden_layers": 10**9}}, "has 1,000,000,000 layers"),
         ({"encoder": {"n_layer": 10**9}}, "has 1,000,000,000 layers"),
         ({"attention_types": [[["global", "local"], 10**9]]}, "has 1,000,000,000 parts"),
+        ({"num_hashes": 300_000}, "has 300,000 parts"),
+        ({"attention_window": [8, 10**9]}, "has 1,000,000,000 parts"),
         ({"num_hidden_layers": 1000}, "describes more than 1,[0-9]{3} modules"),
         ({"intermediate_size": 10**18}, "cannot load the model in"),
         ({"num_attention_heads": 0}, "cannot load the model in"),
