@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -18,7 +19,7 @@ from rankmill.gateway.dialects.base import wrong_field
 from rankmill.gateway.dialects.routes import DIALECTS, dialect_at
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http import batch_routes, plain_routes, registry_routes
-from rankmill.gateway.http.document import operation_id
+from rankmill.gateway.http.document import operation_id, with_keys
 from rankmill.gateway.http.middleware import KnownHosts, Observed
 from rankmill.gateway.http.page_routes import page_router
 from rankmill.gateway.http.responses import refused
@@ -63,9 +64,9 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
         yield
         await gateway.close(tasks)
 
-    app = FastAPI(
+    app = _App(
         title="rankmill", version=version("rankmill"), description=_ABOUT, lifespan=lifespan,
-        docs_url=None, redoc_url=None, generate_unique_id_function=operation_id,
+        docs_url=None, redoc_url=None, generate_unique_id_function=operation_id, redirect_slashes=False,
     )  # fmt: skip
     app.state.gateway = gateway
     for kind in (*EXPECTED, RequestValidationError, HTTPException):
@@ -88,6 +89,13 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
         app.add_middleware(KnownHosts, names=settings.gateway_hosts)
     app.add_middleware(Observed)
     return app
+
+
+class _App(FastAPI):
+    """The application, whose document says how keys come."""
+
+    def openapi(self) -> dict[str, Any]:
+        return with_keys(super().openapi())
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -73,6 +73,8 @@ class LoadShedder:
         Requests in progress.
     backlog_seconds
         Time that the workers need for the requests that wait in the queue.
+    workers
+        Workers of the queue that take work.
     unready
         Why requests for the gateway's model would wait, in a line; ``None`` if a worker has had it.
     """
@@ -96,6 +98,7 @@ class LoadShedder:
         """Whose bulk work waits in the queue, by the groups in ids."""
         self._read = -math.inf
         self.backlog_seconds = 0.0
+        self.workers = 0
         self.unready: str | None = "the workers have not been looked at yet"
         self._able: set[str] = set()
         """Workers that have the gateway's model, or have had it: they can load it again."""
@@ -201,6 +204,7 @@ class LoadShedder:
                 found = known_reports(self._redis, names)
                 reports = [report for report in found.values() if report]
                 self._speed, self.unready = speed(reports), self._why_unready(found)
+                self.workers = sum(not report.drained for report in reports)
                 if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
                     self._reported = sum(report.tokens for report in reports) / pairs
                 self._read = system.monotonic()

@@ -16,15 +16,18 @@ from rankmill.gateway.keys.admission import MOST_WAIT, Admission
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.refusals import Refusal, refusal_of, unscorable
-from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
-from rankmill.jobs.contract.encodings import TokensFound
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, encoding, within
+from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
 
 _NO_WORKERS_SECONDS = 15.0
+
+_ABOUT_SECONDS = 60.0
 
 _ANY_MODEL = "*"
 """In the setting ``gateway_models``: requests may name any."""
@@ -144,7 +147,25 @@ class Scoring:
         self.load = load
         self.contracts: dict[str, Mapping[str, str]] = {}
         """How the latest scores of each model in `served` were made, as far as it is known."""
+        self._about: TokensFound | None = None
+        self._told = 0.0
+        self._asking = asyncio.Lock()
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
+
+    async def about_model(self) -> TokensFound:
+        """The limit and the labels of the gateway's model, as a worker has told within the last minute.
+
+        Raises
+        ------
+        Refusal
+            No worker tells.
+        """
+        async with self._asking:
+            if self._about is None or system.monotonic() - self._told > _ABOUT_SECONDS:
+                asked = encoding([TokensAsked(text="", special=False, about=True)])
+                (self._about,) = (await self.score(asked, None)).found
+                self._told = system.monotonic()
+            return self._about
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
         """Score a request; if its task is cancelled, its run is too.

@@ -147,8 +147,13 @@ def serve(
     """
     host, port = at
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=2048, reuse_port=False)
+        is_v6 = ":" in host
+        listener = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if is_v6 else socket.AF_INET,
+            backlog=2048,
+            dualstack_ipv6=is_v6 and socket.has_dualstack_ipv6(),
+        )
     except OSError as error:
         raise cannot_listen("gateway_address", f"{_shown(host)}:{port}", error) from None
     config = uvicorn.Config(

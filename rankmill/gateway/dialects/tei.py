@@ -48,18 +48,28 @@ Direction = Literal["Right", "Left", "right", "left"]
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "float32"}
 
-_USUAL_LENGTH = 512
-"""Told where the setting ``max_length`` leaves the limit to the model, which the gateway does not have."""
-
-_USUAL_TOKENS = 16384
+_MOST = (1 << 31) - 1
+"""The most that TEI's gRPC message holds, and clients."""
 
 
-def known_info(settings: Settings, name: str, scored: Mapping[str, str] | None) -> JsonObject:
-    """The gateway's model (its public `name`) and limits, for HTTP and gRPC.
+def known_info(
+    settings: Settings, name: str, about: TokensFound, scored: Mapping[str, str], workers: int
+) -> JsonObject:
+    """The gateway's model and limits, for HTTP and gRPC.
 
-    `scored` says how its latest scores were made; ``None``: there are none yet.
+    Parameters
+    ----------
+    settings, name
+        Of the gateway; what callers call its model.
+    about
+        What a worker has told of the model.
+    scored
+        How its latest scores were made.
+    workers
+        How many workers there are: each has a thread that tokenizes.
     """
-    precision = (scored or {}).get("precision", settings.precision)
+    most = min(about.most, _MOST)
+    precision = scored.get("precision", settings.precision)
     return {
         "version": version("rankmill"),
         "model_id": name,
@@ -68,11 +78,9 @@ def known_info(settings: Settings, name: str, scored: Mapping[str, str] | None) 
         "model_dtype": _DTYPES.get(precision, precision),
         "max_concurrent_requests": settings.gateway_requests,
         "max_client_batch_size": settings.gateway_pairs,
-        "max_input_length": settings.max_length or _USUAL_LENGTH,
-        "max_batch_tokens": settings.token_budget
-        if isinstance(settings.token_budget, int)
-        else _USUAL_TOKENS,
-        "tokenization_workers": 1,
+        "max_input_length": most,
+        "max_batch_tokens": min(most * settings.gateway_pairs, _MOST),  # of a request
+        "tokenization_workers": max(workers, 1),
     }
 
 

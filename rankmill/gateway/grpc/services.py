@@ -65,8 +65,9 @@ class TeiServices:
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """What the gateway serves."""
         gateway = self._gateway
-        scored = gateway.scoring.contracts.get(gateway.settings.model)
-        known = known_info(gateway.settings, gateway.served.default.name, scored)
+        about = await gateway.scoring.about_model()
+        scored = gateway.scoring.contracts[gateway.settings.model]
+        known = known_info(gateway.settings, gateway.served.default.name, about, scored, gateway.load.workers)
         del known["served_model_name"]  # gRPC's message has no such field
         return tei.InfoResponse(**known, model_type=tei.MODEL_TYPE_RERANKER)
 

@@ -16,6 +16,24 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 """What the document says of every path."""
 
 
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
+_OPEN = ("/health", "/ping", "/ready", "/version")
+"""Paths that never need a key."""
+
+
+def with_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """The document, which says that a key comes in one of two headers, where one is needed."""
+    document.setdefault("components", {})["securitySchemes"] = _KEYS
+    document["security"] = [{name: []} for name in _KEYS]
+    for path in _OPEN:
+        document["paths"][path]["get"]["security"] = []
+    return document
+
+
 def operation_id(route: APIRoute) -> str:
     """The name of an operation: its method and the words of its path."""
     method = "".join(route.methods or ())  # each has one

@@ -37,6 +37,7 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = {**scope, "path": "/" + scope["path"].strip("/")}  # a slash too many means nothing
         begun = False
         headers = Headers(scope=scope)
         has_held_body = headers.get("expect", "").lower() == "100-continue"

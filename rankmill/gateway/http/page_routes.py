@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 _PAGE = Path(__file__).resolve().parent / "page"
@@ -43,7 +44,9 @@ def _add(router: APIRouter, path: str, body: bytes, file: str, style: str = "") 
     }
     kind = f"{_TYPES[Path(file).suffix]}; charset=utf-8"
 
-    async def page() -> Response:
+    async def page(request: Request) -> Response:
+        if path != "/" and request.scope["raw_path"].endswith(b"/"):  # its files lie beside it
+            return Response(status_code=307, headers={"Location": f"..{path}"})
         return Response(body, headers=headers, media_type=kind)
 
     router.add_api_route(path, page, methods=["GET"])

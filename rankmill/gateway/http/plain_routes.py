@@ -23,7 +23,6 @@ from rankmill.gateway.http.dependencies import Admin, Caller, Scraper, TheGatewa
 from rankmill.gateway.http.document import json_body
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.refusals import wrong
-from rankmill.gateway.score_request import ONE_LABEL
 from rankmill.jobs.contract.errors import NoWorkers
 from rankmill.jobs.protocol.accounts import KEPT_DAYS, read_accounts
 from rankmill.jobs.runtime.connection import unreachable
@@ -107,13 +106,20 @@ def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
 
 @service_router.get("/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
-    """The facts known without the model, and how its latest scores were made."""
-    scored = gateway.scoring.contracts.get(gateway.settings.model)
+    """The facts of the model, as a worker tells them, and how its latest scores were made."""
+    about = await gateway.scoring.about_model()
+    scored = gateway.scoring.contracts[gateway.settings.model]
+    labels = dict(enumerate(about.labels))
     return {
-        **known_info(gateway.settings, gateway.served.default.name, scored),
+        **known_info(gateway.settings, gateway.served.default.name, about, scored, gateway.load.workers),
         "sha": None,
         "docker_label": None,
-        "model_type": {"reranker": {"id2label": {"0": ONE_LABEL}, "label2id": {ONE_LABEL: 0}}},
+        "model_type": {
+            "reranker": {
+                "id2label": {str(number): label for number, label in labels.items()},
+                "label2id": {label: number for number, label in labels.items()},
+            }
+        },
         "max_batch_requests": None,
         "auto_truncate": True,
         "scores": scored,

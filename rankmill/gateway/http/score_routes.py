@@ -44,7 +44,9 @@ def score_router(owner: str | None) -> APIRouter:
             responses={200: scores, **REFUSALS},
             response_class=Response,
             openapi_extra=json_body(*path.bodies),
-            tags=[*dict.fromkeys(body.dialect.name for body in path.bodies)],
+            tags=[path.dialect.name]
+            if path.path.startswith(f"/{path.dialect.name}/")
+            else [*dict.fromkeys(body.dialect.name for body in path.bodies)],
         )
     return router
 

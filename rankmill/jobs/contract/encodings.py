@@ -16,12 +16,14 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 class TokensAsked(WireModel):
     """A text whose tokens are asked for, or the ids of tokens whose text is: one of the two.
 
-    ``special``: the text gets the tokenizer's special tokens; a text of ids keeps them.
+    ``special``: the text gets the tokenizer's special tokens; a text of ids keeps them. ``about``: what is
+    asked for is the model instead.
     """
 
     text: str | None = None
     ids: tuple[TokenId, ...] | None = None
     special: bool
+    about: bool = False
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -40,7 +42,7 @@ class TokensFound(WireModel):
 
     ``words`` are as in the vocabulary. ``special`` tokens are not of the text; ``spans`` are the first
     character of each token in the text and the one after its last. ``most`` is the length (tokens) of what
-    the model takes. A text is not cut to it.
+    the model takes. A text is not cut to it. ``labels`` names the model's outputs, if they were asked for.
     """
 
     text: str
@@ -49,6 +51,7 @@ class TokensFound(WireModel):
     special: tuple[bool, ...]
     spans: tuple[tuple[Count, Count], ...]
     most: Count
+    labels: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _are_alike(self) -> Self:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MANY_PORTS = 100
 """How many successive ports are tried by processes of which a host may have several."""
 
+SERVICE_PORTS = frozenset({9807, 9809, 9810})
+"""Those of the exporter and of the gateway (HTTP, gRPC), which processes that look for a free port leave."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -71,6 +74,8 @@ def serve(
     if names is not None or is_loopback(host):
         app = _known_hosts_only(app, {host, *(names or ())})
     for port in range(first, min(first + ports, 65536)):
+        if port != first and port in SERVICE_PORTS:
+            continue
         try:
             server = _server(host, port)
         except OSError as error:
@@ -79,7 +84,7 @@ def serve(
             continue
         if port != first:
             logger.warning("%s: port %d is in use, using %d", setting, first, port)
-        server.set_app(_without_traceback(app))
+        server.set_app(_without_traceback(_heads_only(app)))
         system.Thread(target=server.serve_forever, name=setting, daemon=True).start()
         return host, server.server_port
     raise ConfigError(f"{setting}: no port from {first} to {port} is free on {host}")
@@ -186,6 +191,27 @@ def _is_address(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether only processes of this host reach the address."""
     return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+
+
+def _heads_only(app: WSGIApplication) -> WSGIApplication:
+    """`app`, which answers HEAD as GET, and sends no body then."""
+
+    def answered(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "HEAD":
+            return app(environ, start)
+        begun: list[Any] = []
+
+        def begin(status: str, headers: list[tuple[str, str]], *_: object) -> Callable[[bytes], object]:
+            begun[:] = status, headers
+            return bytes
+
+        size = sum(map(len, app({**environ, "REQUEST_METHOD": "GET"}, begin)))
+        status, headers = begun
+        kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
+        start(status, [*kept, ("Content-Length", str(size))])
+        return []
+
+    return answered
 
 
 def _without_traceback(app: WSGIApplication) -> WSGIApplication:

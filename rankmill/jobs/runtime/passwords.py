@@ -28,9 +28,16 @@ def remember_password(password: object) -> None:
         _known.update({password, quote(password), quote(password, safe=""), quote_plus(password)})
 
 
-def known_password(value: str | None) -> str | None:
-    """A setting that is a password, masked from now on."""
+def without_line_end(value: object) -> object:
+    """A secret without the line end that files and `echo` give it."""
+    return value.strip() if isinstance(value, str) else value
+
+
+def sendable_key(value: str | None) -> str | None:
+    """A key, masked from now on; `ValueError` if no header can bring it."""
     remember_password(value)
+    if value and not all("!" <= character <= "~" for character in value):
+        raise ValueError("a key has ASCII letters, digits and signs, and no spaces: headers bring no others")
     return value
 
 

@@ -42,7 +42,7 @@ from rankmill.jobs.contract.spec import (
     inputs_fit,
     nearest,
 )
-from rankmill.jobs.runtime.passwords import known_password, mask_passwords, read_secret
+from rankmill.jobs.runtime.passwords import mask_passwords, read_secret, sendable_key, without_line_end
 from rankmill.jobs.runtime.yaml_files import read_yaml, shown
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -65,8 +65,10 @@ _NOT_SETTINGS = re.compile(
 
 BASE = shipped("configs", "base.yaml")
 
-GatewayKey = Annotated[str | None, Field(min_length=16), AfterValidator(known_password)]
-WebhookSecret = Annotated[str | None, BeforeValidator(read_secret)]
+GatewayKey = Annotated[
+    str | None, Field(min_length=16), AfterValidator(sendable_key), BeforeValidator(without_line_end)
+]
+WebhookSecret = Annotated[str | None, BeforeValidator(read_secret), BeforeValidator(without_line_end)]
 
 
 def _names(value: Any) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
-from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.models.tokenizer import single_texts
 
 
@@ -19,29 +19,43 @@ class TextEncoder:
         From transformers, or a `PlainTokenizer`.
     most
         Tokens that the model takes.
-    model
-        Name of the model.
-
-    Raises
-    ------
-    SpecError
-        The tokenizer does not tell where its tokens are in a text.
+    labels
+        Names of the model's outputs.
     """
 
-    def __init__(self, tokenizer: Any, most: int, model: str) -> None:
-        try:
-            whole = tokenizer.backend_tokenizer
-            self._texts = single_texts(tokenizer)  # its own, as others truncate
-        except (AttributeError, ValueError) as error:
-            why = f"the tokenizer of model {model} does not tell where its tokens are in a text"
-            raise SpecError(f"{why} ({error})") from error
-        self._texts.post_processor, self._texts.decoder = whole.post_processor, whole.decoder
-        self._most = most
+    def __init__(self, tokenizer: Any, most: int, labels: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._most, self._labels = most, labels
 
     def __call__(self, rows: Sequence[str]) -> list[TokensFound]:
-        """What is found of rows ``[n]``; raises `WireError` for one that is no `TokensAsked`."""
-        asked = [TokensAsked.read_json(row, "a row of tokens") for row in rows]
-        return [self._text_of(each) if each.text is None else self._tokens_of(each) for each in asked]
+        """What is found of rows ``[n]``.
+
+        Raises
+        ------
+        WireError
+            A row is no `TokensAsked`.
+        ValueError
+            The tokenizer does not tell where its tokens are in a text.
+        """
+        return [self._find(TokensAsked.read_json(row, "a row of tokens")) for row in rows]
+
+    def _find(self, asked: TokensAsked) -> TokensFound:
+        if asked.about:
+            return TokensFound(
+                text="", ids=(), words=(), special=(), spans=(), most=self._most, labels=self._labels
+            )
+        return self._text_of(asked) if asked.text is None else self._tokens_of(asked)
+
+    @cached_property
+    def _texts(self) -> Any:
+        """The tokenizer, without what it does to pairs and to long texts."""
+        try:
+            whole = self._tokenizer.backend_tokenizer
+            found = single_texts(self._tokenizer)  # its own, as others truncate
+        except (AttributeError, ValueError) as error:
+            raise ValueError(f"it does not tell where its tokens are in a text ({error})") from error
+        found.post_processor, found.decoder = whole.post_processor, whole.decoder
+        return found
 
     def _text_of(self, asked: TokensAsked) -> TokensFound:
         text = self._texts.decode(list(asked.ids or ()), skip_special_tokens=not asked.special)

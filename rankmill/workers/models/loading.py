@@ -136,7 +136,7 @@ class Loaded:
                 prove_again=self.prove_again,
                 inputs=spec.inputs,
                 averages=spec.long == "split-mean",
-                encoder=TextEncoder(about.tokenizer, longest, spec.model)
+                encoder=TextEncoder(about.tokenizer, longest, about.labels)
                 if spec.inputs == "tokens"
                 else None,
                 lock=about.lock,

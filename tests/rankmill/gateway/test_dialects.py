@@ -124,10 +124,14 @@ def test_settings_for_pairs_and_windows_leave_out_what_does_not_fit_them() -> No
         assert ("long" in refused) == (long == "truncate")
 
 
-def test_tei_s_info_names_a_type_of_numbers_also_before_there_are_scores() -> None:
+def test_tei_s_info_holds_what_its_clients_can_hold() -> None:
     settings = load_settings({"precision": "auto"})
-    assert known_info(settings, "m", None)["model_dtype"] == "float32"
-    assert known_info(settings, "m", {"precision": "bf16"})["model_dtype"] == "bfloat16"
+    about = TokensFound(text="", ids=(), words=(), special=(), spans=(), most=1 << 24)
+    info = known_info(settings, "m", about, {"precision": "bf16"}, workers=0)
+    assert (info["model_dtype"], info["tokenization_workers"]) == ("bfloat16", 1)
+    assert info["max_input_length"] == 1 << 24
+    assert info["max_batch_tokens"] == (1 << 31) - 1
+    assert known_info(settings, "m", about, {}, 1)["model_dtype"] == "float32"
 
 
 def test_cohere_v2() -> None:

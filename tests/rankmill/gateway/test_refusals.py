@@ -205,10 +205,9 @@ def test_a_server_that_hangs_is_not_waited_for(
     for module in (dependencies, scoring, admission):
         monkeypatch.setattr(module, "MOST_WAIT", 0.5)
     settings = load_settings({"model": "demo", "gateway_request_seconds": 1})
-    paths = ["/rerank", "/rerank", "/v1/models", "/info"]
+    paths = ["/rerank", "/rerank", "/v1/models"]
     with TestClient(make_app(settings, server.url, needed)) as client:
         key = {"x-api-key": KeyStore(server.client).create("shop", days=1)[0]} if needed == "always" else {}
-        assert client.get("/info", headers=key).status_code == 200
         late = client.post("/cohere/v2/rerank", json=DOCUMENTS, headers=key)
         assert late.status_code == 504  # there is no worker, but a connection now
 
@@ -219,7 +218,7 @@ def test_a_server_that_hangs_is_not_waited_for(
 
         with hanging(server), ThreadPoolExecutor(len(paths)) as threads:
             found = list(threads.map(ask, paths))
-    assert found == ([503, 503, 200, 200] if needed == "never" else [503] * 4)
+    assert found == [503, 503, 200 if needed == "never" else 503]
 
 
 @pytest.mark.parametrize("needed", ["if there are any", "always"])

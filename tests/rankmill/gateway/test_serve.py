@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,20 +14,25 @@ import threading
 from pathlib import Path
 from unittest.mock import Mock
 
+import grpc
 import pytest
 import redis
 from fastapi import FastAPI
 
 from rankmill.cli.gateway import serve as command
 from rankmill.gateway import serve as serving
+from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.serve import serve
-from rankmill.jobs.contract.errors import EmbeddedError
+from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
+from rankmill.jobs.runtime.http import SERVICE_PORTS
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.local.embedded import EmbeddedCluster
 from tests.conftest import StartRunner, run_command
 from tests.harness.gateways import PAIR, Running, running_gateway
+from tests.harness.models.tiny import make_bert
 from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server
+from tests.rankmill.gateway.test_grpc import call, grpc_address
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "batch.py"
 
@@ -45,7 +51,7 @@ def test_a_model_under_another_name_and_a_key_from_the_environment(
 ) -> None:
     key = "a-key-of-the-environment"
     given = {"x-api-key": key}
-    environ = {"RANKMILL_GATEWAY_API_KEY": key, "RANKMILL_GATEWAY_OPEN_METRICS": "true",
+    environ = {"RANKMILL_GATEWAY_API_KEY": f"{key}\n", "RANKMILL_GATEWAY_OPEN_METRICS": "true",
                "RANKMILL_GATEWAY_DIALECT": "vllm"}  # fmt: skip
     models = ["--model", "rerank-v3.5=demo"]
     with running_gateway(shared_queue.url, tmp_path, *models, environ=environ) as gateway:
@@ -61,6 +67,56 @@ def test_a_model_under_another_name_and_a_key_from_the_environment(
         assert gateway.get("/metrics").status == 200
         assert gateway.get("/v1/cache", **given).status == 403
         assert key not in gateway.log.read_text()
+
+
+@pytest.mark.parametrize("key", ["sixteen and more", "schlüssel-mit-sechzehn", "too-short\n"])
+def test_a_key_that_no_header_brings_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"^gateway_api_key: "):
+        load_settings({}, environ={"RANKMILL_GATEWAY_API_KEY": key})
+
+
+def test_info_says_what_is_true_of_the_model(shared_queue: Server, tmp_path: Path) -> None:
+    model = make_bert(tmp_path / "own", labels=2)
+    config = json.loads((model / "config.json").read_text())
+    limit = config["max_position_embeddings"]
+    config["id2label"] = {"0": "cheese", "1": "moon"}
+    (model / "config.json").write_text(json.dumps(config))
+    for asked, most in (({}, limit), ({"RANKMILL_MAX_LENGTH": "9"}, 9)):
+        environ = {"RANKMILL_LABEL": "moon", **asked}
+        options = ["--model", str(model), "--grpc-address", "127.0.0.1:0"]
+        with running_gateway(shared_queue.url, tmp_path, *options, environ=environ) as gateway:
+            info = gateway.get("/info").json
+            assert info["model_type"]["reranker"] == {
+                "id2label": {"0": "cheese", "1": "moon"}, "label2id": {"cheese": 0, "moon": 1}
+            }  # fmt: skip
+            assert (info["max_input_length"], info["max_batch_tokens"]) == (most, most * 100_000)
+            assert info["tokenization_workers"] == 1
+            assert info["model_dtype"] == ("bfloat16" if info["scores"]["precision"] == "bf16" else "float32")
+            with grpc.insecure_channel(grpc_address(gateway)) as channel:
+                assert call(channel, "Info.Info", tei.InfoRequest()).max_input_length == most
+
+
+def test_an_address_of_all_interfaces_takes_both_kinds() -> None:
+    """As ``0.0.0.0`` does not take IPv6, people give ``[::]``."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    taken: list[bytes] = []
+
+    def connect(at: str) -> None:
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, int(at.rpartition(":")[2])), timeout=60) as line:
+                line.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                taken.append(line.recv(9))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    app = FastAPI()
+    app.state.gateway = Mock(grpc=None)
+
+    def begun(at: str) -> None:
+        threading.Thread(target=connect, args=[at]).start()
+
+    serve(app, load_settings(), ("::", 0), None, begun)
+    assert taken == [b"HTTP/1.1 "] * 2
 
 
 def test_it_says_that_it_is_alive(gateway: Running) -> None:
@@ -106,6 +162,10 @@ def test_it_sends_itself_no_signal_when_it_ends_them() -> None:
         assert "embedded" in [thread.name for thread in threading.enumerate()]
     assert "embedded" not in [thread.name for thread in threading.enumerate()]
     assert not failed
+
+
+def test_the_usual_ports_are_left_by_workers_that_look_for_one() -> None:
+    assert {serving.PORT, serving.GRPC_PORT} <= SERVICE_PORTS
 
 
 def test_a_signal_as_soon_as_the_address_is_known_ends_it_well() -> None:

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
-from rankmill.jobs.contract.errors import SpecError, WireError
+from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.engine import work as work_module
 from rankmill.workers.engine.work import Work, encode
@@ -69,7 +69,14 @@ def test_a_row_that_asks_for_nothing_is_no_other_rows_business(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = TokensAsked(text="big cat", special=True).written()
-    rows = [good, '{"special": true}', None, '{"text": "a", "ids": [1], "special": true}', "no JSON", good]
+    rows = [
+        good,
+        '{"text": null, "ids": null, "special": true, "about": false}',
+        None,
+        '{"text": "a", "ids": [1], "special": true, "about": false}',
+        "no JSON",
+        good,
+    ]
     work = encode(loaded(DEMO_MODEL, tmp_path), rows)
     assert sorted(work.scored.errors) == [1, 2, 3, 4]
     assert "either a text or ids" in work.scored.errors[1]
@@ -82,11 +89,14 @@ def test_a_row_that_asks_for_nothing_is_no_other_rows_business(
 
 
 def test_a_tokenizer_without_places_is_one_line() -> None:
-    with pytest.raises(SpecError, match="the tokenizer of model m does not tell where its tokens are"):
-        TextEncoder(object(), 10, "m")
+    encoder = TextEncoder(object(), 10, ("relevant",))
+    with pytest.raises(ValueError, match="does not tell where its tokens are"):
+        encoder([TokensAsked(text="a", special=True).written()])
+    (found,) = encoder([TokensAsked(text="", special=False, about=True).written()])
+    assert (found.most, found.labels, found.ids) == (10, ("relevant",), ())
 
 
 def test_what_is_found_is_checked() -> None:
-    text = '{"text": "", "ids": [1, 2], "words": ["a"], "special": [false], "spans": [[0, 1]], "most": 9}'
+    text = '{"text": "", "ids": [1, 2], "words": ["a"], "special": [false], "spans": [[0, 1]], "most": 9'
     with pytest.raises(WireError, match="more ids, words or places"):
-        TokensFound.read_json(text, "it")
+        TokensFound.read_json(f'{text}, "labels": []}}', "it")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rankmill.gateway.dialects.routes import DIALECTS
 from tests.harness.gateways import Running
 from tests.harness.tools import tool
 
@@ -22,6 +23,23 @@ def test_every_path_has_a_line(gateway: Running) -> None:
     paths = {path for path in gateway.get("/openapi.json").json["paths"] if "{" not in path}
     paths -= {"/v1/files", "/v1/batches"}  # tests/rankmill/gateway/test_batches.py
     assert paths <= named, paths - named
+
+
+def test_the_document_says_how_keys_come_and_whose_each_path_is(gateway: Running) -> None:
+    document = gateway.get("/openapi.json").json
+    schemes = document["components"]["securitySchemes"]
+    assert {(each["type"], each.get("scheme") or each["name"]) for each in schemes.values()} == {
+        ("http", "bearer"),
+        ("apiKey", "x-api-key"),
+    }
+    assert [*map(list, document["security"])] == [[name] for name in schemes]  # either
+    free = set()
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            free |= {path} if operation.get("security") == [] else set()
+            if (prefix := path.split("/")[1]) in DIALECTS:
+                assert operation["tags"] == [prefix], path
+    assert free == {"/health", "/ping", "/ready", "/version"}
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import re
 import socket
 import threading
 import urllib.request
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,29 @@ def test_head_is_answered_as_get_without_a_body(gateway: Running) -> None:
     reply = gateway.send(urllib.request.Request(f"{gateway.url}/health", method="HEAD"))
     assert (reply.status, reply.body) == (200, b"")
     assert int(reply.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/rerank/", "//v1/rerank", "/vllm/v1/rerank/", "/health/", "/tei/metrics/"]
+)
+def test_a_slash_too_many_means_nothing(gateway: Running, path: str) -> None:
+    """A redirect would lead clients from TLS to http://, and many do not follow one with their body."""
+    line = HTTPConnection(gateway.url.removeprefix("http://"), timeout=60)
+    with closing(line):
+        body = json.dumps({"query": QUERY, "documents": TEXTS}) if "rerank" in path else None
+        headers = {"Content-Type": "application/json", "X-Forwarded-Proto": "https"}
+        line.request("POST" if body else "GET", path, body, headers)
+        reply = line.getresponse()
+        assert (reply.status, reply.getheader("location")) == (200, None), reply.read()
+
+
+def test_a_page_whose_files_lie_beside_it_has_one_address(gateway: Running) -> None:
+    line = HTTPConnection(gateway.url.removeprefix("http://"), timeout=60)
+    with closing(line):
+        line.request("GET", "/docs/")
+        reply = line.getresponse()
+        assert (reply.status, reply.getheader("location")) == (307, "../docs")
+    assert b"swagger" in gateway.get("/docs/").body
 
 
 def test_a_head_without_an_end_is_not_kept(gateway: Running) -> None:
