@@ -38,6 +38,7 @@ from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerErro
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.worker_report import Doing, WorkerReport
+from rankmill.jobs.runtime.connection import check_options
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.passwords import mask_passwords, remember_password
@@ -110,12 +111,14 @@ class ScoringWorker(RQWorker):
     def run(self, options: WorkOptions) -> bool:
         """Prepare the device, then take jobs until asked to stop."""
         try:
-            remember_password(self.connection.connection_pool.connection_kwargs.get("password"))
+            options_of_connection = self.connection.connection_pool.connection_kwargs
+            remember_password(options_of_connection.get("password"))
+            check_options(options_of_connection)
             settings = load_settings({"log_level": options.log_level and str(options.log_level).lower()})
             set_up(settings.log_level, settings.log_format, worker=self.name)
             require_worker_packages()
             leave_out_pandas()
-            sys.setswitchinterval(_SWITCH_SECONDS)
+            sys.setswitchinterval(min(_SWITCH_SECONDS, sys.getswitchinterval()))
             self._patience = Patience(settings.redis_wait_seconds, give_up)
             self.connection.set_retry(self._patience)
             self._prepare(settings)

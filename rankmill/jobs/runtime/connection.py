@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +27,14 @@ _SILENCE_SECONDS = 15
 
 _CONNECTIONS = 256
 """Connections of one client, at most; further threads wait for a free one."""
+
+
+_UNNAMED: dict[str, Any] = (
+    {"driver_info": None}
+    if "driver_info" in inspect.signature(redis.connection.AbstractConnection.__init__).parameters
+    else {"lib_name": None, "lib_version": None}
+)
+"""Options with which redis-py does not say its name: the right to that cannot be given before Redis 7.2."""
 
 
 class WaitingPool(redis.BlockingConnectionPool):
@@ -71,6 +82,7 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
     probe = impatient(client)
     try:
         probe.ping()
+        check_mode(probe)
     except (redis.RedisError, OSError) as error:
         if failed := connection_failed(url, error):
             raise failed from None
@@ -112,6 +124,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
     try:
         _check_url(url)
         options = parse_sentinel_url(url) if names_sentinels(url) else parse_url(url)  # type: ignore[no-untyped-call]
+        check_options(options)
         pool: WaitingPool = WaitingPool(  # type: ignore[no-untyped-call]
             **{
                 "max_connections": _CONNECTIONS,
@@ -119,6 +132,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
                 "socket_connect_timeout": 5,
                 "socket_timeout": _SILENCE_SECONDS,
                 "health_check_interval": 30,
+                **_UNNAMED,
                 **options,
                 "retry": patience,
             }
@@ -136,6 +150,35 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
         if option in known and not os.access(known[option], os.R_OK):
             raise ConfigError(f"redis_url: {option}: the file {known[option]} cannot be read")
     return pool
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Refuse options of a connection by which replies have other types.
+
+    Raises
+    ------
+    ConfigError
+        There is one.
+    """
+    for name, usual in (("decode_responses", "False"), ("protocol", "2")):
+        if str(options.get(name) or usual) != usual:
+            raise ConfigError(f"redis_url: leave out the option {name}: replies would have other types")
+
+
+def check_mode(client: redis.Redis) -> None:
+    """Refuse a server in cluster mode, whose transactions and scripts have keys of one slot only.
+
+    Raises
+    ------
+    ConfigError
+        It is one.
+    """
+    with suppress(redis.RedisError, OSError):  # it need not say, and may be away
+        if str(client.info("cluster").get("cluster_enabled")) == "1":
+            raise ConfigError(
+                "redis_url: the server is in cluster mode (cluster-enabled yes), which rankmill does not "
+                "work with: name one server, or Sentinels (redis+sentinel://), without it"
+            )
 
 
 def _check_url(url: str) -> None:

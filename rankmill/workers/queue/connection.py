@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import redis
 
 from rankmill.jobs.contract.errors import ConfigError, RedisFailed, RedisUnavailable
-from rankmill.jobs.runtime.connection import impatient, pool_for, unreachable
+from rankmill.jobs.runtime.connection import check_mode, impatient, pool_for, unreachable
 from rankmill.jobs.runtime.hosts import SUPERVISED
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.passwords import mask_passwords
@@ -64,6 +64,7 @@ class Connection(redis.Redis):
         try:
             settings = load_settings()
             pool = pool_for(url, Patience(settings.redis_wait_seconds, give_up))
+            check_mode(impatient(redis.Redis.from_pool(pool)))
         except ConfigError as error:
             print(mask_passwords(f"the worker cannot start: {error}"), file=sys.stderr)
             raise SystemExit(os.EX_CONFIG) from None
