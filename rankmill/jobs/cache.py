@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.system import system
 
 _MODE = 0o775
@@ -18,10 +19,22 @@ _MODE = 0o775
 
 
 def cache_folder(setting: str) -> Path:
-    """The cache folder; ``auto`` means ``rankmill`` in the user's cache folder."""
-    if setting != "auto":
-        return Path(setting).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rankmill"
+    """The cache folder; ``auto`` means ``rankmill`` in the user's cache folder.
+
+    Raises
+    ------
+    ConfigError
+        It is in the home of this user, who has none.
+    """
+    given = Path(setting if setting != "auto" else os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        folder = given.expanduser()
+    except RuntimeError:  # an unknown user, as of a container with a uid of its own
+        raise ConfigError(
+            f"cache_dir: user {os.geteuid()} has no home for {given}: set cache_dir (RANKMILL_CACHE_DIR) to "
+            "a folder of this user, or HOME"
+        ) from None
+    return folder if setting != "auto" else folder / "rankmill"
 
 
 def make_folder(folder: Path) -> None:

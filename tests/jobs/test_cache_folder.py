@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankmill.jobs.cache import make_folder, strangers, write_json
+from rankmill.jobs.cache import cache_folder, make_folder, strangers, write_json
+from rankmill.jobs.contract.errors import ConfigError
 
 MINE, OTHER = os.getegid(), 54321
 
@@ -80,6 +81,15 @@ def careless() -> Iterator[None]:
     before = os.umask(0)
     yield
     os.umask(before)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: OTHER)
+    with pytest.raises(ConfigError, match=r"has no home for .*: set cache_dir"):
+        cache_folder("auto")
+    assert cache_folder("/data/cache") == Path("/data/cache")
 
 
 def test_what_is_made_is_never_everybody_s(tmp_path: Path, careless: None) -> None:
