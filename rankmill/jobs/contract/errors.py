@@ -46,11 +46,19 @@ fails, the pair is too long and must not be cut, the model fails, or its output 
 class RankmillError(Exception):
     """Base of all expected errors.
 
-    ``fault`` tells a worker what to do if it occurs while a chunk is scored.
+    ``fault`` tells a worker what to do if it occurs while a chunk is scored. As text it has no character that
+    a terminal acts on: files of models, and names, come from anywhere.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
     fault: ClassVar[Fault] = Fault.ATTEMPT
+
+    def __str__(self) -> str:
+        return _UNSHOWN.sub(lambda found: ascii(found[0])[1:-1], super().__str__())
+
+
+_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and newline, and those that turn the direction of text."""
 
 
 class ConfigError(RankmillError):
