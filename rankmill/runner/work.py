@@ -204,8 +204,9 @@ def _check_order(run: FileRun) -> None:
     for name in request.read_names:
         roots.check_name(name, "read")
     for model in order.models:
-        if Path(model).is_absolute() or ".." in Path(model).parts or Path(model).is_dir():
-            roots.check(Path(model), "read")
+        place = Path(os.path.expanduser(model))  # noqa: PTH111 -- of an unknown user it stays as it is
+        if model.startswith("~") or place.is_absolute() or ".." in place.parts or place.is_dir():
+            roots.check(place, "read")
     if request.output:
         roots.check(as_path(request.output), "write")
 

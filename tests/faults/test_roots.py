@@ -124,6 +124,7 @@ def test_outside_of_the_roots_nothing_is_read_or_written(
         {**run, "qrels": str(others / "in.csv")},
         {**run, "corpus": ["irds:beir/arguana"]},
         {"inputs": [mine], "models": [str(home.key.parent), "demo"]},
+        {"inputs": [mine], "models": ["~/model", "demo"]},
     ]
     for asked in reads:
         refused(enqueued(client, {"output": out, "force": True, **asked}), "runner_read", "may not read")
