@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Collection, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,6 +18,9 @@ from rankmill.jobs.runtime.http import host_check
 
 _GONE = 499
 """The status that nginx gives a request whose client has gone before there was an answer."""
+
+_BEFORE_PATH = re.compile(r"^https?://[^/]*")
+"""What the target of a request to a proxy has before the path; every server must take that."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +41,8 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = {**scope, "path": "/" + scope["path"].strip("/")}  # a slash too many means nothing
+        path = _BEFORE_PATH.sub("", scope["path"])
+        scope = {**scope, "path": "/" + path.strip("/")}  # a slash too many means nothing
         begun = False
         headers = Headers(scope=scope)
         has_held_body = headers.get("expect", "").lower() == "100-continue"

@@ -134,6 +134,12 @@ def test_a_body_whose_end_is_in_doubt_ends_the_connection(gateway: Running, fram
         assert b"connection: close\r\n" in answer.lower()
 
 
+def test_a_target_may_be_a_whole_address(gateway: Running) -> None:
+    answer = sent(gateway, LAST.replace(b"/version", b"http://localhost:9809/version"))
+    assert statuses(answer) == [200]
+    assert b'{"version":' in answer
+
+
 def test_what_is_no_http_is_told_in_a_line(gateway: Running) -> None:
     answer = sent(gateway, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n")
     assert statuses(answer) == [400]
