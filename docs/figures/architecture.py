@@ -22,7 +22,7 @@ ROOMS = {
     }),
     "rankmill.workers": ("scoring", "c", {
         "worker": "puts a worker together", "offline": "without a queue", "queue": "claims, chunks, heartbeat",
-        "engine": "pipeline, budget, cache", "models": "sources, loading, tokenizer",
+        "rq": "all that is RQ's", "engine": "pipeline, budget, cache", "models": "sources, loading, tokenizer",
         "backends": "torch, openvino, onnx, mlx", "batches": "planner, tokens", "host": "device, memory, metrics",
     }),
 }  # fmt: skip

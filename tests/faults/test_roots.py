@@ -192,7 +192,7 @@ def test_a_batch_that_somebody_made_up_touches_no_files(client: Client, start: A
     for name in ("pairs.parquet", "scored.parquet"):
         pq.write_table(pa.table({"query": ["a"], "passage": ["b"]}), home.work / name)
     before = everything_below(home.work)
-    batch = {"id": "work", "owner": "", "endpoint": "/v1/score", "model": "demo"}
+    batch = {"id": "work", "owner": "", "endpoint": "/v1/score", "model": "demo", "kept": 60}
     asked = {"inputs": [str(home.work / "in.jsonl")], "output": str(home.work / "out.jsonl")}
     for batch_id in ("work", "batch_x", "../work"):
         refused(
