@@ -23,10 +23,10 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging as transformers_logging
 
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.jobs.model_files import check_named_files, weight_files
+from rankmill.jobs.model_files import weight_files
 from rankmill.workers.backends.families import TRACEABLE, reads_first_token
 from rankmill.workers.batches.layout import check_counts, read_json
-from rankmill.workers.host.model_file import check_whole, model_file
+from rankmill.workers.host.model_file import check_files, model_file
 
 _MODULES = 20
 """Modules of a network for each weight of the checkpoint, at most; a usual one has one or two."""
@@ -187,8 +187,7 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     OSError, ValueError
         From transformers, when there is no such model.
     """
-    if isinstance(source, str):  # of a directory, `model_files` has done this
-        _check_hub(source, revision)
+    check_files(source, revision)
     check_counts(source, read_json(source, revision, "config.json", dict))
     config = AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     other = _other_architecture(config)
@@ -198,18 +197,6 @@ def load_config(source: str | Path, revision: str | None) -> Any:
             "and code from model repositories is never run"
         )
     return config
-
-
-_NAMING = ("config.json", "tokenizer_config.json", "modules.json", "model.safetensors.index.json")
-"""Files of a model that may name others."""
-
-
-def _check_hub(source: str, revision: str | None) -> None:
-    """Refuse a model on the hub that is an adapter, or that names files of this host: the commit has none."""
-    check_whole(source, revision)
-    for name in _NAMING:
-        if file := model_file(source, revision, name):
-            check_named_files(file)
 
 
 def is_language_model(config: Any) -> bool:

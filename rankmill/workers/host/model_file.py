@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.model_files import check_named_files
 from rankmill.jobs.system import system
 
 _HUB_SECONDS = 5.0
@@ -61,22 +62,32 @@ def _hub_answers() -> bool:
     return bool(answers)
 
 
-def check_whole(source: str | Path, revision: str | None) -> None:
+_NAMING = ("config.json", "tokenizer_config.json", "modules.json", "model.safetensors.index.json")
+"""Files of a model that may name others."""
+
+
+def check_files(source: str | Path, revision: str | None) -> None:
     """Refuse an adapter: transformers adds it to a model, or does not, depending on what is installed.
+
+    Refuse also a model on the hub that names files of this host: the commit does not have them. For a
+    directory, `rankmill.jobs.model_files` does that.
 
     Raises
     ------
     SpecError
-        The files have an adapter.
+        The files have an adapter, or name others.
     OSError
         As `model_file` does.
     """
-    if model_file(source, revision, "adapter_config.json"):
+    if _found(source, revision, "adapter_config.json"):
         raise SpecError(
             f"{source} has a LoRA adapter (adapter_config.json), which is not loaded: merge it into its "
             "model with peft's merge_and_unload(), save that with its tokenizer, and name the new folder "
             "(docs/guides/models.md shows how)"
         )
+    for name in _NAMING if isinstance(source, str) else ():
+        if file := _found(source, revision, name):
+            check_named_files(file)
 
 
 def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:
@@ -96,23 +107,28 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
     OSError
         From transformers, when there is no such model or it cannot be read.
     """
-    if isinstance(source, Path):
-        return source / name if (source / name).is_file() else None
+    found = _found(source, revision, name)
+    if found or isinstance(source, Path):
+        return found
     from huggingface_hub import try_to_load_from_cache
-    from transformers.utils import cached_file
 
-    revision = revision or "main"
-    found = cached_file(
-        source,
-        name,
-        revision=revision,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    if found:
-        return Path(found)
-    if try_to_load_from_cache(source, name, revision=revision) is None:
+    if try_to_load_from_cache(source, name, revision=revision or "main") is None:
         logger.warning(
             "the hub does not answer, and %s of %s was never fetched: going on without it", name, source
         )
     return None
+
+
+def _found(source: str | Path, revision: str | None, name: str) -> Path | None:
+    if isinstance(source, Path):
+        return source / name if (source / name).is_file() else None
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        source,
+        name,
+        revision=revision or "main",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(found) if found else None

@@ -24,7 +24,7 @@ from rankmill.jobs.model_files import model_content, model_facts, weight_files
 from rankmill.jobs.registry.documents import Reference, parse_reference
 from rankmill.jobs.runtime.limits import total_memory
 from rankmill.jobs.system import system
-from rankmill.workers.host.model_file import check_whole, commit_of
+from rankmill.workers.host.model_file import check_files, commit_of
 from rankmill.workers.models.versions import VersionStore
 
 _MOST = 100 << 20
@@ -203,7 +203,7 @@ def locate(name: str) -> str | Path:
 
 
 def _checked(path: Path, name: str) -> Path:
-    check_whole(path, None)
+    check_files(path, None)
     if not (path / "config.json").is_file():
         raise SpecError(
             f"{name} is not a model: there is no config.json in it on worker host {socket.gethostname()}; "
