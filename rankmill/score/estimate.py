@@ -106,7 +106,7 @@ def estimate(
 def _sampled(source: PairSource, sample: int) -> pa.Table:
     """Up to `sample` pairs of the first rows, chosen by chance with a fixed seed."""
     names = list(source.columns.sent)
-    with source.tables(lambda _: _AT_ONCE) as tables:
+    with source.tables(lambda _: _AT_ONCE, names=()) as tables:
         parts = [table.select(names) for table in islice(tables, _LOOK_ROWS // _AT_ONCE)]
     if not parts:
         raise InputError("the input has no rows to estimate from")

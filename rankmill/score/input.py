@@ -11,6 +11,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.producer.files.corpus.datasets import DatasetPart, source_path
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
+from rankmill.producer.files.formats.table import JSON, JSONL, Format
 from rankmill.producer.files.inputs import (
     InputFile,
     RankingFiles,
@@ -57,8 +58,8 @@ class FoundInput:
         self.fingerprints = [fingerprint(file.path) for file in self.files]
         return named(self.files, self.fingerprints)
 
-    def open(self) -> PairSource:
-        """Look at the files and check that they can be scored.
+    def open(self, made: Format | None = None) -> PairSource:
+        """Look at the files and check that they can be scored; `made` is the format of what is made of them.
 
         Raises
         ------
@@ -82,13 +83,19 @@ class FoundInput:
                 limit=request.limit,
                 shard=request.shard,
             )
+        is_json = all(file.format in {JSON, JSONL} for file in self.files)
         return open_source(
             self.files,
             text_columns(request),
             allow_nulls=allow_nulls,
             as_text=request.text_columns,
             fingerprints=self.fingerprints,
-            options=ReadOptions(request.delimiter, request.list_columns, request.max_field_mib),
+            options=ReadOptions(
+                request.delimiter,
+                request.list_columns,
+                request.max_field_mib,
+                typed=not is_json or made is None or not made.is_text,
+            ),
             limit=request.limit,
             shard=request.shard,
         )

@@ -141,6 +141,8 @@ class OutputTarget:
             yield from ((name, "it is for files of pairs, not for a run") for name in (*columns, *delimited))
         elif not any(file.format in (CSV, TSV) for file in files):
             yield from ((name, "no file of the input is CSV or TSV") for name in delimited)
+        elif all(file.format in (CSV, TSV) for file in files):
+            yield "text_columns", "all columns of CSV and TSV are text"
 
     def _unused_by_output(self) -> Iterator[tuple[str, str]]:
         """Options that say nothing of this output, and why."""

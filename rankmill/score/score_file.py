@@ -133,7 +133,7 @@ def _score_file(
         settings = settings.model_copy(update={"model": models[0]})
         # The pairs, and the columns that they get.
         session = stack.enter_context(Session(settings, cluster))
-        source = found.open()
+        source = found.open(target.form.of(target.file))
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
         revision = _revision(work.journal, settings)
         columns = target.score_columns(settings, partial(session.labels, revision=revision))
@@ -169,6 +169,7 @@ def _score_file(
                     tally,
                     earlier,
                     several,
+                    plan.needed,
                     row_tokens=bool(tokens_column),
                 )
             startup = session.watch.since(started)
@@ -235,10 +236,14 @@ def _score(
     tally: Tally,
     earlier: EarlierScores | None,
     models: Sequence[str],
+    needed: Sequence[str],
     *,
     row_tokens: bool,
 ) -> float:
-    """Score the rows that have no score yet; returns `ScoringRun.scoring_since`."""
+    """Score the rows that have no score yet; returns `ScoringRun.scoring_since`.
+
+    `needed` are the input's columns of which the output is made.
+    """
     client, watch = session.client, session.watch
     for each in work.journals:
         _settle_last_run(client.store, each, resumes=work.resumes)
@@ -272,7 +277,7 @@ def _score(
     def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
         size = request.rows_per_part
         within = (lambda row: min(rows_at(row), size - row % size)) if size else rows_at
-        return source.tables(within, journal.finished.rows)
+        return source.tables(within, journal.finished.rows, needed)
 
     try:
         with session.run(cut, source.columns.sent, on_wait=look, **options) as run:

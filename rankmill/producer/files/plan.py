@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.table import TREC
-from rankmill.producer.files.formats.text import undictionary
+from rankmill.producer.files.formats.base import ROW
+from rankmill.producer.files.formats.table import JSONL, TREC
+from rankmill.producer.files.formats.text import cannot_be_text, far_time, undictionary, without_times
 from rankmill.producer.files.mean_scores import MeanColumn, MeanScores
 from rankmill.producer.files.outputs import OutputFormat
 from rankmill.producer.files.ranking import Ranking, Repeats, starts_of
@@ -36,15 +37,15 @@ class Transform(Protocol):
 class OutputPlan:
     """Columns and order of the rows of an output.
 
-    ``kept`` are the input's columns in it, ``schema`` is that of the whole file, ``scores`` are the names of
-    the float32 columns of scores, null where a row has an error. ``group`` is the column that tells queries
-    apart if the rows are ranked or the scores averaged, and ``is_grouped`` says whether the rows of every
-    query follow each other. ``passage`` is the column with the passages' ids, by which equal scores of a TREC
-    run are ranked. ``tokens`` is the int32 column of a row's tokens, if there is one.
+    ``needed`` are the input's columns of which it is made, ``schema`` is that of the file, ``scores`` are the
+    names of the float32 columns of scores, null where a row has an error. ``group`` tells queries apart if
+    rows are ranked or scores averaged, and ``is_grouped`` says whether the rows of every query follow each
+    other. ``passage`` has the passages' ids, by which equal scores of a TREC run are ranked. ``tokens`` is
+    the int32 column of a row's tokens, if there is one.
     """
 
     form: OutputFormat
-    kept: Sequence[str]
+    needed: Sequence[str]
     schema: pa.Schema
     scores: Sequence[str]
     group: str | None = None
@@ -98,30 +99,55 @@ def plan_output(
     kept = [name for name in source.schema.names if name not in left_out]
     if is_trec:
         kept = list(dict.fromkeys(form.ids(source.schema)))
+    elif source.carries and form.of(target) is JSONL:
+        kept = [ROW]
     added = [pa.field(score, pa.float32()) for score in scores]
     added += [pa.field(mean.name, pa.float32())] if mean else []
     added += [pa.field(tokens, pa.int32())] if tokens else []
     is_ranked = form.ranks(target)
     if not is_ranked and not mean:
-        return OutputPlan(form, kept, _with(source.schema, kept, added), scores, tokens=tokens)
+        schema = _with(source.schema, kept, added)
+        _check_times(source, target, form, kept)
+        return OutputPlan(form, kept, schema, scores, tokens=tokens)
     added += [pa.field(form.rank_column, pa.int32())] if is_ranked else []
     group = form.group(source.schema, source.columns.query)
     is_grouped = _survey(source, group, kept if is_trec else [])
     schema = _with(source.schema, kept, added)
+    _check_times(source, target, form, kept)
     passage = kept[-1] if is_trec else None
-    return OutputPlan(form, kept, schema, scores, group, is_grouped, mean, is_ranked, tokens, passage)
+    needed = list(dict.fromkeys([*kept, group]))
+    return OutputPlan(form, needed, schema, scores, group, is_grouped, mean, is_ranked, tokens, passage)
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:
     """The columns of the output; `added` are the scores and perhaps the rank."""
-    names = list(kept)
+    names = list(schema.names if ROW in kept else kept)
     for field in added:
         option = "--rank-column" if field.type == pa.int32() else "--score-column"
         if field.name in names:
             raise InputError(f"the input has a column {field.name!r} already; name the new one with {option}")
         names.append(field.name)
-    fields = [*(schema.field(name) for name in kept), *added]
-    return pa.schema(fields, metadata=schema.metadata)
+    own = [pa.field(ROW, pa.string()) if name == ROW else schema.field(name) for name in kept]
+    return pa.schema([*own, *added], metadata=schema.metadata)
+
+
+def _check_times(source: PairSource, target: Path, form: OutputFormat, kept: Sequence[str]) -> None:
+    """Raise `InputError` if the output is text, and there is a time that cannot be written as such."""
+    if not form.of(target).is_text or ROW in kept:
+        return
+    kinds = {name: undictionary(pa.array([], source.schema.field(name).type)).type for name in kept}
+    if form.of(target) is not JSONL:  # which is the only text with nested columns
+        kinds = {name: kind for name, kind in kinds.items() if not pa.types.is_nested(kind)}
+    names = [name for name, kind in kinds.items() if without_times(kind) != kind and not cannot_be_text(kind)]
+    first = 0
+    for batch in source.select(names) if names else ():
+        for name in names:
+            if (row := far_time(undictionary(batch[name]))) is not None:
+                raise InputError(
+                    f"{target}: row {first + row} (counted from 0): column {name!r} holds a time that text "
+                    "cannot hold, as its year is too far away; name an output that ends in .parquet"
+                )
+        first += len(batch)
 
 
 def _survey(source: PairSource, group: str, ids: Sequence[str]) -> bool:

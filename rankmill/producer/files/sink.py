@@ -91,7 +91,7 @@ class ScoredFile:
 
     def write(self, part: ScoredTable) -> None:
         """Append rows."""
-        scored = part.table.select(self._plan.kept)
+        scored = part.table.select(self._plan.needed)
         columns = score_columns(part.scores, len(self._plan.scores))
         for name, scores in zip(self._plan.scores, columns, strict=True):
             scored = scored.append_column(pa.field(name, pa.float32()), scores)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -19,15 +22,8 @@ from rankmill.jobs.contract.wire import is_text
 from rankmill.jobs.system import system
 from rankmill.producer.collect.pairs import OpenTables, RowsAt, as_json, cut_tables, holds_messages
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.files.formats.base import Reader, ReadOptions, Survey, TextColumns, text_of
-from rankmill.producer.files.formats.notations import (
-    ALL_NOTATIONS,
-    Notation,
-    Notations,
-    fits,
-    notations_of,
-    type_of,
-)
+from rankmill.producer.files.formats.base import ROW, Reader, ReadOptions, Survey, TextColumns, text_of
+from rankmill.producer.files.formats.jsonl import with_keys, with_text
 from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.manifest import fingerprint
@@ -37,10 +33,17 @@ _BATCH_ROWS = 1024
 
 _SELECT_ROWS = 65_536
 
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+"""What the names of partitions must look like, all of them, for their column to be numbers."""
+
+_AS_USUAL = ReadOptions()
+
 _AHEAD_BYTES = 16 << 20
 _AHEAD_BATCHES = 64
 """Most bytes and batches that are read before they are asked for; one batch always is."""
 
+
+logger = logging.getLogger(__name__)
 
 Shard = tuple[int, int]
 """The number of a shard (from 1), and the number of shards."""
@@ -70,13 +73,16 @@ class PairSource(ABC):
     columns
         Names of the columns with the texts.
     schema
-        The columns of every table.
+        The columns of the input.
+    carries
+        Whether rows can be had as they are in their files, as the column `ROW`.
     taken
         The columns that were read for the ids and texts of a run, by the option that names their files.
     """
 
     columns: TextColumns
     schema: pa.Schema
+    carries = False
     taken: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
@@ -90,8 +96,10 @@ class PairSource(ABC):
         """Number of pairs."""
         return self._stop - self._start
 
-    def tables(self, rows_at: RowsAt, start: int = 0) -> OpenTables:
+    def tables(self, rows_at: RowsAt, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:
         """The pairs from row `start` on, in order, as a table for each chunk; a thread reads them ahead.
+
+        A table has what workers get, and the columns `names`; ``None``: all columns of the input.
 
         Raises
         ------
@@ -100,16 +108,9 @@ class PairSource(ABC):
         InputError
             A file is damaged in a way that could not be found before.
         """
-        batches = _read_ahead(self._batches(start))
-        tables = (self._with_json(pa.Table.from_batches([batch], self.schema)) for batch in batches)
+        batches = _read_ahead(self._batches(start, self.schema.names if names is None else names))
+        tables = (pa.Table.from_batches([batch]) for batch in batches)
         return OpenTables(cut_tables(tables, self.columns.sent, rows_at, start), batches)
-
-    def _with_json(self, table: pa.Table) -> pa.Table:
-        """The table, with the conversations as workers get them."""
-        if self.columns.inputs == "conversations":
-            for name, sent in zip(self.columns.names, self.columns.sent, strict=True):
-                table = table.append_column(sent, as_json(table[name]))
-        return table
 
     @abstractmethod
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -125,8 +126,8 @@ class PairSource(ABC):
         return part
 
     @abstractmethod
-    def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
-        """Yield the pairs from row `start` on."""
+    def _batches(self, start: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the pairs from row `start` on: at least columns `names`, and those for workers."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,10 @@ class FileSource(PairSource):
         schema: pa.Schema,
         limit: int | None,
         shard: Shard | None,
+        as_text: Collection[str] = (),
     ) -> None:
-        self.columns, self.schema, self._opened = columns, schema, opened
+        self.columns, self.schema, self._opened, self._as_text = columns, schema, opened, as_text
+        self.carries = all(each.survey.as_asked for each in opened)
         rows = sum(each.survey.rows for each in opened)
         self._is_whole = limit is None and shard is None
         super().__init__(
@@ -168,8 +171,12 @@ class FileSource(PairSource):
         schema = pa.schema([self.schema.field(name) for name in names])
         return self._rows(_SELECT_ROWS, schema)
 
-    def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
-        return self._rows(_BATCH_ROWS, self.schema, start)
+    def _batches(self, start: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        every = dict.fromkeys([*names, *self.columns.sent])
+        own = [
+            pa.field(name, pa.string()) if name.startswith(ROW) else self.schema.field(name) for name in every
+        ]
+        return self._rows(_BATCH_ROWS, pa.schema(own), start)
 
     def _rows(self, size: int, schema: pa.Schema, start: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield rows of the limit and the shard, from row `start` of them on; files before are not read."""
@@ -190,7 +197,7 @@ class FileSource(PairSource):
                 for batch in each.reader.batches(_to_ask_for(each.survey, schema), size):
                     found += batch.num_rows
                     self._check_texts(path, batch, found)
-                    yield _conform(batch, schema, each.file)
+                    yield self._conform(batch, schema, each.file)
             except (InputError, pa.ArrowException) as error:
                 _check_file_unchanged(path, each.fingerprint)
                 if isinstance(error, InputError):
@@ -199,6 +206,40 @@ class FileSource(PairSource):
             _check_file_unchanged(path, each.fingerprint)
             if found != each.survey.rows:
                 raise _changed(path, f"{each.survey.rows:,} rows", f"{found:,} rows")
+
+    def _conform(self, batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.RecordBatch:
+        """Convert the batch to `schema`; a file may lack columns or have narrower types."""
+        if not file.partition and not self._as_text and batch.schema.equals(schema):
+            return batch
+        constant = dict(file.partition)
+        columns = []
+        for field in schema:
+            name = field.name
+            if name == ROW:
+                column = self._rows_of(batch[ROW], constant)
+            elif name in constant:
+                column = pa.repeat(pa.scalar(constant[name], pa.string()), len(batch))
+            elif batch.schema.get_field_index(name) >= 0:
+                column = batch[name]
+            elif name.startswith(ROW):
+                column = as_json(batch[name.removeprefix(ROW)])
+            else:
+                column = pa.nulls(len(batch), field.type)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        return pa.record_batch(columns, schema=schema)
+
+    def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
+        """Rows as they are carried: with the columns of their folders, and text where that is asked for."""
+        if not constant and not self._as_text:
+            return rows
+        added = {
+            name: pa.scalar(text).cast(self.schema.field(name).type).as_py()
+            for name, text in constant.items()
+        }
+        found = rows.to_pylist()
+        if self._as_text:
+            found = [with_text(row, self._as_text) for row in found]
+        return pa.array([with_keys(row, added) for row in found], pa.string())
 
     def _check_texts(self, path: Path, batch: pa.RecordBatch, rows: int) -> None:
         for name in self.columns.names:
@@ -261,7 +302,7 @@ def open_source(
     allow_nulls: bool,
     as_text: Collection[str] = (),
     fingerprints: Sequence[str] | None = None,
-    options: ReadOptions | None = None,
+    options: ReadOptions = _AS_USUAL,
     limit: int | None = None,
     shard: Shard | None = None,
 ) -> FileSource:
@@ -276,7 +317,7 @@ def open_source(
     allow_nulls
         Whether rows with a null query or passage are accepted (they become row errors).
     as_text
-        Columns to read as text, whatever their values look like.
+        Columns to read as text, whatever their values are.
     fingerprints
         The expected `fingerprint` of each file; default: the current ones.
     options
@@ -294,7 +335,7 @@ def open_source(
     opened: list[_OpenFile] = []
     rows, what = 0, "query or passage" if columns.inputs == "pairs" else "text"
     for file, before in zip(files, fingerprints or [fingerprint(file.path) for file in files], strict=True):
-        reader = open_reader(file.path, columns.texts, options)
+        reader = open_reader(file.path, columns.texts, replace(options, messages=columns.messages))
         found = reader.survey(find_nulls=not allow_nulls)
         survey = _with_partition(file, found)
         if found.schema.names or found.rows:
@@ -307,8 +348,8 @@ def open_source(
             )
         rows += survey.rows
         opened.append(_OpenFile(file, before, reader, survey))
-    schema = _unify(files, [each.survey for each in opened], columns.names, as_text)
-    return FileSource(opened, columns, schema, limit, shard)
+    schema = _unify(opened, columns.names, as_text)
+    return FileSource(opened, columns, schema, limit, shard, as_text)
 
 
 def _check_file_unchanged(path: Path, before: str) -> None:
@@ -354,33 +395,28 @@ def _check_columns(path: Path, schema: pa.Schema, columns: TextColumns) -> None:
 
 
 def _with_partition(file: InputFile, survey: Survey) -> Survey:
-    """Add the columns from the names of the file's folders to the survey: integers if possible, else text.
+    """Add the columns from the names of the file's folders, as text.
 
     Raises
     ------
     InputError
-        The file itself has a column of the same name.
+        The file has such a column itself.
     """
-    schema, notations = survey.schema, dict(survey.notations)
+    schema = survey.schema
     for name, text in file.partition:
-        if name in schema.names:
+        if schema.get_field_index(name) >= 0:
             raise InputError(
                 f"{file.path}: column {name!r} is in the file and in its folder's name, {name}={text}; "
                 "rename one"
             )
         schema = schema.append(pa.field(name, pa.string()))
-        known = notations_of(pa.array([text], pa.string()))
-        notations[name] = known if text is None else known & {Notation.INT}
-    return replace(survey, schema=schema, notations=notations)
+    return replace(survey, schema=schema)
 
 
 def _unify(
-    files: Sequence[InputFile],
-    surveys: Sequence[Survey],
-    query_and_passage: Sequence[str],
-    as_text: Collection[str],
+    opened: Sequence[_OpenFile], query_and_passage: Sequence[str], as_text: Collection[str]
 ) -> pa.Schema:
-    """Merge the columns of all files. A column is text if its values would otherwise be written differently.
+    """The columns of all files, with types that fit the values of each.
 
     Raises
     ------
@@ -388,88 +424,80 @@ def _unify(
         A column of `as_text` is in none of the files or cannot be text, or columns of the files are
             incompatible.
     """
-    unknown = set(as_text) - {name for survey in surveys for name in survey.schema.names}
-    if unknown and any(survey.schema.names for survey in surveys):
+    having: dict[str, list[tuple[_OpenFile, pa.Field]]] = {}
+    for each in opened:
+        for field in each.survey.schema:
+            having.setdefault(field.name, []).append((each, field))
+    if having and (unknown := set(as_text) - having.keys()):
         raise InputError(f"--text-columns: no column {min(unknown)!r} in the input")
-    notations = _common_notations(surveys)
-    texts = {*as_text, *(name for name, known in notations.items() if not _typed(name, known, surveys))}
-    merged = pa.schema([])
-    for file, survey in zip(files, surveys, strict=True):
-        own = pa.schema([_chosen(file, field, survey, notations, texts, as_text) for field in survey.schema])
-        try:
-            options = "permissive" if merged.names else "default"
-            merged = pa.unify_schemas([merged, own], promote_options=options)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise InputError(
-                f"{file.path}: its columns do not fit those of the files before it: {error} "
-                "(--text-columns NAME reads a column as text)"
-            ) from None
-        if survey.schema.metadata and not merged.metadata:
-            merged = merged.with_metadata(survey.schema.metadata)
-    return merged if merged.names else pa.schema([(name, pa.string()) for name in query_and_passage])
+    mixed = {name for each in opened for name in each.survey.mixed}
+    fields = []
+    for name, found in having.items():
+        kind, is_mixed = _common_type(name, found, is_text_asked=name in as_text)
+        mixed |= {name} if is_mixed else set()
+        first = found[0][1].with_type(kind)
+        fields.append(first if len(found) == len(opened) == 1 else first.with_nullable(True))
+    if mixed := mixed - set(as_text):
+        names = ", ".join(map(repr, sorted(mixed)))
+        logger.warning("no one type fits all values of column %s: the output has their text", names)
+    about = (each.survey.schema.metadata for each in opened)
+    found_about = next((metadata for metadata in about if metadata), None)
+    if not fields:
+        fields = [pa.field(name, pa.string()) for name in query_and_passage]
+    return pa.schema(fields, metadata=found_about)
+
+
+def _common_type(
+    name: str, found: Sequence[tuple[_OpenFile, pa.Field]], *, is_text_asked: bool
+) -> tuple[pa.DataType, bool]:
+    """The type for a column of several files, and whether it is text as no other fits all of them."""
+    partitions = [dict(each.file.partition) for each, _ in found]
+    if all(name in partition for partition in partitions) and not is_text_asked:
+        values = {text for partition in partitions if (text := partition[name]) is not None}
+        return (pa.int64() if all(map(_INTEGER.fullmatch, values)) else pa.string()), False
+    kinds = [field.type for _, field in found]
+    if is_text_asked:
+        kinds = [_text_of_column(each, field) for each, field in found]
+    if (common := _unified(kinds)) is not None:
+        return common, False
+    if any(not each.survey.typed for each, _ in found):  # what has no types fits text
+        with suppress(InputError):
+            kinds = [_text_of_column(each, field) for each, field in found]
+            if (common := _unified(kinds)) is not None:
+                return common, True
+    place = next(at for at in range(1, len(kinds)) if _unified(kinds[: at + 1]) is None)
+    raise InputError(
+        f"{found[place][0].file.path}: its columns do not fit those of the files before it: {name!r} holds "
+        f"{kinds[place]}, not {_unified(kinds[:place])} (--text-columns NAME reads a column as text)"
+    )
+
+
+def _text_of_column(each: _OpenFile, field: pa.Field) -> pa.DataType:
+    """The type of a column that is to be text; raises `InputError` if it cannot be."""
+    kind = field.type
+    if is_text(kind):
+        return kind
+    is_plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
+    if each.survey.as_asked or is_plain:
+        return pa.string()
+    raise InputError(f"--text-columns: column {field.name!r} of {each.file.path} holds {kind}")
+
+
+def _unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
+    """A type for the values of all; ``None`` if there is none."""
+    if len(set(kinds)) > 1:  # Arrow does not unify a dictionary with its values
+        kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
+    try:
+        schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(kinds)]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """Return the schema to read a file with: a number in JSON must be read as one before it becomes text."""
-    fields = []
-    for field in schema:
-        place = survey.schema.get_field_index(field.name)
-        if place >= 0 and field.name not in survey.notations and is_text(field.type):
-            own = survey.schema.field(place)
-            field = field if is_text(own.type) else own  # noqa: PLW2901
-        fields.append(field)
-    return pa.schema(fields)
-
-
-def _conform(batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.RecordBatch:
-    """Convert the batch to `schema`; a file may lack columns or have narrower types."""
-    if not file.partition and batch.schema.equals(schema):  # JSON has all columns that it is asked for
-        return batch
-    constant = dict(file.partition)
-    columns = []
-    for field in schema:
-        if field.name in constant:
-            column = pa.repeat(pa.scalar(constant[field.name], pa.string()), len(batch)).cast(field.type)
-        elif batch.schema.get_field_index(field.name) >= 0:
-            column = batch[field.name].cast(field.type)
-        else:
-            column = pa.nulls(len(batch), field.type)
-        columns.append(column)
-    return pa.record_batch(columns, schema=schema)
-
-
-def _common_notations(surveys: Sequence[Survey]) -> dict[str, Notations]:
-    names = {name for survey in surveys for name in survey.notations}
-    return {
-        name: ALL_NOTATIONS.intersection(*(survey.notations.get(name, ALL_NOTATIONS) for survey in surveys))
-        for name in names
-    }
-
-
-def _typed(name: str, notations: Notations, surveys: Sequence[Survey]) -> bool:
-    """Whether an untyped column need not be text: its notations agree, and fit its types in other files."""
-    declared = [
-        survey.schema.field(name).type
-        for survey in surveys
-        if name not in survey.notations and survey.schema.get_field_index(name) >= 0
-    ]
-    return bool(notations) and all(fits(notations, kind) for kind in declared)
-
-
-def _chosen(
-    file: InputFile,
-    field: pa.Field,
-    survey: Survey,
-    notations: Mapping[str, Notations],
-    texts: Collection[str],
-    as_text: Collection[str],
-) -> pa.Field:
-    if field.name not in texts:
-        return field.with_type(type_of(notations[field.name])) if field.name in survey.notations else field
-    if is_text(field.type):
-        return field.with_type(pa.string()) if pa.types.is_null(field.type) else field
-    if pa.types.is_primitive(field.type) or pa.types.is_decimal(field.type):
-        return field.with_type(pa.string())
-    if field.name in as_text:
-        raise InputError(f"--text-columns: column {field.name!r} of {file.path} holds {field.type}")
-    return field
+    """What of `schema` a file has: with these types if its reader gives any, else with its own."""
+    own = dict(zip(survey.schema.names, survey.schema, strict=True))
+    if survey.as_asked:
+        return pa.schema([field for field in schema if field.name in own or field.name.startswith(ROW)])
+    names = dict.fromkeys(field.name.removeprefix(ROW) for field in schema)
+    return pa.schema([own[name] for name in names if name in own])

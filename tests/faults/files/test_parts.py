@@ -261,7 +261,7 @@ def test_parts_inside_the_inputs_folder_are_no_input(
     assert (done.code, done.summary["rows"]) == (0, 50), done.err
     lines = [path.read_text().splitlines() for path in sorted((tmp_path / "out").iterdir())]
     assert [len(each) for each in lines] == [21, 21, 11]
-    assert [line.split(",")[1] for each in lines for line in each[1:]] == [f'"moon {n}"' for n in range(50)]
+    assert [line.split(",")[1] for each in lines for line in each[1:]] == [f"moon {n}" for n in range(50)]
 
 
 @pytest.mark.parametrize(

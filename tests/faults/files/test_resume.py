@@ -121,7 +121,7 @@ def test_a_ranked_compressed_text_file_continues_too(
     table = pq.read_table(undisturbed)
     order = np.argsort(-table["score"].to_numpy(), kind="stable")[:3]
     lines = gzip.decompress(output.read_bytes()).decode().splitlines()
-    assert lines[0] == '"id","query","passage","score","rank"'
+    assert lines[0] == "id,query,passage,score,rank"
     assert [line.partition(",")[0] for line in lines[1:]] == [str(row) for row in order]
     assert not folder_of(output).exists()
 

@@ -104,7 +104,7 @@ def test_the_delimiter_of_csv_is_noticed_or_named(tmp_path: Path, delimiter: str
     (tmp_path / "a.csv").write_text(
         "".join(delimiter.join(row) + "\n" for row in rows).replace("a,b|c", '"a,b|c"')
     )
-    expected = [{"query": "q;1", "passage": 'say "p"', "a,b|c": 1}]
+    expected = [{"query": "q;1", "passage": 'say "p"', "a,b|c": "1"}]
     assert read(tmp_path / "a.csv") == expected
     assert (
         read(tmp_path / "a.csv", delimiter=delimiter) == read(tmp_path / "a.csv", delimiter=name) == expected

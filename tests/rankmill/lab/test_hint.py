@@ -21,6 +21,7 @@ def described(
 ) -> str:
     values: dict[str, Any] = dict.fromkeys(Summary.model_fields, 1)
     values |= {"model": "demo", "row_errors": 0, "resumed_rows": 0, "int8_gain": gain, "precision": precision}
+    values["taken"] = {}
     request = FileRequest(inputs=("my pairs.csv",), query_column=query_column)
     return describe(Summary.model_construct(**values), request, asked)
 

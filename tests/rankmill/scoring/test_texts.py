@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from rankmill import Client
 from rankmill.producer.client.runs import ScoringRun
@@ -47,6 +48,35 @@ def test_texts_of_files_and_clients_have_the_same_scores(
     refused = score_file(*command[:2], "lists", *command[3:], "--force", "--redis", server.url)
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "not text" in refused.err
+
+
+_CALLS = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }} {{ m.call | tojson }}<|im_end|>{% endfor %}"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_conversation_is_scored_as_it_is_whatever_other_rows_hold(
+    server: Server, workers: StartWorker, tmp_path: Path, ending: str
+) -> None:
+    """Types that fit all rows would make 3 of 3.0, add keys and null, and change their order."""
+    model = make_decoder(tmp_path / "model", "qwen3", task="classifier", template=_CALLS)
+    workers()
+    calls = [{"n": 3}, {"n": 3.5}, {"b": 1, "a": None}, {"a": "x", "b": 1}, {}, [1, "x"], {"n": 2**63}]
+    rows = [{"messages": [{"role": "user", "content": "moon", "call": call}]} for call in calls]
+    source, output = tmp_path / "in.jsonl", tmp_path / f"out.{ending}"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = score_file(
+        source, "--messages-column", "messages", "--model", model, "--precision", "fp32", "-o", output,
+        "--redis", server.url,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    with Client(server.url, model=str(model), precision="fp32") as client:
+        expected = client.score(messages=[row["messages"] for row in rows], timeout=60)
+    if ending == "jsonl":
+        scores = [json.loads(line)["score"] for line in output.read_text().splitlines()]
+    else:
+        scores = pq.read_table(output)["score"].to_pylist()
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    assert len(set(np.round(expected, 5))) == len(calls)
 
 
 def test_a_pair_of_conversations_gets_both_scores(

@@ -125,7 +125,7 @@ class FileRequest(WireModel):
     passage_id_column: Column | None = None
     """Column with the passage's id (TREC).  [default: passage_id, doc_id, ...]"""
     text_columns: Columns = ()
-    """Columns to read as text, even if their values look like numbers."""
+    """Columns of JSON or Parquet to read as text."""
     list_columns: Columns = ()
     """Lists, such as the passages of a query, to make a row of each item."""
     delimiter: Delimiter | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -113,7 +113,7 @@ class RankingSource(PairSource):
                     errors[row] = f"no text for {key} {part.table[key][row].as_py()!r} in {names}"
         return replace(part, errors=pa.array(errors, pa.string()))
 
-    def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, start: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         return chain.from_iterable(map(self._with_texts, self._ids(start)))
 
     def _ids(self, start: int = 0) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions
-from rankmill.producer.files.formats.table import CSV, TSV, format_of, is_readable, open_reader
+from rankmill.producer.files.formats.table import TSV, format_of, is_readable, open_reader
 from rankmill.producer.files.formats.trec import LineFormat, read_lines
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
 from rankmill.producer.files.ranking import starts_of
@@ -185,8 +185,6 @@ def _records(path: Path) -> Iterator[pa.RecordBatch]:
     names = _named(path, schema.names)
     fields = [schema.field(name) for name in schema.names if name in names.values()]
     lists = [field.name for field in fields if pa.types.is_list(field.type)]
-    if format_of(path) is CSV:
-        fields = [pa.field(field.name, pa.string()) for field in fields]
     asked = [field.with_type(field.type.value_type) if field.name in lists else field for field in fields]
     reader, row = open_reader(path, options=ReadOptions(lists=lists)), 0
     for batch in reader.batches(pa.schema(asked), _ROWS):

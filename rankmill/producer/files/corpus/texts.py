@@ -159,14 +159,8 @@ def _open(path: Path, fields: TextFields) -> tuple[TextFields, Iterator[pa.Recor
         schema = pa.schema([("id", pa.string()), ("text", pa.string())])
     taken = fields.among(path, schema.names)
     names = dict.fromkeys([taken.id, *taken.texts])
-    is_json = found in {JSON, JSONL}
-    asked = [
-        pa.field(name, pa.string())
-        if is_json and (name != taken.id or name not in schema.names)
-        else schema.field(name)
-        for name in names
-    ]
-    return taken, open_reader(path, options=options).batches(pa.schema(asked), _ROWS)
+    asked = [schema.field(name) if name in schema.names else pa.field(name, pa.string()) for name in names]
+    return taken, open_reader(path, taken.texts, options).batches(pa.schema(asked), _ROWS)
 
 
 def _listed(names: Sequence[str]) -> str:

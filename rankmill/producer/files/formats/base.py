@@ -7,7 +7,7 @@ fits every row. `Reader.batches` then reads the rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.schema import Inputs
-from rankmill.producer.files.formats.notations import Notations
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line of text, checked before it is parsed."""
@@ -23,6 +22,10 @@ MAX_LINE_BYTES = 16 << 20
 NOT_UTF8 = "not valid UTF-8; convert the file first, for example: iconv -f latin1 -t utf-8"
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+ROW = "\0"
+"""The column with whole rows as they are in their file, if a format has that. Other names that begin so are
+rankmill's own, too: what is behind it is the name of a column of which the text is meant."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,14 @@ class TextColumns:
         return () if self.inputs == "conversations" else self.names
 
     @property
+    def messages(self) -> tuple[str, ...]:
+        """The columns with conversations."""
+        return self.names if self.inputs == "conversations" else ()
+
+    @property
     def sent(self) -> tuple[str, ...]:
-        """The columns for workers: these, or for conversations also their JSON."""
-        return tuple(f"\0{name}" for name in self.names) if self.inputs == "conversations" else self.names
+        """The columns for workers: these, or of conversations their JSON."""
+        return tuple(f"{ROW}{name}" for name in self.names) if self.inputs == "conversations" else self.names
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -62,7 +70,8 @@ class ReadOptions:
     ``delimiter`` is the character between two fields of CSV and TSV, or its name; ``None``: detected in CSV,
     a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each item. ``max_field_mib`` is
     the longest field of CSV and TSV; ``None``: as of `MAX_FIELD_MIB`; ``way_out`` says what to do where it is
-    longer. ``names`` are the columns of CSV or TSV without a header.
+    longer. ``names`` are the columns of CSV or TSV without a header. ``typed``: JSON is read with a type for
+    each column; else all are text. ``messages`` are columns of conversations.
     """
 
     delimiter: str | None = None
@@ -70,19 +79,24 @@ class ReadOptions:
     max_field_mib: int | None = None
     way_out: str = "raise the bound: score-file --max-field-mib"
     names: Sequence[str] = ()
+    typed: bool = True
+    messages: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Survey:
     """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column.
 
-    In file formats without types, columns are text in ``schema``; ``notations`` says what else they could be.
+    ``typed`` says whether the format has types. ``as_asked`` says whether columns come with whatever types
+    they are asked for, and `ROW` too. ``mixed`` are columns that are text as their values have no one type.
     """
 
     schema: pa.Schema
     rows: int
     first_null: int | None
-    notations: Mapping[str, Notations] = field(default_factory=dict)
+    typed: bool = True
+    as_asked: bool = False
+    mixed: Sequence[str] = ()
 
 
 class Reader(Protocol):

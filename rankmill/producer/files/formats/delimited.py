@@ -1,9 +1,8 @@
 """CSV and TSV, plain or compressed with gzip or zstd.
 
-The first line names the columns. The type of a column is found from the whole file, so one word in a
-column of numbers makes it a text column and does not cause an error in the middle of a run. An empty
-field without quotes is null. TSV has no quoting: a quote is an ordinary character. The quotes of CSV are
-checked (`formats.quotes`), as Arrow lets a stray one merge rows.
+The first line names the columns. All are text, as the format has no types. An empty field without quotes is
+null. TSV has no quoting: a quote is an ordinary character. The quotes of CSV are checked (`formats.quotes`),
+as Arrow lets a stray one merge rows.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.wire import is_text
 from rankmill.jobs.protocol.submitted.request import DELIMITERS
 from rankmill.producer.files.formats.base import NOT_UTF8, ReadOptions, Survey, first_null, text_of
-from rankmill.producer.files.formats.notations import ALL_NOTATIONS, Notations, notations_of
 from rankmill.producer.files.formats.quotes import MAX_FIELD_MIB, open_quoted
 from rankmill.producer.files.formats.text import TextWriter, as_text, joined, refuse, undictionary
 from rankmill.producer.files.stores.reading import open_stream
@@ -73,34 +72,20 @@ class _DelimitedReader:
         """See `Reader.batches`; a batch is a block of the file."""
         if not schema.names:
             return
-        types = {field.name: field.type for field in schema}
         try:
-            yield from self._stream(types)
+            yield from self._stream({field.name: field.type for field in schema})
         except _Unfit as error:
-            if types[error.column] == pa.string():
-                raise error.as_text() from None
-            raise InputError(
-                f"{self._path}: column {error.column!r}, row {error.row} (the header is row 1) does not hold "
-                f"{error.type}; read it as text with --text-columns"
-            ) from None
+            raise error.as_text() from None
 
     def _scan(self, types: _Types) -> Survey:
         rows, null, schema = 0, None, pa.schema([])
-        notations: dict[str, Notations] = {
-            name: ALL_NOTATIONS
-            for name, kind in types.items()
-            if kind == pa.string() and name not in self._texts
-        }
         for batch in self._stream(types):
             schema = batch.schema
             if null is None:
                 found = first_null(batch, self._texts)
                 null = None if found is None else rows + found
-            for name, column in zip(schema.names, batch.columns, strict=True):
-                if notations.get(name):
-                    notations[name] = notations_of(column, notations[name])
             rows += batch.num_rows
-        return Survey(schema, rows, null, notations)
+        return Survey(schema, rows, null, typed=False)
 
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
         """Yield the columns of `types` that the file has; its first column, if it has none of these."""
@@ -170,9 +155,9 @@ class _DelimitedReader:
     def _explained(self, error: Exception, names: list[str], block_bytes: int) -> Exception:
         """Turn Arrow's error into `InputError` or `_Unfit`; only its text contains the column and row."""
         text = text_of(error)
-        narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+)", text)
+        narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to", text)
         if narrow:
-            return _Unfit(self._path, names[int(narrow[1])], int(narrow[2]), narrow[3])
+            return _Unfit(self._path, names[int(narrow[1])], int(narrow[2]))
         if "straddling object" in text:
             return InputError(
                 f"{self._path}: a row is longer than {block_bytes >> 20} MiB; {self._options.way_out}"
@@ -202,11 +187,11 @@ class TsvReader(_DelimitedReader):
 
 
 class _Unfit(Exception):
-    """A value does not fit the type of its column."""
+    """A value is not UTF-8."""
 
-    def __init__(self, path: Path, column: str, row: int, kind: str) -> None:
+    def __init__(self, path: Path, column: str, row: int) -> None:
         super().__init__(column)
-        self.path, self.column, self.row, self.type = path, column, row, kind
+        self.path, self.column, self.row = path, column, row
 
     def as_text(self) -> InputError:
         """The error for a column of text."""
@@ -215,23 +200,42 @@ class _Unfit(Exception):
 
 
 class CsvWriter(TextWriter):
-    """Writes CSV: text in quotes, null as an empty field without quotes."""
+    """Writes CSV: text in quotes where it needs them, null as an empty field without quotes."""
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
-        refuse(schema, "CSV", pa.types.is_nested)
+        refuse(schema, "CSV", _is_refused)
         super().__init__(path, schema, compression)
-        self._stream.write(self._csv(schema.empty_table(), header=True))
+        self._stream.write(
+            (",".join(_quoted(pa.array(schema.names, pa.string())).to_pylist()) + "\n").encode()
+        )
 
     def _lines(self, table: pa.Table) -> pa.Buffer:
-        return self._csv(table, header=False)
+        return joined([self._field(column) for column in table.columns], ",")
 
     @staticmethod
-    def _csv(table: pa.Table, *, header: bool) -> pa.Buffer:
-        sink = pa.BufferOutputStream()
-        columns = [undictionary(column) for column in table.columns]
-        options = pcsv.WriteOptions(include_header=header, quoting_style="needed")
-        pcsv.write_csv(pa.table(columns, names=table.column_names), sink, options)
-        return sink.getvalue()
+    def _field(column: pa.ChunkedArray) -> pa.ChunkedArray:
+        column = undictionary(column)
+        for is_view, plain in (
+            (pa.types.is_string_view, pa.string()),
+            (pa.types.is_binary_view, pa.binary()),
+        ):
+            column = column.cast(plain) if is_view(column.type) else column
+        is_quoted = (
+            is_text(column.type) or pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+        )
+        return as_text(_quoted(column) if is_quoted else column)
+
+
+def _quoted(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Text in quotes where it is empty, which is not null, or would be taken for several fields or lines."""
+    inside = pc.replace_substring(values, '"', '""')
+    quote, nothing = (pa.scalar(each).cast(values.type) for each in ('"', ""))
+    whole = pc.binary_join_element_wise(quote, inside, quote, nothing)
+    return pc.if_else(pc.match_substring_regex(values, r'^$|[",\r\n]'), whole, values)
+
+
+def _is_refused(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind) or pa.types.is_interval(undictionary(pa.array([], kind)).type))
 
 
 class TsvWriter(TextWriter):
@@ -240,7 +244,7 @@ class TsvWriter(TextWriter):
     def __init__(
         self, path: Path, schema: pa.Schema, compression: str | None, *, header: bool = True
     ) -> None:
-        refuse(schema, "TSV", pa.types.is_nested)
+        refuse(schema, "TSV", _is_refused)
         super().__init__(path, schema, compression)
         self._replaced = 0
         if header:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,6 +20,7 @@ list needs two or three of these levels."""
 
 _READ_BYTES = 1 << 20
 _BLOCK_CHARS = 4 << 20
+_STRICT = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -127,7 +129,16 @@ def _item(path: Path, text: _Text, decoder: json.JSONDecoder, number: int) -> st
             raise InputError(f"{path}, item {number}: {error}") from None
     raw = text.text[text.at : end]
     text.at = end
-    return json.dumps(value) if "\n" in raw or "\r" in raw else raw
+    return _in_one_line(raw, value) if "\n" in raw or "\r" in raw else raw
+
+
+def _in_one_line(raw: str, value: Any) -> str:
+    """An item as it is written, without the ends of lines that are between its parts."""
+    try:
+        _STRICT.raw_decode(raw)  # no string has one inside
+    except ValueError:
+        return json.dumps(value)
+    return raw.replace("\n", " ").replace("\r", " ")
 
 
 def _end_of_space(text: str, at: int) -> int:

@@ -1,12 +1,11 @@
 r"""JSON Lines, or a JSON array of objects; plain or compressed with gzip or zstd.
 
-A file is read in blocks of whole lines, and Arrow parses each block. Types are inferred for each
-block and unified over the file, and an error can name its line. Lone surrogates (``\ud800``), which
-are not valid in Unicode text, become U+FFFD.
+Rows stay what they are: the texts that are scored are parsed strictly, and a row that goes into JSON again
+is carried as its line. Only for formats with types, such as Parquet, types are found from all values of a
+column; a column without one type becomes text. Lone surrogates (``\ud800``), which are not valid in Unicode
+text, become U+FFFD in what is sent or converted.
 
-Arrow's parser recurses without a limit, and makes a column of every key with a value for each row of the
-block: a few megabytes could crash the process or take all memory. So each block is checked before; the checks
-are cheap for usual lines.
+A hostile file could be nested so deeply that parsers crash, or have a column for every row. Both are bounded.
 """
 
 from __future__ import annotations
@@ -14,196 +13,370 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.json as pajson
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.files.formats.base import (
     BYTE_ORDER_MARK,
     NOT_UTF8,
+    ROW,
     ReadOptions,
     Survey,
-    first_null,
     line_blocks,
-    text_of,
 )
 from rankmill.producer.files.formats.json_array import MAX_DEPTH, array_blocks
-from rankmill.producer.files.formats.text import TextWriter, refuse
+from rankmill.producer.files.formats.text import (
+    TextWriter,
+    cannot_be_text,
+    refuse,
+    undictionary,
+    without_times,
+)
 from rankmill.producer.files.stores.reading import open_stream
 
-_BLOCK_BYTES = 16 << 20
-
-_FIRST_BYTES = 1 << 20
-"""Size of the first block, in which all columns are new and must be counted."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_BLOCK_BYTES = 1 << 20
 
 MAX_KEYS = 10_000
-"""Most different keys in a block."""
+"""Most different keys of rows, and most fields of a nested column that gets a type."""
+
+_PART_ROWS = 128
 
 _MAX_CELLS = 20_000_000
-"""Most cells (columns times rows) that are parsed at a time."""
+"""Most cells (columns times rows) that are converted at a time."""
 
+_SAFE_INTEGER = 2**53
+"""Up to this size a floating-point number holds every integer."""
+
+_WAY_OUT = "--list-columns {} makes a row of each item of lists, and --messages-column is for conversations"
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SPACES = " \t\r\n"
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_KEY = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")(\s*+:)?', re.DOTALL)
-_LONG_INTEGER = re.compile(rb"[:\s,\[]-?[0-9]{16,}(?![0-9.eE])")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _NOT_OPENING = bytes(set(range(256)) - set(b"[{\n"))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
+_decode = json.JSONDecoder(strict=False).decode
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(strict=False).scan_once  # type: ignore[attr-defined]
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
+
+Record = dict[str, Any]
+
 
 class JsonlReader:
-    """Reads one JSON object on each line; in .json also an array of objects, whose items count as lines."""
+    """Reads one JSON object on each line; in .json also an array of objects, whose items count as lines.
+
+    A column is converted to the type that it is asked for. As text, strings stay as they are, and other
+    values are their JSON; but the texts of pairs must be strings. The column `ROW` has the lines.
+    """
 
     def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
-        self._path, self._texts = path, texts
+        self._path, self._texts, self._options = path, texts, options
 
     def shown_columns(self) -> pa.Schema:
         """See `Reader.shown_columns`: the keys of the first record."""
-        for line, block in _blocks(self._path):
+        for number, block in _blocks(self._path):
+            line = block.lstrip().split(b"\n", 1)[0]
             try:
-                first = _record(self._path, line, block.lstrip().split(b"\n", 1)[0])
+                _check_depth(self._path, number, line)
+                first = _record(self._path, number, _utf8(self._path, number, line))
             except InputError:
                 raise InputError(f"{self._path}: does not begin with a JSON object") from None
-            return pa.schema(
-                {name: pa.int64() if type(value) is int else pa.string() for name, value in first.items()}
-            )
+            return pa.schema([(name, pa.string()) for name in first])
         return pa.schema([])
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; parses the file once."""
-        path, texts = self._path, self._texts
-        fields = pa.schema([(name, pa.string()) for name in texts])
-        schema, rows, null, seen = pa.schema([]), 0, None, set[str]()
-        for table in _infer(path, fields):
-            schema = _unify(path, schema, _without_times(table.schema))
-            if len(schema) > MAX_KEYS:
-                raise InputError(f"{path}: more than {MAX_KEYS:,} columns; are some of the keys data?")
-            seen.update(name for name in texts if table[name].null_count < len(table))
-            if null is None:
-                found = first_null(table, texts)
-                null = None if found is None else rows + found
-            rows += len(table)
-        if rows:  # remove text columns that no line has: Arrow adds every column of the schema it is given
-            schema = pa.schema([field for field in schema if field.name in seen or field.name not in texts])
-        return Survey(schema, rows, null)
+        """See `Reader.survey`; parses the file once, or twice where numbers of a nested column differ."""
+        rows, null = 0, None
+        found = _Columns(self._path, self._texts, self._options)
+        for part in _parts(self._path):
+            found.add(part)
+            for name in self._options.messages:
+                part.values_of(name, (list, str), "a conversation: a list of {role, content}, or its JSON")
+            texts = [part.values_of(name, (str,), f"text ({_WAY_OUT.format(name)})") for name in self._texts]
+            if null is None and (lacking := [values.index(None) for values in texts if None in values]):
+                null = rows + min(lacking)
+            rows += len(part.records)
+        if found.unsure:
+            for part in _parts(self._path):
+                found.check(part)
+        found.finish()
+        schema = pa.schema(list(found.types.items()))
+        return Survey(schema, rows, null, typed=False, as_asked=True, mixed=sorted(found.mixed))
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """See `Reader.batches`; a batch is a block of the file."""
-        for first, whole in _blocks(self._path):
-            for line, block in _cut(first, whole, len(schema)):
-                yield from _parse(self._path, line, block, schema, "ignore").to_batches()
+        """See `Reader.batches`; a batch is a part of a block of the file."""
+        most = max(_MAX_CELLS // max(sum(map(_width, schema.types)), 1), 1)
+        for part in _parts(self._path):
+            for start in range(0, len(part.records), most):
+                yield self._batch(part.cut(start, start + most), schema)
+
+    def _batch(self, part: _Part, schema: pa.Schema) -> pa.RecordBatch:
+        arrays = [self._array(part, field) for field in schema]
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(part.records), pa.struct([])))
+        return pa.record_batch(arrays, names=schema.names)
+
+    def _array(self, part: _Part, field: pa.Field) -> pa.Array:
+        name, kind = field.name, field.type
+        if name == ROW:
+            return _array(part.lines, pa.string())
+        if name in self._texts:
+            return _array(part.values_of(name, (str,), "text"), pa.string())
+        values = part.values(name.removeprefix(ROW))
+        if is_text(kind) and not pa.types.is_null(kind):
+            return _array(list(map(value_as_text, values)), pa.string())
+        if kind == pa.list_(pa.string()):
+            values = [list(map(value_as_text, each)) if isinstance(each, list) else each for each in values]
+        try:
+            return _array(values, kind)
+        except (pa.ArrowException, OverflowError):
+            raise part.error(_first_bad(values, kind), name, kind) from None
 
 
 class JsonlWriter(TextWriter):
-    """Writes one JSON object for each row; times and decimals as strings, NaN as null."""
+    """Writes one JSON object for each row; times and decimals as strings, NaN as null.
+
+    A column `ROW` has the objects, to which the other columns are added.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
-        refuse(schema, "JSON", _holds_bytes)
+        refuse(schema, "JSON", cannot_be_text)
         super().__init__(path, schema, compression)
 
     def _lines(self, table: pa.Table) -> bytes:
-        columns = [_for_json(column).to_pylist() for column in table.columns]
-        names = table.column_names
-        rows = (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
-        return "".join(map(_json_line, rows)).encode()
+        names = [name for name in self._schema.names if name != ROW]
+        columns = [map(_json_of, _for_json(table[name]).to_pylist()) for name in names]
+        named = [
+            [f"{_json_of(name)}: {text}" for text in column]
+            for name, column in zip(names, columns, strict=True)
+        ]
+        added = map(", ".join, zip(*named, strict=True))
+        lines: Iterable[str] = (f"{{{each}}}" for each in added)
+        if ROW in self._schema.names:
+            lines = map(_with_fields, table[ROW].to_pylist(), added)
+        return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _infer(path: Path, texts: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the file in blocks, with inferred types; the types of `texts` are given.
-
-    A block without a new column or type is parsed with the schema of the block before it. So the keys, of
-    which a hostile file could have millions, are counted only in blocks with new ones.
-    """
-    known: pa.Schema | None = None
-    for first, whole in _blocks(path):
-        table = None if known is None else _same(path, first, whole, known)
-        if table is not None:
-            yield table
-            continue
-        for line, block in _slices(path, first, whole):
-            table = _parse(path, line, block, texts, "infer")
-            known = _without_times(table.schema)
-            _check_integers(path, line, block, known)
-            yield table
+def with_keys(row: str, added: Mapping[str, object]) -> str:
+    """The JSON of an object, with more keys at its end."""
+    return _with_fields(row, _json_of(added)[1:-1]) if added else row
 
 
-def _same(path: Path, line: int, block: bytes, schema: pa.Schema) -> pa.Table | None:
-    """Parse the block with `schema`; ``None`` if it has other columns or types, or needs cutting."""
-    if len(schema) * block.count(b"\n") > len(block):
-        return None  # rows have few of the keys: the block must be cut
+def _with_fields(row: str, fields: str) -> str:
+    before = row[:-1].rstrip(_SPACES)
+    return f"{before}{'' if before == '{' else ', '}{fields}}}"
+
+
+def with_items(row: str, lists: Sequence[str]) -> Iterator[str]:
+    """Yield the JSON of an object once for each item of its lists, with that in place of them."""
+    record = _decode(row)
+    for items in zip(*(record.get(name) or () for name in lists), strict=True):
+        yield _json_of({**record, **dict(zip(lists, items, strict=True))})
+
+
+def with_text(row: str, names: Collection[str]) -> str:
+    """The JSON of an object, with text for the values of some keys."""
+    record = _decode(row)
+    return _json_of({**record, **{name: value_as_text(record[name]) for name in names if name in record}})
+
+
+def value_as_text(value: object) -> str | None:
+    """A value as text: a string is that, and anything else is its JSON; null stays null."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows that follow each other: their lines, what these are, and the number of each."""
+
+    path: Path
+    lines: Sequence[str]
+    records: Sequence[Record]
+    numbers: Sequence[int]
+
+    def cut(self, start: int, end: int) -> _Part:
+        """Some of the rows."""
+        if end - start >= len(self.records):
+            return self
+        some = slice(start, end)
+        return _Part(self.path, self.lines[some], self.records[some], self.numbers[some])
+
+    def values(self, name: str) -> list[Any]:
+        """The values of a key; ``None`` where it is missing."""
+        return [record.get(name) for record in self.records]
+
+    def values_of(self, name: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
+        """The same; raises `InputError` if a value is of none of these kinds, and not null."""
+        values = self.values(name)
+        if not set(map(type, values)) <= {*kinds, type(None)}:
+            place = next(at for at, each in enumerate(values) if not isinstance(each, (*kinds, type(None))))
+            raise self.error(place, name, wanted)
+        return values
+
+    def error(self, place: int, name: str, wanted: object) -> InputError:
+        """The error for a value that is not what its column holds."""
+        value = value_as_text(self.records[place].get(name))
+        where = f"{self.path}, line {self.numbers[place]}"
+        return InputError(f"{where}: column {name!r} holds {value!r:.60}, not {wanted}")
+
+
+class _Columns:
+    """Finds the columns of a file, and their types where these are wanted."""
+
+    def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
+        self.types: dict[str, pa.DataType] = {}
+        self.mixed: set[str] = set()
+        self.unsure: set[str] = set()
+        """Nested columns in which an integer may have become a floating-point number."""
+        self._path, self._texts, self._options = path, texts, options
+        self._seen: set[tuple[str, ...]] = set()
+        self._largest: dict[str, int] = {}
+
+    def add(self, part: _Part) -> None:
+        """Look at more rows."""
+        shapes = dict.fromkeys(map(tuple, part.records))
+        for name in dict.fromkeys(chain.from_iterable(shape for shape in shapes if shape not in self._seen)):
+            self.types.setdefault(name, pa.null() if self._has_type(name) else pa.string())
+        if len(self.types) > MAX_KEYS:
+            raise InputError(
+                f"{self._path}, up to line {part.numbers[-1]}: {len(self.types):,} different keys; at most "
+                f"{MAX_KEYS:,} can be columns. Are some of them data?"
+            )
+        self._seen = set(shapes) if len(self._seen) > MAX_KEYS else self._seen | shapes.keys()
+        if wanted := {name for name in self.types if self._has_type(name)} - self.mixed:
+            for name, values in _present(part.records, wanted, is_uniform=len(shapes) == 1).items():
+                self._narrow(name, values)
+
+    def check(self, part: _Part) -> None:
+        """Make a column text whose values do not fit its type."""
+        for name in list(self.unsure):
+            try:
+                _array(part.values(name), self.types[name])
+            except (pa.ArrowException, OverflowError):
+                self._mix(name)
+
+    def finish(self) -> None:
+        """Make columns text that Parquet could not hold."""
+        for name, kind in list(self.types.items()):
+            if _holds_nothing(kind):
+                self._mix(name)
+
+    def _has_type(self, name: str) -> bool:
+        return (self._options.typed or name in self._options.lists) and name not in self._texts
+
+    def _narrow(self, name: str, values: Sequence[Any]) -> None:
+        """Make the type of a column fit more values."""
+        known, found = self.types[name], _type_of(values)
+        if found is not None and pa.types.is_integer(found):
+            largest = max((abs(each) for each in values if each is not None), default=0)
+            self._largest[name] = max(self._largest.get(name, 0), largest)
+        both = None if found is None else _unified(known, found)
+        if both is None or (pa.types.is_floating(both) and self._largest.get(name, 0) > _SAFE_INTEGER):
+            self._mix(name)
+            return
+        if pa.types.is_nested(both) and not pa.types.is_null(known) and not known == found == both:
+            self.unsure.add(name)
+        self.types[name] = both
+
+    def _mix(self, name: str) -> None:
+        """Make a column text, or lists of text if it is one to unroll."""
+        self.types[name] = pa.list_(pa.string()) if name in self._options.lists else pa.string()
+        self.mixed.add(name)
+        self.unsure.discard(name)
+
+
+def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -> Mapping[str, Sequence[Any]]:
+    """The values of columns, without those of rows that lack them."""
+    if is_uniform:
+        columns = zip(records[0], zip(*map(dict.values, records), strict=True), strict=True)
+        return {name: values for name, values in columns if name in wanted}
+    found: dict[str, list[Any]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name in wanted:
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def _type_of(values: Sequence[Any]) -> pa.DataType | None:
+    """The type of values; ``None`` if they have none in common."""
+    kinds = set(map(type, values)) - {type(None)}
+    if not kinds:
+        return pa.null()
+    if len(kinds) == 1 and (plain := _PLAIN.get(*kinds)):
+        return plain
+    if kinds in ({dict}, {list}):
+        keys: set[str] = set()
+        _add_keys(values, keys)
+        if len(keys) > MAX_KEYS or len(keys) * len(values) > _MAX_CELLS:
+            return None
     try:
-        return _read_json(block, schema, "error") if line > 1 and _is_plain(path, line, block) else None
-    except pa.ArrowInvalid:
+        return _array(values).type
+    except (pa.ArrowException, OverflowError):
         return None
 
 
-def _is_array(path: Path, start: bytes) -> bool:
-    """Whether a file holds an array: its name ends in .json, and it begins with a bracket."""
-    is_json = ".json" in [suffix.lower() for suffix in path.suffixes[-2:]]
-    return is_json and start.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"["
+_PLAIN = {str: pa.string(), bool: pa.bool_(), float: pa.float64()}
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(line, block)``: blocks of whole lines, about `_BLOCK_BYTES`, and their first line (from 1)."""
+def _unified(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
+    """A type for the values of both; ``None`` if there is none."""
+    if known == found:
+        return known
     try:
-        with open_stream(path) as stream:
-            start = stream.read(min(_FIRST_BYTES, _BLOCK_BYTES))
-            if _is_array(path, start):
-                yield from array_blocks(path, stream, start)
-                return
-            for line, block in line_blocks(path, stream, start, _BLOCK_BYTES):
-                if not block.isspace():
-                    yield line, block
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        both = [pa.schema([("", kind)]) for kind in (known, found)]
+        unified = pa.unify_schemas(both, promote_options="permissive").field(0).type
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None
+    return unified if _width(unified) <= MAX_KEYS else None
 
 
-def _parse(path: Path, line: int, block: bytes, schema: pa.Schema, others: str) -> pa.Table:
+def _add_keys(value: Any, found: set[str]) -> None:
+    """Add the keys of objects at any depth, until there are too many."""
+    if isinstance(value, dict):
+        found.update(value)
+        value = value.values()
+    for each in value:
+        if len(found) > MAX_KEYS:
+            return
+        if isinstance(each, dict | list):
+            _add_keys(each, found)
+
+
+def _holds_nothing(kind: pa.DataType) -> bool:
+    """Whether a type has objects without keys, which Parquet cannot hold."""
+    inner = [kind.field(place).type for place in range(kind.num_fields)]
+    return (pa.types.is_struct(kind) and not inner) or any(map(_holds_nothing, inner))
+
+
+def _width(kind: pa.DataType) -> int:
+    """Number of columns that a nested type has inside, and itself."""
+    return 1 + sum(_width(kind.field(place).type) for place in range(kind.num_fields))
+
+
+def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
     try:
-        block.decode()
-        if _is_plain(path, line, block):
-            return _read_json(block, schema, others)
-    except (UnicodeDecodeError, pa.ArrowInvalid):
-        pass
-    lines = enumerate(block.split(b"\n"), line)
-    records = [_record(path, number, text) for number, text in lines if text.strip()]
-    try:
-        return _read_json("\n".join(map(json.dumps, records)).encode(), schema, others)
-    except pa.ArrowInvalid as error:
-        raise InputError(f"{path}, from line {line} on: {_reason(error)}") from None
+        return pa.array(values, kind)
+    except UnicodeEncodeError:  # lone surrogates
+        return pa.array([_mended(each) for each in values], kind)
 
 
-def _read_json(block: bytes, schema: pa.Schema, others: str) -> pa.Table:
-    if not block.strip():
-        return schema.empty_table()
-    return pajson.read_json(
-        pa.BufferReader(block),
-        read_options=pajson.ReadOptions(block_size=len(block) + 1),
-        parse_options=pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
-    )
-
-
-def _record(path: Path, number: int, text: bytes) -> Any:
-    """Parse one line in Python, which is slow, to find the line of an error or to replace surrogates."""
-    _check_depth(path, number, text)
-    try:
-        record = json.loads(text, strict=False)
-    except UnicodeDecodeError:
-        raise InputError(f"{path}, line {number}: {NOT_UTF8}") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise InputError(f"{path}, line {number}: {error}") from None
-    if not isinstance(record, dict):
-        raise InputError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
-    return _mended(record)
+def _first_bad(values: Sequence[Any], kind: pa.DataType) -> int:
+    """The place of the first value that is not of a type."""
+    for place, value in enumerate(values):
+        try:
+            _array([value], kind)
+        except (pa.ArrowException, OverflowError):
+            return place
+    return 0
 
 
 def _mended(value: Any) -> Any:
@@ -216,146 +389,100 @@ def _mended(value: Any) -> Any:
     return value
 
 
-def _reason(error: Exception) -> str:
-    changed = re.search(r"Column\(/(.+?)\) changed from (\w+) to (\w+) in row (\d+)", str(error))
-    if changed:
-        return f"column {changed[1]!r} holds {changed[3]} values where {changed[2]} is expected"
-    return text_of(error)
+def _is_array(path: Path, start: bytes) -> bool:
+    """Whether a file holds an array: its name ends in .json, and it begins with a bracket."""
+    is_json = ".json" in [suffix.lower() for suffix in path.suffixes[-2:]]
+    return is_json and start.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"["
 
 
-def _unify(path: Path, known: pa.Schema, found: pa.Schema) -> pa.Schema:
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield ``(line, block)``: blocks of whole lines, about `_BLOCK_BYTES`, and their first line (from 1)."""
     try:
-        return pa.unify_schemas([known, found], promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise InputError(f"{path}: a column holds values of different types: {error}") from None
+        with open_stream(path) as stream:
+            start = stream.read(_BLOCK_BYTES)
+            if _is_array(path, start):
+                yield from array_blocks(path, stream, start)
+                return
+            for line, block in line_blocks(path, stream, start, _BLOCK_BYTES):
+                if not block.isspace():
+                    yield line, block
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
 
 
-def _without_times(schema: pa.Schema) -> pa.Schema:
-    """Replace time types by text: Arrow reads some strings as times and would write them differently."""
-    return pa.schema([field.with_type(_without_time(field.type)) for field in schema])
+def _parts(path: Path) -> Iterator[_Part]:
+    """Yield the rows of a file, a few at a time: with more, what they hold leaves a processor's caches."""
+    for first, block in _blocks(path):
+        _check_depths(path, first, block)
+        try:
+            every = [line.strip(_SPACES) for line in block.decode().split("\n")]
+        except UnicodeDecodeError:
+            every = [_utf8(path, number, line) for number, line in enumerate(block.split(b"\n"), first)]
+        numbers = [number for number, line in enumerate(every, first) if line]
+        lines = [line for line in every if line]
+        for start in range(0, len(lines), _PART_ROWS):
+            some = slice(start, start + _PART_ROWS)
+            yield _Part(path, lines[some], _records(path, lines[some], numbers[some]), numbers[some])
 
 
-def _without_time(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_without_time(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_time(field.type)) for field in kind])
-    return kind
+def _records(path: Path, lines: Sequence[str], numbers: Sequence[int]) -> list[Record]:
+    """Parse lines; raises `InputError` if one is no JSON object."""
+    try:
+        found = [_scan(line, 0) for line in lines]
+    except (ValueError, StopIteration, RecursionError):
+        found = []
+    if [end for _, end in found] == list(map(len, lines)) and {type(record) for record, _ in found} == {dict}:
+        return [record for record, _ in found]
+    return [_record(path, number, line) for number, line in zip(numbers, lines, strict=True)]
 
 
-def _is_plain(path: Path, line: int, block: bytes) -> bool:
-    """Whether Arrow may parse `block`, which begins at `line`: each line is an object, not nested too deeply.
+def _utf8(path: Path, number: int, line: bytes) -> str:
+    try:
+        return line.decode().strip(_SPACES)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}, line {number}: {NOT_UTF8}") from None
 
-    A value that spans lines or hides a line's end may be deeper than any of its lines, so such a block is
-    not plain. A block with spaces around its lines is not plain either. Python parses these blocks.
 
-    Raises
-    ------
-    InputError
-        A line is nested too deeply.
-    """
+def _record(path: Path, number: int, line: str) -> Record:
+    """Parse one line; raises `InputError` if it is no JSON object."""
+    try:
+        record = _decode(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise InputError(f"{path}, line {number}: {error}") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
+    return record
+
+
+def _check_depths(path: Path, first: int, block: bytes) -> None:
+    """Raise `InputError` if a line of the block is nested too deeply."""
     opened = block.translate(None, _NOT_OPENING).split(b"\n")
     if max(map(len, opened)) > MAX_DEPTH:
-        lines = block.split(b"\n")
-        for number, brackets in enumerate(opened):
-            if len(brackets) > MAX_DEPTH:
-                _check_depth(path, line + number, lines[number])
-    raw = np.frombuffer(block, np.uint8)
-    ends = np.flatnonzero(raw == ord("\n"))
-    if not block.endswith(b"\n"):
-        ends = np.append(ends, len(raw))
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    starts, ends = starts[starts < ends], ends[starts < ends]  # without blank lines
-    last = ends - 1
-    if b"\r" in block:
-        last = last - (raw[last] == ord("\r"))
-        if block.count(b"\r") != int((raw[ends - 1] == ord("\r")).sum()):
-            return False
-    return bool((raw[starts] == ord("{")).all() and (raw[last] == ord("}")).all())
+        for number, line in enumerate(block.split(b"\n"), first):
+            _check_depth(path, number, line)
 
 
-def _check_depth(path: Path, number: int, text: bytes) -> None:
+def _check_depth(path: Path, number: int, line: bytes) -> None:
     """Raise `InputError` if the line is nested too deeply."""
-    if text.count(b"{") + text.count(b"[") <= MAX_DEPTH:
+    if line.count(b"{") + line.count(b"[") <= MAX_DEPTH:
         return
-    brackets = _STRING.sub(b"", text).translate(None, _NOT_BRACKETS)
+    brackets = _STRING.sub(b"", line).translate(None, _NOT_BRACKETS)
     if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > MAX_DEPTH:
         raise InputError(f"{path}, line {number}: lists and objects nested deeper than {MAX_DEPTH}")
 
 
-def _slices(path: Path, line: int, block: bytes) -> Iterator[tuple[int, bytes]]:
-    """Cut the block into pieces with few enough lines that all keys of the block can be columns of each.
-
-    Raises
-    ------
-    InputError
-        There are too many keys.
-    """
-    keys = block.count(b'":')
-    if keys > MAX_KEYS or any(b'"' + space in block for space in (b" ", b"\t", b"\r", b"\n")):
-        keys = len({key for key, colon in _KEY.findall(block) if colon})
-    if keys > MAX_KEYS:
-        raise InputError(
-            f"{path}, from line {line} on: {keys:,} different keys; at most {MAX_KEYS:,} can be columns. "
-            "Are some of them data?"
-        )
-    yield from _cut(line, block, keys)
-
-
-def _cut(line: int, block: bytes, columns: int) -> Iterator[tuple[int, bytes]]:
-    """Cut the block into pieces with few enough lines that each can have that many columns."""
-    rows = max(_MAX_CELLS // max(columns, 1), 1)
-    if block.count(b"\n") <= rows:
-        yield line, block
-        return
-    lines = block.split(b"\n")
-    for start in range(0, len(lines), rows):
-        yield line + start, b"\n".join(lines[start : start + rows])
-
-
-def _check_integers(path: Path, line: int, block: bytes, schema: pa.Schema) -> None:
-    """Raise `InputError` if a float column contains an integer that a float cannot hold exactly."""
-    floating = [field.name for field in schema if pa.types.is_floating(field.type)]
-    if not floating or not _LONG_INTEGER.search(block):
-        return
-    for number, text in enumerate(block.split(b"\n"), line):
-        if not _LONG_INTEGER.search(text):
-            continue
-        try:
-            record = json.loads(text, strict=False)
-            lossy = [
-                name for name in floating if isinstance(record.get(name), int) and _is_lossy(record[name])
-            ]
-        except ValueError as error:  # thousands of digits
-            raise InputError(f"{path}, line {number}: {error}") from None
-        if lossy:
-            raise InputError(
-                f"{path}, line {number}: column {lossy[0]!r} holds {str(record[lossy[0]])[:40]}, which a "
-                "floating-point number cannot hold exactly; write it as a string"
-            )
-
-
-def _is_lossy(value: int) -> bool:
-    try:
-        return int(float(value)) != value
-    except OverflowError:
-        return True
-
-
 def _for_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Replace 32-bit floats by the 64-bit floats with the same shortest notation: 0.1 stays 0.1."""
+    """Replace 32-bit floats by the 64-bit floats with the same shortest notation: 0.1 stays 0.1.
+
+    Times become text, as Arrow prints them: Python has none with nanoseconds, or in far years.
+    """
+    column = undictionary(column)
     if pa.types.is_float32(column.type):
         return column.cast(pa.string()).cast(pa.float64())
-    return column
-
-
-def _json_line(row: dict[str, Any]) -> str:
-    try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n"
-    except ValueError:  # NaN or infinity
-        return json.dumps(_finite(row), ensure_ascii=False, default=str) + "\n"
+    kind = without_times(column.type)
+    return column if kind == column.type else column.cast(kind)
 
 
 def _finite(value: Any) -> Any:
@@ -368,9 +495,10 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _holds_bytes(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-    inner = [kind.field(place).type for place in range(kind.num_fields)]
-    if pa.types.is_dictionary(kind):
-        inner = [kind.value_type]
-    return any(test(kind) for test in tests) or any(map(_holds_bytes, inner))
+def _json_of(value: object) -> str:
+    if type(value) is float and math.isfinite(value):
+        return repr(value)  # as the encoder does, which takes ten times as long for one number
+    try:
+        return _encode(value)
+    except ValueError:  # NaN or infinity
+        return _encode(_finite(value))

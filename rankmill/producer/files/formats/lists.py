@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Reader, Survey, first_null
+from rankmill.producer.files.formats.base import ROW, Reader, Survey, first_null
+from rankmill.producer.files.formats.jsonl import with_items
 
 _ROWS = 64
 """Rows to read at a time; each may have a thousand passages."""
@@ -55,7 +58,7 @@ class ListReader:
                 place = first_null(batch, self._texts)
                 null = None if place is None else rows + place
             rows += batch.num_rows
-        return Survey(schema, rows, null, found.notations)
+        return replace(found, schema=schema, rows=rows, first_null=null)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """See `Reader.batches`; a batch has the pairs of some rows of the file."""
@@ -85,11 +88,14 @@ class ListReader:
                     "need the same length (--list-columns)"
                 )
         repeats = pa.array(np.repeat(np.arange(len(batch)), lengths[lists[0]]))
-        columns = [
-            pc.list_flatten(batch[name]) if name in lists else batch[name].take(repeats)
+        columns = {
+            name: pc.list_flatten(batch[name]) if name in lists else batch[name].take(repeats)
             for name in batch.schema.names
-        ]
-        return pa.record_batch(columns, names=batch.schema.names)
+        }
+        if ROW in columns:
+            rows = (with_items(row, self._lists) for row in batch[ROW].to_pylist())
+            columns[ROW] = pa.array(chain.from_iterable(rows), pa.string())
+        return pa.record_batch(list(columns.values()), names=batch.schema.names)
 
     def _unrolled(self, field: pa.Field) -> pa.Field:
         if field.name not in self._lists:

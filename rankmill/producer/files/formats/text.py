@@ -66,3 +66,45 @@ def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) 
                 f"{name} cannot hold column {field.name!r} ({field.type}); "
                 "name an output that ends in .parquet"
             )
+
+
+def without_times(kind: pa.DataType) -> pa.DataType:
+    """The type with text in place of times and durations, at any depth."""
+    if pa.types.is_temporal(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(without_times(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(without_times(kind.key_type), without_times(kind.item_type))
+    for is_list, make in _LISTS:
+        if is_list(kind):
+            return make(without_times(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(without_times(kind.value_type), kind.list_size)
+    return kind
+
+
+_LISTS = ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list))
+
+
+def cannot_be_text(kind: pa.DataType) -> bool:
+    """Whether a type holds bytes, or intervals, which Arrow does not print."""
+    kind = undictionary(pa.array([], kind)).type
+    inner = [kind.field(place).type for place in range(kind.num_fields)]
+    tests = (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_fixed_size_binary,
+        pa.types.is_binary_view,
+        pa.types.is_interval,
+    )
+    return any(test(kind) for test in tests) or any(map(cannot_be_text, inner))
+
+
+def far_time(column: pa.Array) -> int | None:
+    """The first row with a time that Arrow cannot print, as its year is too far away."""
+    text = column.cast(without_times(column.type))
+    if pa.types.is_nested(text.type):
+        text = pa.array(map(str, text.to_pylist()), pa.string())
+    place = int(pc.index(pc.match_substring(text, "<value out of range: "), True).as_py())
+    return None if place < 0 else place
