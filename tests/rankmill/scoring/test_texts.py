@@ -50,7 +50,10 @@ def test_texts_of_files_and_clients_have_the_same_scores(
     assert "not text" in refused.err
 
 
-_CALLS = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }} {{ m.call | tojson }}<|im_end|>{% endfor %}"
+_CALLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }} "
+    "{% if m.call is defined %}{{ m.call | tojson }}{% endif %}<|im_end|>{% endfor %}"
+)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
