@@ -87,8 +87,8 @@ OPTIONS: dict[str, list[str]] = {
     "models": ["--model", "TINY"],
 }
 SAME = {
-    ("delimiter", None), ("max_field_mib", None), ("reuse", None), ("text_columns", "TREC"), ("text_columns", "several"),
-    ("passage_id_column", "a run to TREC"),
+    ("delimiter", None), ("max_field_mib", None), ("reuse", None), ("text_columns", "TREC"),
+    ("text_columns", "several"), ("passage_id_column", "a run to TREC"),
 }  # fmt: skip
 """Options that, where they work, change nothing about these rows; ``None``: of all kinds."""
 
