@@ -89,7 +89,9 @@ def test_the_named_command_installs(wheel: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     _pip(python, "install", "--no-deps", wheel)
     asked = "from rankmill.jobs.runtime.installation import install_line; print(install_line('s3'))"
-    line = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout
+    # Not in the checkout, whose package and whose metadata Python would find first.
+    ran = subprocess.run([python, "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True)
+    line = ran.stdout
     pip, *words = shlex.split(line)
     assert pip == "pip"
     _pip(python, *words, "--no-deps", "--no-index", "--force-reinstall")

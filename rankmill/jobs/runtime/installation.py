@@ -15,10 +15,9 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 
 def install_line(extra: str) -> str:
     """The command that installs an extra of rankmill, from where rankmill itself was installed."""
-    try:
-        recorded = metadata.distribution("rankmill").read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # it runs from a checkout
-        return install_command(extra, {"url": _CHECKOUT.as_uri(), "dir_info": {}})
+    if (_CHECKOUT / "pyproject.toml").is_file():  # it runs from there, whatever else is installed
+        return install_command(extra, {"url": _CHECKOUT.as_uri(), "dir_info": {"editable": True}})
+    recorded = metadata.distribution("rankmill").read_text("direct_url.json")
     return install_command(extra, json.loads(recorded) if recorded else None)
 
 
