@@ -36,11 +36,11 @@ def score_workers(settings: Settings) -> None:
 
     The default is one worker for each GPU, or one worker that uses all CPU cores. Where one process prepares
     batches more slowly than its GPU scores them, a second one is started for that GPU, if its memory and the
-    cores allow it; --workers fixes their number. Each is an rq worker of
-    class rankmill.ScoringWorker. A worker that dies is started again after a pause, which grows with each
-    death, and other workers get its chunks at once. If a worker dies repeatedly at its start, the command
-    ends with exit code 1. After SIGTERM or Ctrl-C the workers finish the batch in progress and return the
-    rest of their chunks to the queue; after a second signal they return all chunks at once.
+    cores allow it; --workers fixes their number. Each is an rq worker of class rankmill.ScoringWorker. A
+    worker that dies is started again after a pause, which grows with each death, and other workers get its
+    chunks at once. If a worker dies repeatedly at its start, the command ends with exit code 1; a second one
+    of a GPU is given up. After SIGTERM or Ctrl-C the workers finish the batch in progress and return the rest
+    of their chunks to the queue; after a second signal they return all chunks at once.
     """
     require_worker_packages()
     server = options.server(settings)
@@ -53,6 +53,7 @@ def score_workers(settings: Settings) -> None:
         names=worker_names(environs),
         wait_seconds=settings.redis_wait_seconds,
         on_death=_log_death,
+        on_given_up=_log_given_up,
     )
     sharing = GpuSharing(processes, server, logger.info)
     keep(processes, sharing.look if settings.workers == "auto" else lambda: None)
@@ -110,3 +111,7 @@ def _why(worker: LocalWorker) -> str:
 def _log_death(worker: LocalWorker, code: int) -> None:
     with about(worker=worker.rq_name):
         logger.warning("worker died with status %d, starting it again", code)
+
+
+def _log_given_up(worker: LocalWorker) -> None:
+    logger.warning("%s; the other workers go on without it", _why(worker))

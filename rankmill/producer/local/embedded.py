@@ -103,6 +103,8 @@ class EmbeddedCluster:
                         raise EmbeddedError(str(event["reason"]))
                     case "worker-added":
                         logger.info(event["said"])
+                    case "worker-given-up":
+                        logger.warning(event["said"])
                     case _:
                         self.worker_deaths += 1
                         self.last_death = _how(event["code"], event["words"])

@@ -34,6 +34,8 @@ class LocalWorker:
 
     name: str
     environ: dict[str, str]
+    is_added: bool = False
+    """Whether others do its work without it, so that it is given up where they would end everything."""
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     died: float = 0.0
@@ -80,6 +82,8 @@ class WorkerProcesses:
         Folder for the workers' logs, ``NAME.log``; default: workers write to this process's output.
     on_death
         Called with the worker and its exit status after a death.
+    on_given_up
+        Called with a worker that was added, when it is not started again.
     """
 
     def __init__(
@@ -92,8 +96,10 @@ class WorkerProcesses:
         wait_seconds: float,
         logs: Path | None = None,
         on_death: Callable[[LocalWorker, int], None] = lambda worker, code: None,
+        on_given_up: Callable[[LocalWorker], None] = lambda worker: None,
     ) -> None:
-        self._queues, self._url, self._logs, self._on_death = queues, url, logs, on_death
+        self._queues, self._url, self._logs = queues, url, logs
+        self._on_death, self._on_given_up = on_death, on_given_up
         self._wait_seconds = wait_seconds
         self.workers = [LocalWorker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
@@ -101,27 +107,34 @@ class WorkerProcesses:
         """Start every worker that is not running; returns a worker that must not be started again, if any.
 
         Such a worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis.
+        One that was added is given up in the first two cases, and the others go on.
 
         Raises
         ------
         RedisUnavailable
             The jobs of a dead worker cannot be returned to the queue.
         """
-        for worker in self.workers:
+        for worker in self.workers[:]:
             if worker.process is None:
                 if system.monotonic() - worker.died > self._pause(worker):
                     self._start(worker)
             elif (code := worker.process.poll()) is not None:
-                if worker.refuses or worker.gave_up:
+                if worker.gave_up:
                     return worker
-                self._record_death(worker, code)
-                if worker.early_deaths >= _MAX_EARLY_DEATHS:
+                if not worker.refuses:
+                    self._record_death(worker, code)
+                    if worker.early_deaths < _MAX_EARLY_DEATHS:
+                        continue
+                if not worker.is_added:
                     return worker
+                self.workers.remove(worker)
+                self._on_given_up(worker)
         return None
 
     def add_beside(self, workers: Sequence[LocalWorker]) -> None:
         """Add a worker that shares the accelerator of these; `restart_dead` starts it."""
-        self.workers.append(LocalWorker(f"{workers[0].name}-{len(workers) + 1}", workers[0].environ))
+        first = workers[0]
+        self.workers.append(LocalWorker(f"{first.name}-{len(workers) + 1}", first.environ, is_added=True))
 
     def send(self, signum: signal.Signals) -> None:
         """Send a signal to all living workers."""
@@ -161,7 +174,8 @@ class WorkerProcesses:
         # or if it was killed by SIGKILL (by a person, or by the system for the memory that a chunk took).
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
-        early = own_fault and died - worker.started < _EARLY_DEATH_SECONDS
+        # One that was added may be what takes too much memory, and chunks must not lose their retries to it.
+        early = (own_fault or worker.is_added) and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
         worker.process, worker.died = None, system.monotonic()

@@ -41,6 +41,8 @@ _WAIT = STAGES.index("wait")
 class GpuSharing:
     """Adds processes for the GPUs of this host that wait for their workers.
 
+    Where one of them was given up, as it died repeatedly at its start, no other is added.
+
     Parameters
     ----------
     processes
@@ -95,6 +97,8 @@ class SharedGpu:
         self._looks: deque[tuple[float, float]] = deque(maxlen=_LOOKS)
         self._speed_before = 0.0
         """Pairs a second when a process was added last."""
+        self._count = 0
+        """Workers with the one that was added last."""
         self._is_full = False
 
     def see(self, found: Mapping[str, WorkerReport | None]) -> str | None:
@@ -103,6 +107,7 @@ class SharedGpu:
         speed = self._speed(reports) if len(reports) == len(found) else None
         uses = [report.gpu.use for report in reports.values() if report.gpu and report.gpu.use is not None]
         self._before = dict(reports)
+        self._is_full |= len(found) < self._count
         if speed is None or not uses:
             self._looks.clear()
             return None
@@ -115,7 +120,7 @@ class SharedGpu:
             self._is_full = True
         if self._is_full or use >= _BUSY or len(reports) >= self._most or not _has_room(reports):
             return None
-        self._speed_before = speed
+        self._speed_before, self._count = speed, len(found) + 1
         host, device = (1e6 * share / speed for share in (len(reports), use))
         return f"the host needs {host:.0f} µs for a pair, the device {device:.0f}"
 

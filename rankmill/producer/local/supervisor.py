@@ -27,7 +27,7 @@ from typing import Any
 from rankmill.jobs.contract.errors import EmbeddedError, RankmillError
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.system import system
-from rankmill.producer.local.processes import WorkerProcesses
+from rankmill.producer.local.processes import LocalWorker, WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
 """Longest path of a Unix socket used here, in bytes; systems allow about 104."""
@@ -68,6 +68,7 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
         on_death=lambda worker, code: _emit(
             event="worker-died", worker=worker.name, code=code, words=_last_words(directory, worker.name)
         ),
+        on_given_up=lambda worker: _emit(event="worker-given-up", said=_given_up(directory, worker)),
     )
     server = None
     try:
@@ -103,8 +104,17 @@ def _keep(
         failed = processes.restart_dead()
         if failed:
             words = _last_words(directory, failed.name)
-            died = f"worker {failed.name} has died {failed.early_deaths} times in a row, last with {words!r}"
-            _emit(event="failed", reason=words if failed.refuses else died)
+            _emit(event="failed", reason=words if failed.refuses else _how_it_died(failed, words))
+
+
+def _how_it_died(worker: LocalWorker, words: str) -> str:
+    return f"worker {worker.name} has died {worker.early_deaths} times in a row, last with {words!r}"
+
+
+def _given_up(directory: Path, worker: LocalWorker) -> str:
+    words = _last_words(directory, worker.name)
+    how = f"worker {worker.name} cannot start: {words}" if worker.refuses else _how_it_died(worker, words)
+    return f"{how}; the other workers go on without it"
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
