@@ -68,7 +68,7 @@ def submit(url: str, tenant: str, runs: int, options: dict[str, Any]) -> None:
 
 def used(url: str, tenant: str) -> int:
     """Pairs in a tenant's account."""
-    entries = read_accounts(redis.Redis.from_url(url), 2, tenant).entries
+    entries = read_accounts(redis.Redis.from_url(url), 2, tenant)
     return sum(entry.amounts.pairs for entry in entries)
 
 

@@ -9,7 +9,7 @@ import click
 
 from rankmill.cli import options
 from rankmill.cli.watch import console
-from rankmill.cluster.usage import By, listed, losses, usage_table
+from rankmill.cluster.usage import By, listed, usage_table
 from rankmill.jobs.protocol.accounts import KEPT_DAYS, read_accounts
 from rankmill.jobs.runtime.settings import Settings
 
@@ -32,13 +32,10 @@ def usage(by: By, days: int, settings: Settings, as_json: bool) -> None:
 
     Accounts are kept for 400 days. --json prints an entry for each day, key, model and device.
     """
-    accounts = read_accounts(options.connection(settings), days)
+    entries = read_accounts(options.connection(settings), days)
     if as_json:
-        click.echo(json.dumps(listed(accounts)))
-        return
-    if accounts.entries:
-        console().print(usage_table(accounts, by))
+        click.echo(json.dumps(listed(entries)))
+    elif entries:
+        console().print(usage_table(entries, by))
     else:
         click.echo(f"Nothing was used in the last {days} days.")
-    if lost := losses(accounts):
-        click.echo(lost, err=True)

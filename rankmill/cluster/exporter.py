@@ -22,7 +22,7 @@ from rankmill.cluster.backlog import RUNS, Backlog, Backlogs
 from rankmill.cluster.dashboard import page_apps
 from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
 from rankmill.cluster.usage import UsageMetrics
-from rankmill.jobs.protocol.accounts import Accounts, read_accounts
+from rankmill.jobs.protocol.accounts import Entry, read_accounts
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
 from rankmill.jobs.runtime.passwords import mask_passwords
@@ -106,7 +106,7 @@ class ClusterView:
                 self._until = system.monotonic() + _CACHE_SECONDS
             return self._seen
 
-    def usage(self) -> Accounts | None:
+    def usage(self) -> list[Entry] | None:
         """The usage of today and yesterday; ``None`` while Redis does not answer."""
         try:
             return read_accounts(self._client, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from prometheus_client.metrics_core import CounterMetricFamily
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from rankmill.jobs.contract.priority import group_of
 from rankmill.jobs.contract.usage import NOTHING, Amounts
-from rankmill.jobs.protocol.accounts import Accounts, Entry
+from rankmill.jobs.protocol.accounts import Entry
 from rankmill.jobs.system import system
 
 By = Literal["key", "model", "day"]
@@ -39,41 +38,30 @@ def tenant_of(entry: Entry) -> str:
     return entry.tenant or (NOBODY if entry.group == _NOBODY_GROUP else entry.group)
 
 
-def summed(accounts: Accounts, by: By) -> dict[tuple[str, str], Amounts]:
+def summed(entries: Iterable[Entry], by: By) -> dict[tuple[str, str], Amounts]:
     """The amounts by what is asked for, and by device."""
     found: dict[tuple[str, str], Amounts] = {}
-    for entry in accounts.entries:
+    for entry in entries:
         name = {"key": tenant_of(entry), "model": entry.model or OTHER, "day": entry.date}[by]
         place = name, entry.device
         found[place] = found.get(place, NOTHING).plus(entry.amounts)
     return dict(sorted(found.items()))
 
 
-def usage_table(accounts: Accounts, by: By) -> Table:
+def usage_table(entries: Iterable[Entry], by: By) -> Table:
     """A table with a line for each name and device."""
     table = Table("" if by == "day" else by, "device", box=None, header_style="bold", pad_edge=False)
     for column in ("pairs", "tokens", "device seconds", "cached", "failed"):
         table.add_column(column, justify="right")
-    for (name, device), each in summed(accounts, by).items():
+    for (name, device), each in summed(entries, by).items():
         seconds = f"{each.microseconds / 1e6:,.1f}"
         amounts = (f"{each.pairs:,}", f"{each.tokens:,}", seconds, f"{each.cached:,}", f"{each.failed:,}")
         table.add_row(name, device or "none", *amounts)
     return table
 
 
-def losses(accounts: Accounts) -> str | None:
-    """What the server has lost of the accounts, in one line; ``None``: nothing was detected."""
-    if not accounts.lost:
-        return None
-    when = datetime.fromtimestamp(accounts.lost_at, UTC)
-    return (
-        f"The server has lost {accounts.lost:,} acknowledged reports, last detected {when:%Y-%m-%d %H:%M} "
-        "UTC. Runs that went on have reported again; what had ended is missing."
-    )
-
-
-def listed(accounts: Accounts, called: Callable[[str], str] = str) -> dict[str, Any]:
-    """All entries as JSON, and how many reports the server has lost; `called` gives models other names."""
+def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict[str, Any]:
+    """All entries as JSON; `called` gives models other names."""
     data = [
         {
             "date": each.date,
@@ -86,9 +74,9 @@ def listed(accounts: Accounts, called: Callable[[str], str] = str) -> dict[str, 
             "cached": each.amounts.cached,
             "failed": each.amounts.failed,
         }
-        for each in accounts.entries
+        for each in entries
     ]
-    return {"data": data, "lost_reports": accounts.lost}
+    return {"data": data}
 
 
 class UsageMetrics:
@@ -102,23 +90,23 @@ class UsageMetrics:
         self._past: dict[tuple[str, ...], Amounts] = {}
         self._days: dict[int, dict[tuple[str, ...], Amounts]] = {}
 
-    def families(self, accounts: Accounts | None) -> Iterable[CounterMetricFamily]:
+    def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
         """The metrics, without values where there are no accounts."""
         found = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
             for name, text in _COUNTED.items()
         ]
-        if accounts is not None:
-            for labels, each in self._totals(accounts).items():
+        if entries is not None:
+            for labels, each in self._totals(entries).items():
                 values = (each.pairs, each.tokens, each.microseconds / 1e6, each.cached, each.failed)
                 for family, value in zip(found, values, strict=True):
                     family.add_metric(labels, value)
         return found
 
-    def _totals(self, accounts: Accounts) -> dict[tuple[str, ...], Amounts]:
+    def _totals(self, entries: Iterable[Entry]) -> dict[tuple[str, ...], Amounts]:
         with self._lock:
             seen: dict[int, dict[tuple[str, ...], Amounts]] = {}
-            for entry in accounts.entries:
+            for entry in entries:
                 labels = (tenant_of(entry), entry.model or OTHER, entry.device)
                 day = seen.setdefault(entry.day, {})
                 day[labels] = day.get(labels, NOTHING).plus(entry.amounts)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +17,9 @@ from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError, RunFailed, ScoresWithdrawn, WireError
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
-from rankmill.jobs.contract.usage import joined, used_by
+from rankmill.jobs.contract.usage import NO_DEVICE, used_by
 from rankmill.jobs.contract.wire import decode_rows
-from rankmill.jobs.protocol.accounts import RunUsage
+from rankmill.jobs.protocol.accounts import END
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.registry.resolver import Resolver
@@ -318,23 +318,32 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
     try:
         left = store.load(journal.run) if journal.run else None
         if left and resumes:
-            results = [result for _, result in store.results(left, after="0", block_ms=1)]
-            scored = [each for each in results if isinstance(each, ChunkScores)]
+            entries = store.results(left, after="0", block_ms=1)
+            scored = [(entry, each) for entry, each in entries if isinstance(each, ChunkScores)]
             how = HowScored(left.spec, journal.first)
-            how.settled = how.news(result.stats for result in scored) or how.settled
-            ours = [result for result in scored if not how.objection(result.stats)]
-            whole = [result for result in ours if len(result.scores) == _rows_of(store, left, result.chunk)]
+            how.settled = how.news(result.stats for _, result in scored) or how.settled
+            ours = [(entry, result) for entry, result in scored if not how.objection(result.stats)]
+            whole = [each for each in ours if len(each[1].scores) == _rows_of(store, left, each[1].chunk)]
             # Results of finished parts are not in the journal any more.
-            open_rows = [result for result in whole if result.chunk >= journal.finished.rows]
-            known = [result for result in open_rows if journal.get(result.chunk) is None]
-            first = {result.chunk: result for result in reversed(known)}
-            used = reduce(joined, map(used_by, first.values()), journal.used)
-            journal.add({chunk: (len(result.scores), result) for chunk, result in first.items()}, used)
+            open_rows = [each for each in whole if each[1].chunk >= journal.finished.rows]
+            known = [each for each in open_rows if journal.get(each[1].chunk) is None]
+            first = {result.chunk: (entry, result) for entry, result in reversed(known)}
+            used = {entry: used_by(result) for entry, result in first.values()}
+            before = journal.account
+            rows = sum(len(result.scores) - result.scores.null_count for _, result in first.values())
+            account = before.model_copy(
+                update={"scored": before.scored + rows, "used": {**before.used, **used}}
+            )
+            journal.add(
+                {chunk: (len(result.scores), result) for chunk, (_, result) in first.items()}, account
+            )
     except WireError as error:
         logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return
     if left:
-        store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
+        account = journal.account
+        rest = {END: {NO_DEVICE: account.rest}} if account.rest and any(account.rest) else {}
+        store.delete(left, store.chunks(left), used={**account.used, **rest})
     journal.is_in_redis = False
 
 

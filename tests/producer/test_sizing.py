@@ -11,7 +11,7 @@ from rankmill import Client
 from rankmill.jobs.contract.results import ChunkFailure
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.system import system
-from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.journal import Account, Journal
 from rankmill.producer.collect.sizing import MAX_ROWS, MIN_ROWS, ChunkSize, Load, WindowSize
 from tests.conftest import Server
 
@@ -96,7 +96,7 @@ def test_a_chunk_ends_where_the_journal_has_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     journal.begin("run")
     failures = {start: ChunkFailure(chunk=start, message="no", fatal=False) for start in (10, 100)}
-    journal.add({start: (20, failure) for start, failure in failures.items()}, {})
+    journal.add({start: (20, failure) for start, failure in failures.items()}, Account())
     size = ChunkSize(64, "m", journal, {})
     assert [size.at(start) for start in (0, 5, 10, 30, 94, 100, 120)] == [10, 5, 20, 64, 6, 20, 64]
     journal.close()

@@ -606,14 +606,4 @@ FOUND = (
         ),
         chunk_size=4,
     ),
-    # Another process cancels a run whose producer has just read the last results: it had the scores, and they
-    # were not counted, as the run was gone (seed 11159).
-    Scenario(
-        seed=14,
-        workers=(0.5,),
-        clocks=(0.0,),
-        runs=(Submitted("run-0", _pairs(2), 1.0, "cancelled", "bulk"),),
-        faults=(Fault(1.3, "stop_producer", 2.5),),
-        chunk_size=16,
-    ),
 )

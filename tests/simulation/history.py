@@ -504,7 +504,7 @@ class History:
 
         One job more again: the worker may have looked when no bulk work waited.
         """
-        has_bulk = any(self.jobs[each].holder is worker and is_bulk_job(each) for each in self._held)
+        has_bulk = any(self.jobs[each].holder is worker and is_bulk_job(each) for each in [*self._held])
         counts = self._is_up and not self.owners and self.jobs[name].attempts == 0  # else it may drop the job
         if has_bulk or not bulk_waits or not counts:
             del self._passed_over[worker]
@@ -533,7 +533,7 @@ class History:
         return SLACK + (0 if self.one_engine else self.claim_ahead_jobs)
 
     def _requests(self, worker: Process) -> int:
-        return sum(self.jobs[each].holder is worker and not is_bulk_job(each) for each in self._held)
+        return sum(self.jobs[each].holder is worker and not is_bulk_job(each) for each in [*self._held])
 
     def _ahead(self, share: Share, waiting: set[str], mine: str, weights: dict[str, float]) -> float:
         """By how many jobs, weighed by its part, the one that takes is ahead of those that wait as well."""

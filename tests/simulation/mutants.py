@@ -191,7 +191,7 @@ MUTANTS = (
     ),
     Mutant(
         "a finished run is not deleted", _DRIVER,
-        "deleted = self._cleaner.remove(self.run, [], answered=collector.answered, usage=self._usage)\n",
+        "deleted = self._cleaner.remove(self.run, [], answered=collector.answered, used=used)\n",
         "deleted = None\n",
     ),
     Mutant(
@@ -213,8 +213,8 @@ MUTANTS = (
         ("cancelled", "slow",),
     ),
     Mutant(
-        "nobody is told of a cancellation", "jobs/protocol/accounts.py",
-        "redis.call('SET', KEYS[3], 1, 'EX', ARGV[1])\n",
+        "nobody is told of a cancellation", "jobs/protocol/lua/cancel.lua",
+        "redis.call('SET', KEYS[1], 1, 'EX', ARGV[1])\n",
         "",
         ("cancelled", "slow",),
     ),
@@ -248,8 +248,8 @@ MUTANTS = (
     ),
     Mutant(
         "the pairs of a finished run stay", _RUNS,
-        "mine += pairs[0] if pairs else []",
-        "mine += []",
+        "*(pairs[0] if pairs else ())",
+        "*()",
     ),
     Mutant(
         "unread results are deleted", _RUNS,
@@ -382,27 +382,33 @@ MUTANTS = (
         ("miscompute", "slow", "long"),
     ),
     Mutant(
-        "what was used before is counted again", "producer/collect/journal.py",
-        'return beyond(self.used, self._usage("used before"))',
-        "return self.used",
-        ("kill_producer", "long file", "keeps data"),
+        "what is repeated counts again", "jobs/protocol/lua/count.lua",
+        "counts = redis.call(ARGV[1], KEYS[1], entry) == 1",
+        "counts = redis.call(ARGV[1], KEYS[1], entry) >= 0",
+        ("breaks", "long"),
     ),
     Mutant(
-        "what a run has used until it is interrupted is not counted", _DRIVER,
-        "keeps no run from its end\n                self._count()\n",
-        "keeps no run from its end\n                pass\n",
-        kept=True,
+        "what a full disk keeps from the journal is counted", _DRIVER,
+        "used = self._journal.account.used",
+        "pass",
+        ("fill_disk", "long file"),
     ),
     Mutant(
-        "what a run has when another cancels it is not counted", "jobs/protocol/accounts.py",
-        "if redis.call('EXISTS', KEYS[1], KEYS[2]) == 0 then",
-        "if redis.call('EXISTS', KEYS[1]) == 0 then",
-        kept=True,
+        "what a dead producer has in its journal is not counted", "score/score_file.py",
+        "used={**account.used, **rest}",
+        "used=rest",
+        ("kill_at_write", "long file", "keeps data"),
+    ),
+    Mutant(
+        "what no device has scored counts with each run", _DRIVER,
+        "            if account.rest:",
+        "            if account.rest and not self.run:",
+        ("kill_at_write", "long file", "keeps data"),
     ),
     Mutant(
         "what has failed is counted as cached", _COLLECTOR,
-        "        cached = max(self.cut - scored - failed, 0)",
-        "        cached = max(self.cut - scored, 0)",
+        "cached=max(self.cut - self.scored - failed, 0)",
+        "cached=max(self.cut - self.scored, 0)",
         ("null", "calm"),
     ),
     Mutant(

@@ -217,6 +217,11 @@ class Cancelled(Command):
             client.store.cancel(run)
             world().history.cancelled[self.run.name] = world().now
 
+    def used(self) -> tuple[int, int]:
+        """What it has read is not counted if the run is cancelled just then."""
+        _, most = super().used()
+        return 0, most
+
 
 class Asyncio(Command):
     """Scores pairs from an event loop."""

@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from itertools import chain
 
+from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.leases import Leases
 from rankmill.jobs.protocol.runs import RunStore
@@ -105,6 +106,8 @@ def by_hand() -> None:
     queue.take(["request", "bulk"], [run], worker="worker-1", idle=True, further=(2, 5))
     queue.remove_run(run, range(12))
     queue.claim_idle(2)
+    runs_store = RunStore(store.redis)
+    runs_store.cancel(new_run(ScoreSpec(model="m"), queue="q", ttl=3600, max_retries=1))
     _current.clear()
 
 

@@ -76,12 +76,12 @@ def kind(run_id: str) -> str:
 
 
 def counted(run_id: str) -> str:
-    """Hash: what the accounts have of a run, by device."""
+    """Set: entries of a run's results that are counted, where the results stay."""
     return f"{PREFIX}:run:{run_id}:counted"
 
 
 def usage(day: int | None = None) -> str:
-    """Hash: usage of a day, counted from 1970 in UTC; without a day, the number of reports."""
+    """Hash: usage of a day, counted from 1970 in UTC; without a day, how the names of these keys begin."""
     return f"{PREFIX}:usage" if day is None else f"{PREFIX}:usage:{day}"
 
 

@@ -28,10 +28,6 @@ class Amounts(NamedTuple):
         """The sums."""
         return Amounts(*(mine + its for mine, its in zip(self, other, strict=True)))
 
-    def beyond(self, other: Amounts) -> Amounts:
-        """What these are more than `other`."""
-        return Amounts(*(max(mine - its, 0) for mine, its in zip(self, other, strict=True)))
-
 
 NOTHING = Amounts()
 
@@ -54,8 +50,3 @@ def joined(one: Usage, other: Usage) -> dict[str, Amounts]:
     """The sums of both."""
     names = one.keys() | other.keys()
     return {name: one.get(name, NOTHING).plus(other.get(name, NOTHING)) for name in sorted(names)}
-
-
-def beyond(one: Usage, other: Usage) -> dict[str, Amounts]:
-    """What `one` has more than `other`."""
-    return {name: amounts.beyond(other.get(name, NOTHING)) for name, amounts in one.items()}

@@ -8,8 +8,7 @@ them, so Redis holds no more than the chunks in flight.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 import redis
@@ -21,6 +20,7 @@ from rq.serializers import JSONSerializer
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import Payload, job_data
+from rankmill.jobs.contract.priority import group_of
 from rankmill.jobs.contract.results import (
     WITHDRAWAL,
     BadResult,
@@ -33,7 +33,7 @@ from rankmill.jobs.contract.results import (
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
 from rankmill.jobs.contract.schema import Count, WireModel
 from rankmill.jobs.contract.usage import Usage
-from rankmill.jobs.protocol.accounts import Accountant, RunUsage
+from rankmill.jobs.protocol.accounts import END, Accountant
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.script import Script
@@ -50,6 +50,10 @@ _AT_ONCE = 500
 _COUNT_ATTEMPTS = Script("jobs/protocol/lua/count_attempts.lua")
 _UNSETTLED = Script("jobs/protocol/lua/unsettled.lua")
 _SENT_AGAIN = Script("jobs/protocol/lua/sent_again.lua")
+
+_CANCEL = Script("jobs/protocol/lua/cancel.lua")
+
+NOTHING_USED: Mapping[str, Usage] = {}
 
 T = TypeVar("T")
 
@@ -317,13 +321,15 @@ class RunStore:
         entries: Iterable[str],
         progress: Progress,
         row_errors: Sequence[RowError] = (),
-        usage: RunUsage | None = None,
+        used: Mapping[str, Usage] = NOTHING_USED,
     ) -> None:
         """Delete chunks whose result the producer has, and the stream entries of those results.
 
-        Also write the run's new progress, and the new rows without a score, and count what it has used.
+        Also write the run's new progress, and the new rows without a score, and count what some of the
+        entries have `used`.
         """
-        with self._counting(usage) as (pipe, _):
+        with self.redis.pipeline() as pipe:
+            counts = self.accountant.count(pipe, run, used)
             if done := list(chunks):
                 pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in done))
                 pipe.hdel(keys.scored_rows(run.id), *map(str, done))
@@ -333,38 +339,22 @@ class RunStore:
                 pipe.rpush(keys.errors(run.id), *(error.written() for error in row_errors))
             pipe.expire(keys.errors(run.id), run.ttl)
             self._touch(pipe, run)
+            heard, *_ = pipe.execute()
+        self.accountant.heard(counts and heard)
 
-    def note(self, run: Run, progress: Progress, usage: RunUsage | None = None) -> None:
-        """Write the run's new progress, and count what it has used."""
-        with self._counting(usage) as (pipe, _):
+    def note(self, run: Run, progress: Progress, used: Mapping[str, Usage] = NOTHING_USED) -> None:
+        """Write the run's new progress, and count what results have `used` that stay in Redis."""
+        with self.redis.pipeline() as pipe:
+            counts = self.accountant.count(pipe, run, used, stays=True)
             self._note(pipe, run, progress)
+            heard, *_ = pipe.execute()
+        self.accountant.heard(counts and heard)
 
-    def count_request(self, run: Run, usage: Usage, marker: str) -> None:
-        """Count what a job that brings its pairs has used, once, while its key `marker` is there."""
+    def count_request(self, run: Run, usage: Usage) -> None:
+        """Count what a job that brings its pairs has used, once while a set says so."""
         with self.redis.pipeline(transaction=False) as pipe:
-            self.accountant.add(pipe, RunUsage(run, usage), at=marker)
+            self.accountant.count(pipe, run, {END: usage}, group=group_of(""), stays=True)
             pipe.execute()
-
-    @contextmanager
-    def _counting(
-        self, usage: RunUsage | None, delete: Iterable[str] = (), *, together: bool = True
-    ) -> Iterator[tuple[Pipeline, list[Any]]]:
-        """Commands and their replies, executed at the end, `together` in a transaction; the first counts what
-        a run has used, if that is new.
-
-        It deletes the keys too, once that is counted.
-        """
-        replies: list[Any] = []
-        with self.redis.pipeline(transaction=together) as pipe:
-            counts, total = usage is not None and usage.is_new, dict(usage.total) if usage else {}
-            if usage and counts:
-                self.accountant.add(pipe, usage, delete)
-            elif delete:
-                pipe.unlink(*delete)
-            yield pipe, replies
-            replies += pipe.execute()
-        if usage and counts:
-            self.accountant.added(replies[0], usage, total)
 
     def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:
         # Only if the key exists (xx): the run may have been cancelled meanwhile.
@@ -455,29 +445,33 @@ class RunStore:
         *,
         answered: Iterable[int] = (),
         tell: bool = False,
-        usage: RunUsage | None = None,
+        used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted:
         """Delete the run, and the waiting jobs of `chunks`, but not what is withdrawn.
 
         It takes many short commands, so that other clients are served meanwhile; to be repeated if one fails.
 
         Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
-        have their result, so no job. `tell` leaves a note for the producer that the run was cancelled, and
-        what was counted of it, which the producer may add to. What the run has used is counted in the
-        command that ends it. What was withdrawn is read afterwards: whoever withdraws scores later finds the
-        run gone.
+        have their result, so no job. `tell` leaves a note for the producer that the run was cancelled. What
+        results have `used` is counted before. What was withdrawn is read afterwards: whoever withdraws scores
+        later finds the run gone.
         """
         known, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*known, *done])]
-        mine = [*keys.of_run(run.id), keys.cancelled(run.id)]
-        mine += pairs[0] if pairs else []  # mostly all: if this process dies then, nobody looks for others
+        mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]  # mostly all pairs: if this process dies
+        mine.append(keys.cancelled(run.id))  # then, nobody looks for the others
         # A full server takes no transaction, and gets room when runs end. First: no worker scores it.
-        with self._counting(usage, () if tell else mine, together=False) as (pipe, replies):
+        with self.redis.pipeline(transaction=False) as pipe:
+            counts = self.accountant.count(pipe, run, used)
             if tell:
-                self.accountant.leave(pipe, run, mine)
+                _CANCEL.run(pipe, [keys.cancelled(run.id), *mine[:-1]], run.ttl)
+            else:
+                pipe.unlink(*mine)
             pipe.zrem(keys.runs(), run.id)
             pipe.xread({keys.withdrawals(run.id): "0"})
-        told = [read_withdrawal(fields) for _, entries in _streams(replies[-1]) for _, fields in entries]
+            heard, *_, last = pipe.execute()
+        self.accountant.heard(counts and heard)
+        told = [read_withdrawal(fields) for _, entries in _streams(last) for _, fields in entries]
         for names in pairs[1:]:  # a full server takes this, but not what the jobs need
             self.redis.unlink(*names)
         paused, queued = 0, list[int]()

@@ -6,12 +6,12 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.contract.run import Run
-from rankmill.jobs.protocol.accounts import RunUsage
-from rankmill.jobs.protocol.runs import Deleted, RunStore
+from rankmill.jobs.contract.usage import Usage
+from rankmill.jobs.protocol.runs import NOTHING_USED, Deleted, RunStore
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.system import system
@@ -35,7 +35,7 @@ class RunCleaner:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._lock = system.Lock()
-        self._left: deque[tuple[Run, list[int], float, RunUsage | None]] = deque()
+        self._left: deque[tuple[Run, list[int], float, Mapping[str, Usage]]] = deque()
         self._busy = False
 
     def remove(
@@ -45,11 +45,11 @@ class RunCleaner:
         *,
         answered: Iterable[int] = (),
         hurry: bool = False,
-        usage: RunUsage | None = None,
+        used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted | None:
         """Delete a run and the waiting jobs of its `chunks`; do not try twice if the caller is in a `hurry`.
 
-        `answered` chunks have no jobs any more, but pairs. What the run has used is counted first.
+        `answered` chunks have no jobs any more, but pairs. What results have `used` is counted first.
 
         Returns
         -------
@@ -64,18 +64,18 @@ class RunCleaner:
         until = system.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
         try:
             with redis_errors(), waiting(most=0 if hurry else _AT_ONCE_SECONDS, until=until):
-                return self._store.delete(run, left, answered=done, usage=usage)
+                return self._store.delete(run, left, answered=done, used=used)
         except RedisUnavailable as error:
             with about(run=run.id):
                 logger.warning("the run's keys in Redis will be removed later: %s", error)
-            self._later(run, [*left, *done], usage)
+            self._later(run, [*left, *done], used)
             return None
 
-    def _later(self, run: Run, chunks: list[int], usage: RunUsage | None) -> None:
+    def _later(self, run: Run, chunks: list[int], used: Mapping[str, Usage]) -> None:
         if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's
             self._begin()
         with self._lock:
-            self._left.append((run, chunks, system.monotonic() + run.ttl, usage))
+            self._left.append((run, chunks, system.monotonic() + run.ttl, used))
             if not self._busy:
                 self._busy = True
                 self._store.later(self._remove_all)
@@ -86,16 +86,16 @@ class RunCleaner:
                 if not self._left:
                     self._busy = False
                     return
-                run, chunks, until, usage = self._left.popleft()
+                run, chunks, until, used = self._left.popleft()
             try:
                 with about(run=run.id), redis_errors():
-                    deleted = self._store.delete(run, chunks, usage=usage)
+                    deleted = self._store.delete(run, chunks, used=used)
                     if deleted.withdrawals:  # whoever had its scores has gone on
                         why = deleted.withdrawals[0].reason
                         logger.error("scores of the run are withdrawn; score it again: %s", why)
             except RedisUnavailable:
                 if system.monotonic() < until:
                     with self._lock:
-                        self._left.append((run, chunks, until, usage))
+                        self._left.append((run, chunks, until, used))
             except Exception:
                 logger.exception("the keys of run %s in Redis cannot be removed", run.id)

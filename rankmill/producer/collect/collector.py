@@ -23,7 +23,7 @@ from rankmill.jobs.contract.results import (
 )
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec
-from rankmill.jobs.contract.usage import NO_DEVICE, Amounts, Usage, joined, used_by
+from rankmill.jobs.contract.usage import Amounts, joined, used_by
 from rankmill.jobs.runtime.logs import about
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.progress import RowCounter
@@ -110,12 +110,14 @@ class Accepted(NamedTuple):
 
     ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers are to be sent.
     Pieces with ``unusable`` results, by number with the reasons, are to be sent again, unless their job will
-    write another result.
+    write another result. ``used`` is what the finished chunks have used, by the place of the result that
+    finished them.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
     halves: list[Piece]
     unusable: dict[int, str]
+    used: dict[int, dict[str, Amounts]]
 
 
 class HowScored:
@@ -184,8 +186,8 @@ class Collector:
     reuse
         The scores that are known, perhaps none; rows with these pairs are not sent, nor pairs that another
         row or a chunk without a result asks for. ``None``: all rows are sent.
-    used
-        What the earlier runs have used.
+    scored
+        Rows that devices have scored for the earlier runs.
     """
 
     def __init__(
@@ -197,11 +199,11 @@ class Collector:
         first: ChunkStats | None = None,
         start: int = 0,
         reuse: EarlierScores | None = None,
-        used: Usage | None = None,
+        scored: int = 0,
     ) -> None:
         self.rows = rows
-        self.used: Usage = used or {}
-        """What the finished chunks have used; of an output that is resumed, all of its runs."""
+        self.scored = scored
+        """Rows of finished chunks that devices have scored, for all runs of an output."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
         """Rows that are cut into chunks, and rows that the caller has; each is a chunk's number."""
@@ -220,6 +222,8 @@ class Collector:
         self._run, self._window = run, window
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
+        self._used: dict[str, Amounts] = {}
+        """What the chunks have used that a result finishes."""
         self._waiting: dict[int, int] = {}
         """Rows of finished chunks that are not taken, by number."""
         self._reuse = reuse
@@ -315,7 +319,8 @@ class Collector:
         taken: list[tuple[Piece, ChunkResult]] = []
         fresh: list[Piece] = []
         unusable: dict[int, str] = {}
-        for result in results:
+        used: dict[int, dict[str, Amounts]] = {}
+        for place, result in enumerate(results):
             bad = self._objection(result)
             if bad is not None or isinstance(result, BadResult):
                 with about(chunk="unknown" if result.chunk is None else result.chunk):
@@ -342,11 +347,14 @@ class Collector:
             if sum(len(each.table) for each, _ in chunk.results) == chunk.rows:
                 ordered = sorted(chunk.results, key=lambda each: each[0].start)
                 whole = join_results(piece.chunk, [(len(each.table), found) for each, found in ordered])
+                self._used = {}
                 self._has_answer(piece.chunk, whole)
+                if self._used:
+                    used[place] = self._used
         self.see(self._scored, now)
         still_bad = {number: why for number, why in unusable.items() if number in self.pieces}
         unsent = [piece for piece in fresh if piece.number in self.pieces]
-        return Accepted(taken, unsent, still_bad)
+        return Accepted(taken, unsent, still_bad, used)
 
     def retry(
         self, reasons: Mapping[int, str], failed: Mapping[int, int]
@@ -448,14 +456,13 @@ class Collector:
         """Count what a chunk that is finished has used."""
         for _, result in chunk.results:
             if isinstance(result, ChunkScores):
-                self.used = joined(self.used, used_by(result))
+                self._used = joined(self._used, used_by(result))
+                self.scored += len(result.scores) - result.scores.null_count
 
-    def used_in_all(self) -> Usage:
-        """What the run has used now that it is complete: also the rows that no device has scored."""
+    def rest(self) -> Amounts:
+        """The rows of the run, which is complete, that no device has scored."""
         failed = self.rows.progress.row_errors
-        scored = sum(amounts.pairs for name, amounts in self.used.items() if name != NO_DEVICE)
-        cached = max(self.cut - scored - failed, 0)
-        return {**self.used, NO_DEVICE: Amounts(cached=cached, failed=failed)}
+        return Amounts(cached=max(self.cut - self.scored - failed, 0), failed=failed)
 
     def _enter(self, piece: Piece, payload: int) -> None:
         """Count a piece into the load."""

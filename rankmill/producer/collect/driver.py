@@ -28,8 +28,9 @@ from rankmill.jobs.contract.errors import (
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores, Withdrawal
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Progress, RowError, Run
+from rankmill.jobs.contract.usage import NO_DEVICE, Amounts
 from rankmill.jobs.contract.wire import decode_rows, encode_rows
-from rankmill.jobs.protocol.accounts import RunUsage
+from rankmill.jobs.protocol.accounts import END
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.limits import cores
@@ -39,7 +40,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.collector import AT_ONCE, FIRST_PIECE, Accepted, Collector, Piece
 from rankmill.producer.collect.earlier import EarlierScores
-from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.journal import Account, Journal
 from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.progress import RowCounter
@@ -130,9 +131,10 @@ class RunDriver:
             first=journal.first if journal else None,
             start=finished.rows if finished else 0,
             reuse=reuse,
-            used=journal.used if journal else None,
+            scored=journal.account.scored if journal else 0,
         )
-        self._usage = RunUsage(run)
+        self._used: dict[str, dict[str, Amounts]] = {}
+        """What the collected results have used that are still in Redis, by their entries."""
         self._spool = Spool(journal.folder if journal else None)
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
         self._spans: dict[int, Span] = {}
@@ -200,8 +202,8 @@ class RunDriver:
             raise
         self._spool.close()
         if not self.is_detached:
-            self._count(complete=True)
-            deleted = self._cleaner.remove(self.run, [], answered=collector.answered, usage=self._usage)
+            used = self._used_in_all()
+            deleted = self._cleaner.remove(self.run, [], answered=collector.answered, used=used)
             if deleted and deleted.withdrawals:
                 raise withdrawn(self.run.id, deleted.withdrawals)
         self._span.end()
@@ -244,9 +246,11 @@ class RunDriver:
             with redis_errors():
                 self._store.delete(self.run, chunks, tell=True)
         else:
-            with suppress(InputError, OutputError):  # a journal that cannot be read keeps no run from its end
-                self._count()
-            deleted = self._cleaner.remove(self.run, chunks, hurry=self._late, usage=self._usage)
+            used = self._used
+            if self._journal:  # a signal may come when a result is there, but before this process knows
+                with suppress(InputError, OutputError):  # one that cannot be read keeps no run from its end
+                    used = self._journal.account.used
+            deleted = self._cleaner.remove(self.run, chunks, hurry=self._late, used=used)
             if deleted and self._journal:
                 self._journal.is_in_redis = False
         self._close_source()
@@ -345,13 +349,14 @@ class RunDriver:
         self._heard = system.monotonic()
         if taken_back := [each for _, each in entries if isinstance(each, Withdrawal)]:
             self._end_withdrawn(taken_back)
-        found = [result for _, result in entries if not isinstance(result, Withdrawal)]
-        self._settle(found)
+        found = [(entry, result) for entry, result in entries if not isinstance(result, Withdrawal)]
+        self._settle([result for _, result in found])
         accepted = self._accept(found)
         if self.is_detached:
             self._after = entries[-1][0]
-            self._count(complete=self.collector.complete and not self.collector.fatal)
-            self._store.note(self.run, self.progress, self._usage)
+            is_done = self.collector.complete and not self.collector.fatal
+            self._store.note(self.run, self.progress, self._used_in_all() if is_done else self._used)
+            self._used = {}
             if accepted.halves or accepted.unusable:
                 self._waits_since = -math.inf  # the waiting producer finds out which were never sent
             return
@@ -364,10 +369,11 @@ class RunDriver:
             lost = self._store.missing(self.run, why)
             self._retry({number: f"its result cannot be used: {why[number]}" for number in lost})
 
-    def _accept(self, results: Sequence[ChunkResult | BadResult]) -> Accepted:
+    def _accept(self, entries: Sequence[tuple[str, ChunkResult | BadResult]]) -> Accepted:
         with self._accepting:
             self._check_cancelled()
-            accepted = self.collector.accept(results, system.now())
+            accepted = self.collector.accept([result for _, result in entries], system.now())
+            self._used |= {entries[place][0]: used for place, used in accepted.used.items()}
             for piece, result in accepted.taken:
                 if isinstance(result, ChunkScores):
                     stats = result.stats
@@ -414,7 +420,8 @@ class RunDriver:
         results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
         if self._journal and results:
             copied = {each.number: each.copied for each in finished if each.copied}
-            self._journal.add(results, self.collector.used, copied)
+            account = Account(scored=self.collector.scored, used=self._used, rest=self._journal.account.rest)
+            self._journal.add(results, account, copied)
         for chunk in finished:
             self._spool.put(chunk.number, chunk.part)
             if span := self._spans.pop(chunk.number, None):
@@ -423,27 +430,21 @@ class RunDriver:
     def _forget(self) -> None:
         """Delete the collected results from Redis, and write the run's progress there."""
         collector, rows = self.collector, self.collector.rows
-        self._count()
         self._store.forget(
-            self.run, collector.answered, self._entries, self.progress, rows.errors, self._usage
+            self.run, collector.answered, self._entries, self.progress, rows.errors, self._used
         )
-        collector.answered, self._entries, rows.errors = [], [], []
+        collector.answered, self._entries, rows.errors, self._used = [], [], [], {}
         if self._cancelled:  # meanwhile, by another thread
             self.cancel()
 
-    def _count(self, *, complete: bool = False) -> None:
-        """Sum up what this run has used, so that the server can count it.
-
-        Of a file that is what its journal says: a signal may interrupt this process when a result is there,
-        but before it has taken note of that.
-        """
-        used = self.collector.used_in_all() if complete else self.collector.used
-        if self._journal is None:
-            self._usage.total = used
-            return
-        if complete:
-            self._journal.keep_used(used)
-        self._usage.total = self._journal.used_by_run
+    def _used_in_all(self) -> dict[str, dict[str, Amounts]]:
+        """What is to be counted of the complete run: also its rows that no device has scored."""
+        account, rest = self._journal and self._journal.account, self.collector.rest()
+        if self._journal and account:
+            if account.rest:  # a run that was complete has told of them
+                return self._used
+            self._journal.keep_account(account.model_copy(update={"rest": rest}))
+        return {**self._used, END: {NO_DEVICE: rest}} if any(rest) else self._used
 
     def _sweep(self) -> None:
         """Store again what Redis has lost of the run; give up chunks without a job and an attempt left."""
@@ -465,11 +466,8 @@ class RunDriver:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
         self._restore()
-        if self.is_detached:  # whoever collects the run reads the same
-            for failure in given_up:
-                self._store.write_result(self.run, failure)
-        elif given_up:
-            self._accept(given_up)
+        for failure in given_up:  # whoever collects the run reads the same
+            self._store.write_result(self.run, failure)
         if again:
             mine = self._store.count_attempts(self.run, {piece.number: piece.failed for piece in again})
             if self.is_detached:  # another process may send some

@@ -15,8 +15,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field
 from pydantic_core import from_json
 
 from rankmill.jobs.contract.errors import InputError, OutputError, WireError
@@ -29,9 +30,11 @@ from rankmill.jobs.contract.results import (
     to_entry,
 )
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Count, WireModel
-from rankmill.jobs.contract.usage import Amounts, Usage, beyond
+from rankmill.jobs.contract.usage import Amounts
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=WireModel)
 
 _TABLES = f"""
 PRAGMA locking_mode = EXCLUSIVE;
@@ -66,7 +69,18 @@ _GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
 _COPIES = "SELECT chunk, CAST(first AS INTEGER), CAST(rows AS INTEGER) FROM copies"
 """Numbers also where the file is damaged."""
 
-_USAGE = TypeAdapter(dict[str, Amounts])
+
+class Account(WireModel):
+    """What is to be counted of an output.
+
+    ``scored`` is the number of rows that devices have scored. ``used`` is what the last results have used, by
+    their entries in the last run's stream: as long as an entry is there, this is not counted. ``rest`` are
+    the rows that no device has scored, once a run is complete.
+    """
+
+    scored: Count = 0
+    used: dict[str, dict[str, Amounts]] = Field(default_factory=dict)
+    rest: Amounts | None = None
 
 
 class Finished(WireModel):
@@ -115,7 +129,7 @@ class Journal:
             self._check_format()
             with self._at_work():
                 self._db.executescript(_TABLES)
-            self.finished = self._read_finished()
+            self.finished = self._read_state("finished", Finished) or _NONE
             """The parts of the output that are in place."""
             self.is_in_redis = self.run is not None
             """Whether the last run may still be in Redis; whoever deletes it there says so."""
@@ -173,38 +187,27 @@ class Journal:
         """Delete all results and store a new `manifest`; the last run's id is kept."""
         self.finished = _NONE
         with self._at_work():
-            self._db.execute("DELETE FROM state WHERE name IN ('finished', 'used', 'used before', 'runs')")
+            self._db.execute("DELETE FROM state WHERE name IN ('finished', 'account', 'runs')")
             self._db.execute("DELETE FROM chunks")
             self._db.execute("DELETE FROM manifest")
             self._db.executemany("INSERT INTO manifest VALUES (?, ?)", manifest.items())
 
     def begin(self, run: str) -> None:
-        """Store a run's id, before any of its chunks is in the queue; what is used from now on is its."""
+        """Store a run's id, before any of its chunks is in the queue."""
         with self._at_work():
             self._write_state("runs", " ".join([*self.runs, run]))
             self._write_state("run", run)
-            self._write_state("used before", self._state("used") or "{}")
+            self._write_state("account", self.account.model_copy(update={"used": {}}).written())
         self.is_in_redis = True
 
     @property
-    def used(self) -> Usage:
-        """What all runs have used for the results here, and for those of finished parts."""
-        return self._usage("used")
+    def account(self) -> Account:
+        """What is to be counted of the output."""
+        return self._read_state("account", Account) or Account()
 
-    @property
-    def used_by_run(self) -> Usage:
-        """What the last run has used of it."""
-        return beyond(self.used, self._usage("used before"))
-
-    def keep_used(self, used: Usage) -> None:
-        """Store what all runs have used, which is known when the last one is complete."""
-        self._set_state("used", _USAGE.dump_json(dict(used)).decode())
-
-    def _usage(self, name: str) -> Usage:
-        try:
-            return _USAGE.validate_json(self._state(name) or "{}")
-        except ValidationError:
-            raise InputError(f"{self._path} is damaged ({name}); start over with --restart") from None
+    def keep_account(self, account: Account) -> None:
+        """Store what is to be counted, before it is."""
+        self._set_state("account", account.written())
 
     @property
     def model(self) -> str | None:
@@ -244,10 +247,10 @@ class Journal:
     def add(
         self,
         results: Mapping[int, tuple[int, ChunkResult]],
-        used: Usage,
+        account: Account,
         copied: Mapping[int, Collection[tuple[int, int]]] | None = None,
     ) -> None:
-        """Store ``{chunk: (rows, result)}`` and what all runs have `used`, synced when this returns.
+        """Store ``{chunk: (rows, result)}`` and what is to be counted, synced when this returns.
 
         Fatal failures are not stored, nor are results of rows in finished parts. Some chunks have `copied`
         scores of others, of which each has a first row and a number of rows.
@@ -257,7 +260,7 @@ class Journal:
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", self._records(results))
             copies = ((chunk, *source) for chunk, sources in (copied or {}).items() for source in sources)
             self._db.executemany("INSERT OR IGNORE INTO copies VALUES (?, ?, ?)", copies)
-            self._write_state("used", _USAGE.dump_json(dict(used)).decode())
+            self._write_state("account", account.written())
         self._check()
 
     def withdraw(self, rows: Iterable[int]) -> None:
@@ -319,10 +322,10 @@ class Journal:
                 "release that began it, or start over with --restart"
             )
 
-    def _read_finished(self) -> Finished:
-        record = self._state("finished")
+    def _read_state(self, name: str, kind: type[T]) -> T | None:
+        record = self._state(name)
         try:
-            return _NONE if record is None else Finished.read_json(record, str(self._path))
+            return None if record is None else kind.read_json(record, f"{self._path} ({name})")
         except WireError as error:
             raise InputError(f"{error}; start over with --restart") from None
 

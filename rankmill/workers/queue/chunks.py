@@ -186,7 +186,7 @@ class PairsClaim(ChunkClaim):
         try:
             if isinstance(result, ChunkScores):
                 assert self.run
-                self.store.count_request(self.run, used_by(result), self.job.key)
+                self.store.count_request(self.run, used_by(result))
                 self.held.succeed(return_value(result))
             elif result is not None:
                 self.fail(RunFailed(result.message))

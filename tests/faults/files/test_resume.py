@@ -102,7 +102,7 @@ def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     assert not folder_of(output).exists()
     assert not list(queue.client.scan_iter("rankmill:run:*"))
     assert not list(queue.client.scan_iter("rq:job:*"))
-    entries = read_accounts(queue.client, 2, "killed").entries
+    entries = read_accounts(queue.client, 2, "killed")
     assert sum(entry.amounts.pairs for entry in entries) == ROWS
     assert sum(entry.amounts.cached + entry.amounts.failed for entry in entries) == 0
     assert {entry.tenant for entry in entries} == {"killed"}

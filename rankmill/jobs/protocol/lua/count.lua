@@ -1,0 +1,44 @@
+-- Adds to the accounts what parts of a run have used, each once: while the run's stream has the part's entry,
+-- which is deleted here, or until the set has it. For the entry 'end' the stream itself is deleted.
+-- KEYS: stream of results or set of entries, accounts.
+-- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, group, name of the tenant, model;
+--   then for each part its entry, the number of its devices, and for each device its name and five amounts.
+-- Returns what is wrong with the accounts, if something is.
+local day = KEYS[2] .. ':' .. math.floor(redis.call('TIME')[1] / 86400)
+local trouble
+
+local function add(device, at)
+  local entry = ARGV[4] .. '|' .. device .. '|' .. ARGV[6]
+  local known = redis.call('HGET', day, entry)
+  if not known and redis.call('HINCRBY', day, 'entries', 1) > tonumber(ARGV[3]) then
+    entry, known = 'other', redis.call('HGET', day, 'other')
+  elseif ARGV[5] ~= '' then
+    redis.call('HSET', day, 'name|' .. ARGV[4], ARGV[5])
+  end
+  local sums = {}
+  for each in string.gmatch(known or '0 0 0 0 0', '%d+') do
+    sums[#sums + 1] = string.format('%.0f', each + ARGV[at + #sums])
+  end
+  redis.call('HSET', day, entry, table.concat(sums, ' '))
+  redis.call('EXPIRE', day, ARGV[2])
+end
+
+local at = 7
+while at < #ARGV do
+  local entry, devices = ARGV[at], tonumber(ARGV[at + 1])
+  local counts
+  if entry == 'end' and ARGV[1] == 'XDEL' then
+    counts = redis.call('UNLINK', KEYS[1]) == 1
+  else
+    counts = redis.call(ARGV[1], KEYS[1], entry) == 1
+  end
+  at = at + 2
+  for _ = 1, devices do
+    if counts then
+      local fine, why = pcall(add, ARGV[at], at + 1)
+      if not fine then trouble = type(why) == 'table' and why.err or why end
+    end
+    at = at + 6
+  end
+end
+return trouble
