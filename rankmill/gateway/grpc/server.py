@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -143,6 +144,8 @@ class GrpcServer:
                     yield Call(note, await self._gateway.identify(note, headers))
             except EXPECTED as error:
                 await _abort(context, note, refusal_of(error, self._gateway.names))
+            except DecodeError:
+                await _abort(context, note, Refusal("invalid", "what was sent is no message of this method"))
             except Exception:
                 logger.exception("the call of %s failed", route)
                 text = f"the call failed; the gateway's log has the reason, with request={note.id}"

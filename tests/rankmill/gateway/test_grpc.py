@@ -256,6 +256,18 @@ def test_what_has_no_score_is_refused(channel: grpc.Channel, method: str, reques
     assert reason in refused.details()
 
 
+@pytest.mark.parametrize("method", ["Rerank/Rerank", "Rerank/RerankStream", "Predict/PredictPairStream"])
+def test_what_is_no_message_is_refused_in_a_line(
+    gateway: Running, channel: grpc.Channel, method: str
+) -> None:
+    send: Any = channel.stream_stream(f"/tei.v1.{method}")
+    with pytest.raises(grpc.RpcError) as refused:
+        list(send(iter([b"\xff\xff\xff"]), timeout=60))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details() == "what was sent is no message of this method"
+    assert "Traceback" not in gateway.log.read_text()
+
+
 def test_it_describes_itself(gateway: Running, channel: grpc.Channel) -> None:
     found = call(channel, "Info.Info", tei.InfoRequest())
     assert (found.model_id, found.model_type) == ("demo", tei.MODEL_TYPE_RERANKER)
