@@ -126,7 +126,7 @@ def test_a_run_cancelled_elsewhere_ends_its_producer(server: Server, tiny_model:
     assert known
     assert other.cancel(known) == 8
     left = {key for key in server.client.scan_iter("*") if run.id.encode() in key}
-    assert left == {keys.cancelled(run.id).encode(), keys.counted(run.id).encode()}
+    assert left == {keys.cancelled(run.id).encode()}
     assert all(server.client.ttl(key) > 0 for key in left)
     with pytest.raises(RunCancelled):
         run.scores(timeout=60)
