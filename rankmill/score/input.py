@@ -79,7 +79,7 @@ class FoundInput:
                 allow_missing=allow_nulls,
                 on_duplicate=request.on_duplicate,
                 queries=TextFields("queries", request.queries_id, request.queries_text),
-                corpus=TextFields("corpus", request.corpus_id, request.corpus_text),
+                corpus=TextFields("corpus", request.corpus_id, request.corpus_text, request.columns),
                 limit=request.limit,
                 shard=request.shard,
             )
@@ -94,6 +94,7 @@ class FoundInput:
                 request.delimiter,
                 request.list_columns,
                 request.max_field_mib,
+                names=request.columns,
                 typed=not is_json or made is None or not made.is_text,
             ),
             limit=request.limit,

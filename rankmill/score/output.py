@@ -20,7 +20,7 @@ from rankmill.producer.files.shards import check_shard
 from rankmill.producer.files.source import PairSource
 from rankmill.producer.files.stores.paths import as_path, is_url, resolved
 from rankmill.producer.files.workspace import OutputFile, PartsFolder
-from rankmill.score.input import RUN_TEXTS, text_columns
+from rankmill.score.input import RUN_TEXTS, FoundInput, text_columns
 
 _ALWAYS = ("query_column", "passage_column", "score_column", "on_null")
 """Options that a manifest names also where they are as usual."""
@@ -127,21 +127,23 @@ class OutputTarget:
         if request.mean and request.shard:
             raise InputError("--mean is over all passages of a query, and a shard may have some of them")
 
-    def refuse_unused(self, files: Sequence[InputFile]) -> None:
-        """Raise `InputError` if an option of the request has no effect on what is made of `files`."""
-        for name, why in [*self._unused_by_input(files), *self._unused_by_output()]:
+    def refuse_unused(self, found: FoundInput) -> None:
+        """Raise `InputError` if an option of the request has no effect on what is made of its input."""
+        for name, why in [*self._unused_by_input(found), *self._unused_by_output()]:
             if self.request.is_given(name):
                 raise InputError(f"--{name.replace('_', '-')} has no effect here: {why}; leave it out")
 
-    def _unused_by_input(self, files: Sequence[InputFile]) -> Iterator[tuple[str, str]]:
+    def _unused_by_input(self, found: FoundInput) -> Iterator[tuple[str, str]]:
         """Options that do nothing with this input, and why."""
-        columns = ("query_column", "passage_column", "text_columns", "list_columns")
         delimited = ("delimiter", "max_field_mib")
-        if self.request.run:
-            yield from ((name, "it is for files of pairs, not for a run") for name in (*columns, *delimited))
-        elif not any(file.format in (CSV, TSV) for file in files):
-            yield from ((name, "no file of the input is CSV or TSV") for name in delimited)
-        elif all(file.format in (CSV, TSV) for file in files):
+        if found.run:
+            of_pairs = ("query_column", "passage_column", "text_columns", "list_columns", *delimited)
+            yield from ((name, "it is for files of pairs, not for a run") for name in of_pairs)
+            if not any(file.format in (CSV, TSV) for file in found.run.corpus):
+                yield "columns", "no file of the corpus is CSV or TSV"
+        elif not any(file.format in (CSV, TSV) for file in found.files):
+            yield from ((name, "no file of the input is CSV or TSV") for name in (*delimited, "columns"))
+        elif all(file.format in (CSV, TSV) for file in found.files):
             yield "text_columns", "all columns of CSV and TSV are text"
 
     def _unused_by_output(self) -> Iterator[tuple[str, str]]:
@@ -256,6 +258,7 @@ def _columns_of_models(asked: str, models: Sequence[str]) -> list[str]:
 _WRITTEN: dict[str, Callable[[Any], str]] = {
     "text_columns": lambda names: ", ".join(sorted(names)),
     "list_columns": ",".join,
+    "columns": ",".join,
     "queries_text": ",".join,
     "corpus_text": ",".join,
     "messages_column": ",".join,

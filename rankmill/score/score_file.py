@@ -126,7 +126,7 @@ def _score_file(
         )
         # What the scores depend on: if that is as before, an interrupted run is continued.
         inputs, cache = found.identify(work.folder, stack), cache_folder(settings.cache_dir)
-        target.refuse_unused(found.files)
+        target.refuse_unused(found)
         made_from = manifest(inputs, asked, row_options(request, settings), cache)
         work.begin(made_from)
         models = _with_versions(asked, settings, work)

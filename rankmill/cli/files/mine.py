@@ -51,6 +51,8 @@ class MineOptions(options.NewTable):
     """Column with the passages' ids.  [default: the only known name]"""
     corpus_text: Columns = ()
     """Column with their texts; several are joined.  [default: title and the only known name]"""
+    columns: Columns = ()
+    """All columns of a corpus in CSV or TSV without a header, in order."""
     on_duplicate: OnDuplicate = "error"
     """An id with two texts in them: an error, or the first or last text is taken."""
     score_column: options.Column = "score"
@@ -88,10 +90,11 @@ class MineOptions(options.NewTable):
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
         if not self.queries:
-            named = (self.queries_id, self.queries_text, self.corpus_id, self.corpus_text)
+            named = (self.queries_id, self.queries_text, self.corpus_id, self.corpus_text, self.columns)
             if any(named):
                 raise InputError(
-                    "--queries-id, --queries-text, --corpus-id and --corpus-text need --queries and --corpus"
+                    "--queries-id, --queries-text, --corpus-id, --corpus-text and --columns need --queries "
+                    "and --corpus"
                 )
             return scored
         queries = find_files([str(source_path(name, "queries")) for name in self.queries])
@@ -100,7 +103,7 @@ class MineOptions(options.NewTable):
             [file.path for file in queries],
             [file.path for file in corpus],
             TextFields("queries", self.queries_id, self.queries_text),
-            TextFields("corpus", self.corpus_id, self.corpus_text),
+            TextFields("corpus", self.corpus_id, self.corpus_text, self.columns),
             self.on_duplicate,
         )
 

@@ -20,8 +20,8 @@ SETTINGS = (
 
 GROUPS = {
     "Most used": "output models top_k query_column passage_column",
-    "Input": "text_column messages_column text_columns list_columns delimiter max_field_mib on_null limit "
-    "shard reuse",
+    "Input": "text_column messages_column text_columns list_columns columns delimiter max_field_mib on_null "
+    "limit shard reuse",
     "A run instead of pairs": "run queries corpus dataset queries_id queries_text corpus_id corpus_text "
     "on_duplicate depth qrels with_texts",
     "Output": "output_format rows_per_part score_column rank_column query_id_column passage_id_column tag "

@@ -32,6 +32,7 @@ from rankmill.producer.files.formats.table import (
 )
 from rankmill.producer.files.outputs import part_of
 from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, as_path, resolved, workspace_of
+from rankmill.producer.files.stores.reading import check_not_empty
 from rankmill.producer.files.stores.writing import discard
 
 _LISTS = (".yaml.tuning.jsonl", ".yml.tuning.jsonl")
@@ -88,7 +89,7 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     Raises
     ------
     InputError
-        There are no files, or a file has a format that cannot be read.
+        There are no files, or a file has a format that cannot be read, or 0 bytes.
     """
     found = [file for name in inputs for file in _found(name, inputs)]
     files = [file for file in found if not _is_left_behind(file.path)]
@@ -100,6 +101,9 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
         logger.info("left out of the input: %d files that rankmill itself wrote", len(found) - len(kept))
     for file in kept:
         check_readable(file.path)
+    local = [file.path for file in kept if not isinstance(file.path, ObjectPath)]
+    if empty := [path for path in local if path.is_file() and not path.stat().st_size]:
+        check_not_empty(empty[0], 0, *empty[1:])
     return tuple(kept)
 
 
@@ -263,7 +267,7 @@ def receive_stdin(folder: Path) -> tuple[InputFile, str]:
     Raises
     ------
     InputError
-        Standard input is a terminal.
+        Standard input is a terminal, or empty.
     OutputError
         The file cannot be written.
     """
@@ -279,6 +283,8 @@ def receive_stdin(folder: Path) -> tuple[InputFile, str]:
                 start = start or data
                 digest.update(data)
                 file.write(data)
+        if not start:
+            raise InputError("standard input (-) is empty: nothing came from the command before it")
         kept = path.rename(folder / f"stdin{_ending(start)}")
     except OSError as error:
         raise OutputError(f"cannot keep standard input in {folder}: {error.strerror}") from None

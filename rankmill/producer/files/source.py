@@ -24,7 +24,7 @@ from rankmill.producer.collect.pairs import OpenTables, RowsAt, as_json, cut_tab
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.base import ROW, Reader, ReadOptions, Survey, TextColumns, text_of
 from rankmill.producer.files.formats.jsonl import with_keys, with_text
-from rankmill.producer.files.formats.table import open_reader
+from rankmill.producer.files.formats.table import CSV, TSV, format_of, open_reader
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.manifest import fingerprint
 
@@ -371,13 +371,14 @@ def _changed(path: Path, before: str, now: str) -> InputChanged:
 
 def _check_columns(path: Path, schema: pa.Schema, columns: TextColumns) -> None:
     twice = {name for name, number in Counter(schema.names).items() if number > 1}
+    headerless = "; --columns names those of a file without a header" if format_of(path) in {CSV, TSV} else ""
     if twice:
-        raise InputError(f"{path}: two columns are named {min(twice)!r}; rename one")
+        raise InputError(f"{path}: two columns are named {min(twice)!r}; rename one{headerless}")
     for option, name in zip(columns.options, columns.names, strict=True):
         if name not in schema.names:
             raise InputError(
                 f"{path}: no column {name!r}; it has {', '.join(map(repr, schema.names)) or 'none'} "
-                f"(choose with {option})"
+                f"(choose with {option}{headerless})"
             )
         kind = schema.field(name).type
         if columns.inputs == "conversations":

@@ -281,8 +281,8 @@ def test_wrong_parts(pairs: Path, tmp_path: Path, arguments: list[object], messa
 
 
 def test_an_empty_input_is_one_empty_part(options: list[object], tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").touch()
-    done = score_file(tmp_path / "a.jsonl", *options, "--rows-per-part", 5)
+    (tmp_path / "a.csv").write_text("query,passage\n")
+    done = score_file(tmp_path / "a.csv", *options, "--rows-per-part", 5)
     assert done.code == 0, done.err
     (part,) = (tmp_path / "a.scored").iterdir()
     assert (part.name, pq.read_table(part).num_rows) == (name(1, 1), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats import delimited
-from rankmill.producer.files.formats.base import TextColumns
+from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.source import FileSource, open_source
 
@@ -122,3 +123,55 @@ def test_the_folders_of_a_partition_are_columns(tmp_path: Path) -> None:
     csv_of(tmp_path / "in" / "date=2026-11-03" / "part.csv", ["1"], "date")
     with pytest.raises(InputError, match=r"'date' is in the file and in its folder's name, date=2026-11-03"):
         opened(tmp_path / "in")
+
+
+TOP_1000 = '1048585\t7187158\twhat is paula deen\'s brother\tEarl W. "Bubba" Hiers\n1\t2\tq\t\n'
+COLUMNS_OF_TOP_1000 = ("qid", "pid", "query", "passage")
+
+
+def with_names(path: Path, *names: str) -> FileSource:
+    options = ReadOptions(names=names)
+    return open_source(find_files([str(path)]), COLUMNS, allow_nulls=True, options=options)
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_a_file_without_a_header_gets_the_names_that_are_given(tmp_path: Path, end: str) -> None:
+    rows = [
+        {"qid": "1048585", "pid": "7187158", "query": "what is paula deen's brother",
+         "passage": 'Earl W. "Bubba" Hiers'},
+        {"qid": "1", "pid": "2", "query": "q", "passage": None},
+    ]  # fmt: skip
+    pack = gzip.compress if end else bytes
+    (tmp_path / f"top1000.tsv{end}").write_bytes(pack(TOP_1000.encode()))
+    (tmp_path / f"a.csv{end}").write_bytes(pack(b'"1";"a;b";q;"say ""x"""\n2;c;r;\n'))
+    found = with_names(tmp_path / f"top1000.tsv{end}", *COLUMNS_OF_TOP_1000)
+    assert pa.concat_tables(found.tables(lambda _: 4)).to_pylist() == rows
+    assert found.rows == 2
+    table = pa.concat_tables(with_names(tmp_path / f"a.csv{end}", *COLUMNS_OF_TOP_1000).tables(lambda _: 4))
+    assert [*table.to_pylist()[0].values()] == ["1", "a;b", "q", 'say "x"']
+
+
+def test_names_that_do_not_fit_a_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(TOP_1000)
+    with pytest.raises(InputError, match=r"its first row has 4 fields, and --columns names 3"):
+        with_names(path, "qid", "query", "passage")
+    with pytest.raises(InputError, match=r"no column 'passage'; it has 'qid', 'pid', 'query', 'text'"):
+        with_names(path, "qid", "pid", "query", "text")
+    with pytest.raises(InputError, match=r"--columns names those of a file without a header\)"):
+        opened(path)
+    path.write_text("\t".join(COLUMNS_OF_TOP_1000) + f"\n{TOP_1000}")
+    with pytest.raises(InputError, match=r"a\.tsv: its first line names the columns: leave out --columns"):
+        with_names(path, *COLUMNS_OF_TOP_1000)
+    path.write_bytes(TOP_1000.encode() + b"3\t4\tq\tcaf\xe9\n")
+    with pytest.raises(InputError, match=r"column 'passage', row 3 \(counted from 1\) is not valid UTF-8"):
+        with_names(path, *COLUMNS_OF_TOP_1000)
+
+
+def test_a_first_row_of_any_length_is_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    for size in (200_000, 2_000_000):
+        path.write_text(f"q\t{'word ' * (size // 5)}\nr\tp\n")
+        assert with_names(path, "query", "passage").rows == 2
+        with pytest.raises(InputError, match=r"too long for a header; --columns names the columns"):
+            opened(path)

@@ -142,7 +142,7 @@ HOSTILE: dict[str, tuple[str, Callable[[pa.NativeFile], None], str]] = {
         repeated(ROW.encode() * 1000 + b'{"query": "', b"x", 1024),
         "line 1001: longer than 16 MiB",
     ),
-    "256 MiB of nothing": ("a.jsonl.zst", repeated(b"", b"\n", 256), "^0 rows$"),
+    "256 MiB of nothing": ("a.jsonl.zst", repeated(b"", b"\n", 256), "is empty"),
     "lists in a line of 2 MiB": (
         "a.jsonl",
         repeated(b'{"query": "q\\ud800", "passage": "p", "x": [', b"[],", 2, b"[]]}"),
@@ -176,7 +176,7 @@ HOSTILE: dict[str, tuple[str, Callable[[pa.NativeFile], None], str]] = {
     "a header of 1 GiB": (
         "a.csv.zst",
         repeated(b"query,passage,", b"x", 1024),
-        "cannot be read|longer than 1 MiB",
+        "its first line is too long for a header",
     ),
     "a million columns": (
         "a.csv",

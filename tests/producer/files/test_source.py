@@ -168,14 +168,42 @@ def test_files_may_lack_columns_or_have_narrower_types(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.csv.gz"])
-def test_an_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(b"") if name.endswith("gz") else b"")
-    source = opened(path)
+@pytest.mark.parametrize("name", [*NAMES, "a.json"])
+def test_a_file_of_0_bytes_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    """Also in a folder, a glob or a list, beside files with rows: it may be one that was cut."""
+    write(tmp_path / "in.jsonl", ROWS)
+    (tmp_path / name).touch()
+    (tmp_path / f"z-{name}").touch()
+    for inputs in ([tmp_path], [tmp_path / "*"], [tmp_path / "in.jsonl", tmp_path / name]):
+        with pytest.raises(InputError, match=rf"{name} has 0 bytes.*was it cut\? Write it again, or leave"):
+            find_files([str(path) for path in inputs])
+    for path in (tmp_path / name, tmp_path / f"z-{name}"):
+        path.unlink()
+    assert opened(tmp_path).rows == len(ROWS)  # the way out
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\r\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.tsv.gz", "a.jsonl.gz", "a.json.gz"])
+def test_a_file_in_which_is_nothing_is_an_error_that_names_it(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(content))
+    with pytest.raises(InputError, match=f"{name}: is empty"):
+        opened(tmp_path / name)
+
+
+def test_an_array_without_items_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[]")
+    source = opened(tmp_path / "a.json")
     assert source.rows == 0
     assert source.schema.names == ["query", "passage"]
     assert list(source.tables(lambda _: 4)) == []
+
+
+@pytest.mark.parametrize("start", ["", "\n", "\r\n\n"])
+def test_lines_without_anything_before_the_header_are_passed_over(tmp_path: Path, start: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{start}query,passage\nq,p\n")
+    assert read(tmp_path / "a.csv").to_pylist() == [{"query": "q", "passage": "p"}]
 
 
 def test_a_csv_with_only_a_header_keeps_its_columns(tmp_path: Path) -> None:
@@ -245,10 +273,7 @@ BAD = {
     "latin1.jsonl": (b'{"query": "q", "passage": "caf\xe9"}\n', "line 1: not valid UTF-8"),
     "damaged.csv.gz": (b"no gzip at all", "damaged.csv.gz: "),
     "cut.jsonl.gz": (gzip.compress(b'{"query": "q", "passage": "p"}\n' * 1000)[:-20], "cut.jsonl.gz: "),
-    "nothing.csv.gz": (b"", "it has 0 bytes, and so was cut"),
-    "nothing.jsonl.zst": (b"", "it has 0 bytes, and so was cut"),
     "noise.parquet": (b"noise", "not a whole Parquet file"),
-    "empty.parquet": (b"", "not a whole Parquet file"),
 }
 
 

@@ -92,7 +92,7 @@ _ids = st.text(
     st.characters(min_codepoint=33, max_codepoint=1000, exclude_categories=["Z", "C"]), min_size=1, max_size=5
 )
 _runs = st.lists(
-    st.tuples(_ids, _ids, st.integers(0, 999), st.floats(-1e6, 1e6, allow_nan=False)), max_size=12
+    st.tuples(_ids, _ids, st.integers(0, 999), st.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=12
 )
 
 
@@ -103,7 +103,7 @@ def test_trec_runs_of_any_spacing(rows: list[tuple[Any, ...]], space: str, ends:
         path = Path(directory) / "a.trec"
         lines = [space.join([q, "Q0", d, str(rank), repr(score), "tag"]) for q, d, rank, score in rows]
         path.write_text("\n".join(lines) + ("\n" if ends else ""), encoding="utf-8")
-        if rows and rows[0][0].lower() in {"qid", "query_id"}:
+        if rows[0][0].lower() in {"qid", "query_id"}:
             return
         assert rows_of(path) == rows
 
@@ -116,6 +116,8 @@ def test_trec_runs_of_any_spacing(rows: list[tuple[Any, ...]], space: str, ends:
         ("1 Q0 a 1 2.5 t\n\n2 Q0 b 1 y t\n", "line 3: score is 'y', no number"),
         ("one\n", "line 1: 1 fields; a run has two"),
         ("qid other\n1 2\n", "no column passage_id or pid or doc_id"),
+        ("", "a.trec has 0 bytes"),
+        ("\n \n", "a.trec: is empty"),
     ],
 )
 def test_damaged_runs(tmp_path: Path, text: str, message: str) -> None:
@@ -158,7 +160,8 @@ def test_texts_in_every_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.tsv", "1\ta\tb\n", "3 columns and no header"),
+        ("a.tsv", "1\ta\tb\n", "3 columns and no header; .* or --columns names them"),
+        ("a.tsv", "", "a.tsv has 0 bytes"),
         (
             "a.jsonl",
             '{"id": 1, "words": "x"}\n',
@@ -176,6 +179,48 @@ def test_damaged_texts(tmp_path: Path, name: str, text: str, message: str) -> No
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):
         texts_of(tmp_path / name)
+
+
+MS_MARCO_DOCS = (
+    "D1555982\thttps://a.example/\tThe hot glowing surfaces\tScience & Mathematics\n"
+    'D301595\thttps://b.example/\t\tonly "a" body\n'
+)
+DPR = (
+    'id\ttext\ttitle\n1\t"Aaron ( or ; ""Ahärôn"") is a prophet,\tand more"\tAaron\n'
+    '2\t"God at Sinai granted Aaron"\t"""Weird Al"" Yankovic"\n3\t"The \nend"\tAaron\n'
+)
+
+
+def test_corpora_of_the_field_are_read_as_they_come(tmp_path: Path) -> None:
+    """MS MARCO's documents have no header; DPR's passages are TSV with the quotes of CSV."""
+    path = tmp_path / "msmarco-docs.tsv"
+    path.write_text(MS_MARCO_DOCS)
+    columns = ("docid", "url", "title", "body")
+    expected = {"D1555982": "The hot glowing surfaces Science & Mathematics", "D301595": 'only "a" body'}
+    assert texts_of(path, columns=columns) == expected
+    assert texts_of(path, columns=columns, texts=("url",))["D301595"] == "https://b.example/"
+    path = tmp_path / "psgs_w100.tsv"
+    path.write_text(DPR)
+    assert texts_of(path) == {
+        "1": 'Aaron Aaron ( or ; "Ahärôn") is a prophet,\tand more',
+        "2": '"Weird Al" Yankovic God at Sinai granted Aaron',
+        "3": "Aaron The \nend",
+    }
+
+
+def test_quotes_of_tsv_that_are_no_csv_stay(tmp_path: Path) -> None:
+    for text in ('1\t"to be"\n2\tor "not" to be\n', '1\t"to be"\n', '1\t"a" or ""b""\n2\t"c"\n'):
+        (tmp_path / "a.tsv").write_text(text)
+        expected = dict(line.split("\t") for line in text.splitlines())
+        assert texts_of(tmp_path / "a.tsv") == expected
+
+
+def test_an_index_knows_the_columns_that_were_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("d1\tone\ttwo\n")
+    marks = [fingerprint(tmp_path / "a.tsv")]
+    for columns, expected in ((("id", "text", "more"), "one"), (("id", "more", "text"), "two")):
+        index = on_disk([tmp_path / "a.tsv"], marks, fields=TextFields("corpus", columns=columns))
+        assert index.take(index.find(pa.array(["d1"]))).to_pylist() == [expected]
 
 
 NAMED: dict[str, dict[str, Any]] = {
@@ -304,7 +349,7 @@ def corpus(path: Path, texts: dict[str, str]) -> tuple[list[Path], list[str]]:
 
 @settings(max_examples=30)
 @given(
-    st.dictionaries(st.text(max_size=4), st.text(max_size=6), max_size=20),
+    st.dictionaries(st.text(max_size=4), st.text(max_size=6), min_size=1, max_size=20),
     st.lists(st.text(max_size=4), max_size=10),
     st.booleans(),
 )

@@ -211,9 +211,9 @@ def test_a_sample_of_a_file_has_many_pairs_of_a_query(tmp_path: Path) -> None:
     assert len(set(found["query"].to_pylist())) <= 11
     assert sample(str(tmp_path / "a.parquet"), 100, ("q", "p")) == found
     assert len(sample(str(tmp_path / "a.parquet"), 1500, ("q", "p"))) == 1500
-    (tmp_path / "b.jsonl").write_text("")
+    (tmp_path / "b.json").write_text("[]")
     with pytest.raises(InputError, match="the input has no pairs"):
-        sample(str(tmp_path / "b.jsonl"), 10)
+        sample(str(tmp_path / "b.json"), 10)
 
 
 def test_built_in_pairs_are_of_many_lengths_and_the_same_each_time() -> None:

@@ -146,9 +146,8 @@ def test_a_4_mb_passage_among_short_ones(tmp_path: Path, shared_queue: Server, t
     assert scored["score"].null_count == 0
 
 
-@pytest.mark.parametrize("content", ["", "query,passage,label\n"])
-def test_an_empty_file_makes_an_empty_output(tmp_path: Path, content: str) -> None:
-    (tmp_path / "a.csv").write_text(content)
+def test_a_header_without_rows_makes_an_empty_output(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("query,passage,label\n")
     done = score_file(tmp_path / "a.csv")
     assert done.code == 0
     scored = pq.read_table(tmp_path / "a.scored.parquet")

@@ -73,8 +73,12 @@ def test_standard_input_is_scored_in_any_format(
     [
         ([], "standard input (-) has no name; name the output with -o"),
         (["more.csv", "-o", "o.parquet"], "standard input (-) must be the only input"),
+        (["-o", "o.jsonl"], "standard input (-) is empty: nothing came from the command before it"),
     ],
 )
-def test_what_standard_input_cannot_be(arguments: list[str], message: str) -> None:
+def test_what_standard_input_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     done = pipe(b"", *arguments)
     assert (done.code, done.complaints) == (2, [f"score-file: {message}"])

@@ -128,6 +128,8 @@ class FileRequest(WireModel):
     """Columns of JSON or Parquet to read as text."""
     list_columns: Columns = ()
     """Lists, such as the passages of a query, to make a row of each item."""
+    columns: Columns = ()
+    """All columns of CSV or TSV files without a header, in order; of a run those of its corpus."""
     delimiter: Delimiter | None = None
     """Character between two fields of CSV or TSV.  [default: detected]"""
     max_field_mib: Annotated[int, Field(ge=1, le=1024, title="N")] | None = None
@@ -170,6 +172,8 @@ class FileRequest(WireModel):
             raise ValueError(f"{option} is for a run: give --run, --queries and --corpus, or --dataset")
         if self.kind_of_rows != "pairs":
             self._check_rows()
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"--columns names each column once, not {','.join(self.columns)}")
         if len(self.models) == 1 or len(set(self.models)) < len(self.models):
             raise ValueError(f"--model names each of several models once, not {', '.join(self.models)}")
         if self.mean and not self.models:

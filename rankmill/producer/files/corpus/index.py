@@ -138,6 +138,7 @@ def on_disk(
     about: dict[str, object] = {"format": _FORMAT, "files": [[str(resolved(file)), mark] for file, mark in
                                           zip(files, fingerprints, strict=True)]}  # fmt: skip
     about |= {"on_duplicate": on_duplicate, "fields": [str(taken_fields(file, fields)) for file in files]}
+    about |= {"columns": list(fields.columns)} if fields.columns else {}
     name = hashlib.sha256(str(resolved(files[0])).encode()).hexdigest()[:16]
     cache = cache_folder("auto")
     kept = cache / "corpora" / name

@@ -40,11 +40,13 @@ class TextFields:
 
     A column that is not named is guessed, if it is the only one with a known name. The last of ``texts`` is
     the text; what the others hold goes before it, with a space between two, where it is not empty.
+    ``columns`` are all columns of CSV or TSV without a header.
     """
 
     side: Side
     id: str | None = None
     texts: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """What is read, for a person."""
@@ -72,7 +74,7 @@ class TextFields:
             text = self._guessed(path, names, "text", _KNOWN_TEXTS[self.side])
             has_title = self.side == "corpus" and (is_json or _TITLE in names)
             texts = (_TITLE, text) if has_title else (text,)
-        return TextFields(self.side, key, texts)
+        return TextFields(self.side, key, texts, self.columns)
 
     def _guessed(self, path: Path, names: Sequence[str], what: str, known: Sequence[str]) -> str:
         option = f"--{self.side}-{what}"
@@ -141,19 +143,17 @@ def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
 
 def _open(path: Path, fields: TextFields) -> tuple[TextFields, Iterator[pa.RecordBatch]] | None:
     """The columns to read, by what the beginning of the file shows, and these; ``None`` for an empty file."""
-    options = ReadOptions(way_out="write the texts as Parquet")
+    options = ReadOptions(way_out="write the texts as Parquet", names=fields.columns)
     found = format_of(path)
-    if found is CSV:
-        options = replace(options, delimiter=",")
     schema = open_reader(path, options=options).shown_columns()
     if not schema.names:
         return None
-    is_named = fields.id or fields.texts
+    is_named = fields.id or fields.texts or fields.columns
     if found in {CSV, TSV} and not is_named and not set(_KNOWN_IDS[fields.side]) & set(schema.names):
         if len(schema.names) != 2:
             raise InputError(
-                f"{path}: {len(schema.names)} columns and no header; "
-                "without one there must be two, id and text"
+                f"{path}: {len(schema.names)} columns and no header; without one there must be two, id and "
+                f"text{', or --columns names them' if fields.side == 'corpus' else ''}"
             )
         options = replace(options, names=("id", "text"))
         schema = pa.schema([("id", pa.string()), ("text", pa.string())])

@@ -180,6 +180,11 @@ def line_blocks(
         yield line, rest
 
 
+def is_empty(path: Path) -> InputError:
+    """The error for a file that holds nothing at all, not even the names of its columns."""
+    return InputError(f"{path}: is empty; write it again, or leave it out of the input")
+
+
 def text_of(error: BaseException) -> str:
     """What an error of a library says, in one line."""
     return " ".join(str(error).split())

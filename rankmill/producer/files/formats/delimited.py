@@ -1,8 +1,8 @@
 """CSV and TSV, plain or compressed with gzip or zstd.
 
-The first line names the columns. All are text, as the format has no types. An empty field without quotes is
-null. TSV has no quoting: a quote is an ordinary character. The quotes of CSV are checked (`formats.quotes`),
-as Arrow lets a stray one merge rows.
+The first line names the columns, unless the caller does. All are text, as the format has no types. An empty
+field without quotes is null. TSV has no quoting: a quote is an ordinary character, unless the file shows that
+it was written with CSV's. Quotes are checked (`formats.quotes`), as Arrow lets a stray one merge rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ import pyarrow.csv as pcsv
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.wire import is_text
 from rankmill.jobs.protocol.submitted.request import DELIMITERS
-from rankmill.producer.files.formats.base import NOT_UTF8, ReadOptions, Survey, first_null, text_of
+from rankmill.producer.files.formats.base import (
+    BYTE_ORDER_MARK,
+    NOT_UTF8,
+    ReadOptions,
+    Survey,
+    first_null,
+    is_empty,
+    text_of,
+)
 from rankmill.producer.files.formats.quotes import MAX_FIELD_MIB, open_quoted
 from rankmill.producer.files.formats.text import TextWriter, as_text, joined, refuse, undictionary
 from rankmill.producer.files.stores.reading import open_stream
@@ -29,10 +37,12 @@ from rankmill.producer.files.stores.reading import open_stream
 _BLOCK_BYTES = 16 << 20
 """Size of the blocks that are parsed, or that of the longest field; a row must fit into one."""
 
-_HEADER_BYTES = 1 << 20
-"""Longest header line."""
+_BEGINNING_BYTES = 1 << 20
+"""What is looked at before a file is read; the header must be in it."""
 
 _MAX_COLUMNS = 10_000
+
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 _BREAKS = r"[\t\r\n]"
 """Characters that a TSV file cannot hold: it has no quotes."""
@@ -45,27 +55,28 @@ logger = logging.getLogger(__name__)
 class _DelimitedReader:
     """Reads text with one row to a line; in CSV a field may be in quotes."""
 
-    has_quotes: bool
-
     def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
         self._longest = options.max_field_mib or MAX_FIELD_MIB
+        beginning = self._read_beginning()
         named = options.delimiter and DELIMITERS.get(options.delimiter, options.delimiter)
-        self._delimiter = named or self._usual_delimiter()
+        self._delimiter = named or self._usual_delimiter(beginning)
+        self._has_quotes = self._shows_quotes(beginning)
+        self._columns = self._header(beginning)
 
     def shown_columns(self) -> pa.Schema:
         """See `Reader.shown_columns`: the header, if the file has one."""
-        return pa.schema([(name, pa.string()) for name in self._header()])
+        return pa.schema([(name, pa.string()) for name in self._columns])
 
     def survey(self, *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the file once, and once more for each column that is not UTF-8."""
-        types: _Types = dict.fromkeys([*self._header(), *self._texts], pa.string())
+        types: _Types = dict.fromkeys([*self._columns, *self._texts], pa.string())
         while True:
             try:
                 return self._scan(types)
             except _Unfit as error:
                 if error.column in self._texts:
-                    raise error.as_text() from None
+                    raise self._not_utf8(error) from None
                 types[error.column] = pa.binary()
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
@@ -75,7 +86,7 @@ class _DelimitedReader:
         try:
             yield from self._stream({field.name: field.type for field in schema})
         except _Unfit as error:
-            raise error.as_text() from None
+            raise self._not_utf8(error) from None
 
     def _scan(self, types: _Types) -> Survey:
         rows, null, schema = 0, None, pa.schema([])
@@ -89,9 +100,7 @@ class _DelimitedReader:
 
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
         """Yield the columns of `types` that the file has; its first column, if it has none of these."""
-        names = list(self._options.names) or self._header()
-        if not names:
-            return
+        names = self._columns
         wanted = [name for name in names if name in types] or names[:1]  # for the number of rows
         block_bytes = _BLOCK_BYTES if self._longest <= MAX_FIELD_MIB else self._longest << 20
         try:
@@ -102,8 +111,8 @@ class _DelimitedReader:
                 ),
                 parse_options=pcsv.ParseOptions(
                     delimiter=self._delimiter,
-                    quote_char='"' if self.has_quotes else False,
-                    newlines_in_values=self.has_quotes,
+                    quote_char='"' if self._has_quotes else False,
+                    newlines_in_values=self._has_quotes,
                 ),
                 convert_options=pcsv.ConvertOptions(
                     column_types={name: types.get(name, pa.binary()) for name in wanted},
@@ -116,48 +125,68 @@ class _DelimitedReader:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # the schema, even without rows
             yield from reader
         except (pa.ArrowException, OSError) as error:
-            if self.has_quotes and "Empty CSV file" in str(error):  # before the file's end is looked at
+            if self._has_quotes and "Empty CSV file" in str(error):  # before the file's end is looked at
                 with self._open() as stream:
                     while stream.read(block_bytes):
                         pass
             raise self._explained(error, names, block_bytes) from None
 
     def _open(self) -> pa.NativeFile:
-        if not self.has_quotes:
+        if not self._has_quotes:
             return open_stream(self._path)
         return open_quoted(self._path, self._delimiter, self._longest, self._options.way_out)
 
-    def _usual_delimiter(self) -> str:
+    def _usual_delimiter(self, beginning: str) -> str:
         raise NotImplementedError
 
-    def _header(self) -> list[str]:
-        return self._names(self._delimiter)
+    def _shows_quotes(self, beginning: str) -> bool:
+        """Whether fields may be in quotes."""
+        raise NotImplementedError
 
-    def _names(self, delimiter: str) -> list[str]:
-        """The fields of the first line; none for an empty file. Errors of Arrow give a column's number."""
-        path = self._path
-        try:
-            with open_stream(path) as stream:
-                raw = stream.read(_HEADER_BYTES)
-            lines = io.StringIO(raw.decode("utf-8-sig", errors="surrogateescape"), newline="")
-            quoting = csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE
-            names = next(csv.reader(lines, delimiter=delimiter, quoting=quoting), [])  # type: ignore[arg-type]
-        except (OSError, csv.Error, pa.ArrowException) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from None
-        if len(raw) == _HEADER_BYTES and not lines.read(1):
-            raise InputError(f"{path}: its first line, the header, is longer than {_HEADER_BYTES >> 20} MiB")
-        if any("\udc80" <= char <= "\udcff" for name in names for char in name):
+    def _header(self, beginning: str) -> list[str]:
+        """The names of the columns. Errors of Arrow give a column's number."""
+        path, given = self._path, list(self._options.names)
+        first = _first_row(beginning, self._delimiter, has_quotes=self._has_quotes)
+        if given and first == given:
+            raise InputError(f"{path}: its first line names the columns: leave out --columns")
+        if given and first and len(first) != len(given):
+            raise InputError(
+                f"{path}: its first row has {len(first)} fields, and --columns names {len(given)}"
+            )
+        if given:
+            return given
+        if first is None:
+            raise InputError(
+                f"{path}: its first line is too long for a header; --columns names the columns of a file "
+                "without one"
+            )
+        if any("\udc80" <= char <= "\udcff" for name in first for char in name):
             raise InputError(f"{path}: the header is {NOT_UTF8}")
-        if len(names) > _MAX_COLUMNS:
-            raise InputError(f"{path}: {len(names):,} columns; at most {_MAX_COLUMNS:,} can be read")
-        return names
+        if len(first) > _MAX_COLUMNS:
+            raise InputError(f"{path}: {len(first):,} columns; at most {_MAX_COLUMNS:,} can be read")
+        return first
+
+    def _read_beginning(self) -> str:
+        try:
+            with open_stream(self._path) as stream:
+                raw = stream.read(_BEGINNING_BYTES)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{self._path}: cannot be read: {error}") from None
+        if not raw.removeprefix(BYTE_ORDER_MARK).strip(b"\r\n"):
+            raise is_empty(self._path)
+        return str(raw.decode("utf-8-sig", errors="surrogateescape"))
+
+    def _not_utf8(self, error: _Unfit) -> InputError:
+        counted = "counted from 1" if self._options.names else "the header is row 1"
+        where = f"column {error.column!r}, row {error.row} ({counted})"
+        return InputError(f"{self._path}: {where} is {NOT_UTF8}")
 
     def _explained(self, error: Exception, names: list[str], block_bytes: int) -> Exception:
         """Turn Arrow's error into `InputError` or `_Unfit`; only its text contains the column and row."""
         text = text_of(error)
         narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to", text)
         if narrow:
-            return _Unfit(self._path, names[int(narrow[1])], int(narrow[2]))
+            return _Unfit(names[int(narrow[1])], int(narrow[2]))
         if "straddling object" in text:
             return InputError(
                 f"{self._path}: a row is longer than {block_bytes >> 20} MiB; {self._options.way_out}"
@@ -165,38 +194,64 @@ class _DelimitedReader:
         return InputError(f"{self._path}: {text.removeprefix('CSV parse error: ')}")
 
 
+def _first_row(beginning: str, delimiter: str, *, has_quotes: bool) -> list[str] | None:
+    """The fields of the first line that is not empty; ``None`` if it is too long to be looked at."""
+    lines = io.StringIO(beginning, newline="")
+    quoting = csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
+    try:
+        rows = csv.reader(lines, delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
+        first = next(filter(None, rows), [])
+    except csv.Error:  # a field of over 2^17 characters
+        return None
+    is_whole = len(beginning.encode("utf-8", "surrogateescape")) < _BEGINNING_BYTES - len(BYTE_ORDER_MARK)
+    return first if is_whole or lines.read(1) else None
+
+
 class CsvReader(_DelimitedReader):
     """Reads CSV; its delimiter is detected, unless it is given."""
 
-    has_quotes = True
+    def _shows_quotes(self, beginning: str) -> bool:
+        return True
 
-    def _usual_delimiter(self) -> str:
-        """The delimiter with which the header has the text columns, else the most columns."""
-        headers = {each: self._names(each) for each in DELIMITERS.values()}
-        fitting = [each for each, names in headers.items() if set(self._texts) <= set(names)]
-        return fitting[0] if fitting else max(headers, key=lambda each: len(headers[each]))
+    def _usual_delimiter(self, beginning: str) -> str:
+        """The delimiter with which the header has the text columns, else the most columns.
+
+        Without a header it is the one with which the first row has as many fields as there are names.
+        """
+        rows = {each: _first_row(beginning, each, has_quotes=True) or [] for each in DELIMITERS.values()}
+        if names := self._options.names:
+            fitting = [each for each, row in rows.items() if len(row) == len(names)]
+        else:
+            fitting = [each for each, row in rows.items() if set(self._texts) <= set(row)]
+        return fitting[0] if fitting else max(rows, key=lambda each: len(rows[each]))
 
 
 class TsvReader(_DelimitedReader):
-    """Reads TSV: a quote is an ordinary character."""
+    """Reads TSV: a quote is an ordinary character, unless the beginning shows CSV's quotes, as DPR's files.
 
-    has_quotes = False
+    There a column has quotes around every value, and inside of one a quote that is doubled.
+    """
 
-    def _usual_delimiter(self) -> str:
+    def _shows_quotes(self, beginning: str) -> bool:
+        lines = beginning.replace("\r\n", "\n").split("\n")
+        rows = [line.split(self._delimiter) for line in lines[:-1] or lines]
+        values = zip(*(row for row in rows[1:] or rows if len(row) == len(rows[0])), strict=True)
+        columns = [list(filter(None, column)) for column in values]
+        return any(
+            all(map(_QUOTED.fullmatch, column)) and any('""' in value[1:-1] for value in column)
+            for column in columns
+        )
+
+    def _usual_delimiter(self, beginning: str) -> str:
         return "\t"
 
 
 class _Unfit(Exception):
     """A value is not UTF-8."""
 
-    def __init__(self, path: Path, column: str, row: int) -> None:
+    def __init__(self, column: str, row: int) -> None:
         super().__init__(column)
-        self.path, self.column, self.row = path, column, row
-
-    def as_text(self) -> InputError:
-        """The error for a column of text."""
-        where = f"column {self.column!r}, row {self.row} (the header is row 1)"
-        return InputError(f"{self.path}: {where} is {NOT_UTF8}")
+        self.column, self.row = column, row
 
 
 class CsvWriter(TextWriter):

@@ -29,6 +29,7 @@ from rankmill.producer.files.formats.base import (
     ROW,
     ReadOptions,
     Survey,
+    is_empty,
     line_blocks,
 )
 from rankmill.producer.files.formats.json_array import MAX_DEPTH, array_blocks
@@ -403,9 +404,13 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
             if _is_array(path, start):
                 yield from array_blocks(path, stream, start)
                 return
+            has_lines = False
             for line, block in line_blocks(path, stream, start, _BLOCK_BYTES):
                 if not block.isspace():
                     yield line, block
+                    has_lines = True
+            if not has_lines:
+                raise is_empty(path)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
 

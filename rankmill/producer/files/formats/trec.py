@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import line_blocks, text_of
+from rankmill.producer.files.formats.base import is_empty, line_blocks, text_of
 from rankmill.producer.files.formats.text import TextWriter, as_text, joined
 from rankmill.producer.files.stores.reading import open_stream
 
@@ -65,6 +65,8 @@ def read_lines(
                         block, line = block.partition(b"\n")[2], line + 1
                 if block.strip():
                     yield from _parsed(path, line, block, fields, lines.schema)
+            if not fields:
+                raise is_empty(path)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
 

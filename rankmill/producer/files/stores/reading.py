@@ -35,7 +35,7 @@ def open_stream(path: Path) -> pa.NativeFile:
     Raises
     ------
     InputError
-        The file is compressed, and nothing is in it: also compressed nothing has some bytes.
+        The file has 0 bytes.
     OSError
         It cannot be opened.
     """
@@ -44,25 +44,29 @@ def open_stream(path: Path) -> pa.NativeFile:
     except (ValueError, TypeError):  # the name says none
         compression = None
     if isinstance(path, ObjectPath):
-        _check_not_cut(path, compression, path.about()["size"])
+        check_not_empty(path, path.about()["size"])
         return pa.input_stream(ObjectReader(path), compression=compression)
     with admitted(path) as place:
-        _check_not_cut(path, compression, place.stat().st_size)
+        check_not_empty(path, place.stat().st_size)
         return pa.input_stream(place, compression=compression)
 
 
-def _check_not_cut(path: Path, compression: str | None, size: int) -> None:
-    if compression and not size:
+def check_not_empty(path: Path, size: int, *others: Path) -> None:
+    """Raise `InputError` if the size of a file is 0; `others` are files of which that is known already."""
+    if not size:
+        more = f", as {len(others)} more have" if others else ""
         raise InputError(
-            f"{path}: cannot be read: it has 0 bytes, and so was cut: empty {compression} has some"
+            f"{path} has 0 bytes{more}: was it cut? Write it again, or leave it out of the input"
         )
 
 
 def open_random(path: Path) -> Path | pa.NativeFile:
-    """A file to be read in any order, as Arrow takes it."""
+    """A file to be read in any order, as Arrow takes it; raises `InputError` if it has 0 bytes."""
     if isinstance(path, ObjectPath):
+        check_not_empty(path, path.about()["size"])
         return pa.PythonFile(ObjectReader(path), mode="r")
     with admitted(path) as place:
+        check_not_empty(path, place.stat().st_size)
         return path if place == path else pa.OSFile(str(place))
 
 
