@@ -41,13 +41,16 @@ _INSIDE = {"begin", "files", "note_durability", "start", "submit_request", "tabl
 """Methods for rankmill's own rooms."""
 _WIDTH = 88
 
-_INHERITED = {"Classified", "Connection", "Ranked", "RankmillError", "ScoreSpec", "Scores", "ScoringWorker"}
+_INHERITED = {"Classified", "Connection", "Ranked", "ScoreSpec", "Scores", "ScoringWorker"}
 """Classes whose own methods are not for callers: what they are made from is."""
 
 
 def page() -> str:
     """The page."""
-    names = [*_FIRST, *(name for name in rankmill.__all__ if name not in _FIRST)]
+    others = [
+        name for name in rankmill.__all__ if name not in _FIRST and not _is_error(getattr(rankmill, name))
+    ]
+    names = [*_FIRST, *others]
     contents = "\n".join(f"- [{name}](#{name.lower()}): {_first_line(name)}" for name in names)
     return _INTRO + contents + "\n" + "".join(map(_section, names)) + _errors()
 
@@ -60,8 +63,7 @@ def _first_line(name: str) -> str:
 def _section(name: str) -> str:
     found = getattr(rankmill, name)
     parts = [f"\n## {name}\n"]
-    if not _is_error(found):
-        parts.append(_signature(name, found))
+    parts.append(_signature(name, found))
     parts.append(_markdown(inspect.getdoc(found) or ""))
     if inspect.isclass(found) and name not in _INHERITED:
         for member, value in _members(found):
@@ -154,8 +156,8 @@ def _errors() -> str:
     """Every error that a caller may meet."""
     rows = ["| error | exit code of a command | when |", "| --- | --- | --- |"]
     for name, found in vars(errors).items():
-        if inspect.isclass(found) and issubclass(found, RankmillError):
+        if name in rankmill.__all__:
             first = (inspect.getdoc(found) or "").split("\n\n")[0]
             rows.append(f"| `{name}` | {int(found.exit_code)} | {_inline(' '.join(first.split()))} |")
-    about = "Each is a `RankmillError` with a message of one line, in `rankmill.jobs.contract.errors`."
+    about = "Each is a `RankmillError`, with a message of one line: `from rankmill import RunTimeout`."
     return f"\n## Errors\n\n{about}\n\n" + "\n".join(rows) + "\n"
