@@ -101,6 +101,12 @@ class RedisFailed(RankmillError):
     """The server refused a command, for a reason that does not go away by waiting."""
 
 
+class ValueRefused(RedisFailed):
+    """The server, or a proxy before it, takes no value as large as one of a run."""
+
+    fault = Fault.RUN
+
+
 class WireError(RankmillError):
     """Data from Redis is damaged, over a limit, or of another format than this release reads."""
 

@@ -37,7 +37,7 @@ from rankmill.jobs.protocol.accounts import END, Accountant
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.script import Script
-from rankmill.jobs.runtime.patience import cannot_serve, each_reply
+from rankmill.jobs.runtime.patience import cannot_serve, each_reply, sending
 from rankmill.jobs.system import system
 
 _UNDER_WAY = frozenset(
@@ -195,7 +195,8 @@ class RunStore:
             sent = zip(payloads.items(), jobs, strict=True)
             known = [each for (chunk, payload), job in sent for each in (chunk, payload.failed, job)]
             _SENT_AGAIN.run(pipe, places, *known)
-            pipe.execute()
+            with sending(self.redis, pipe):
+                pipe.execute()
 
     def payload(self, run: Run, chunk: int) -> bytes | None:
         """The pairs of a chunk; ``None`` if the producer already has its scores."""

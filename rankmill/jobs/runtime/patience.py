@@ -10,17 +10,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, NoReturn, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
+from redis.client import Pipeline
 from redis.exceptions import ExecAbortError
 from redis.retry import Retry
 
-from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable
+from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable, ValueRefused
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, system
 
@@ -36,6 +38,12 @@ _LOOK_SECONDS = 0.5
 """Seconds between two calls of the caller's `look` during a wait."""
 
 _LEAST_SECONDS = 0.01
+
+_SMALL_BYTES = 2**20
+"""Values up to this size are taken by any server: its proto-max-bulk-len cannot be lower."""
+
+_CUTS = 4
+"""A server that breaks the connection so often at a large value, and answers each time after, refuses it."""
 
 _BACKOFF = Backoff(first=0.1, longest=1.0, jitter=0.5)
 
@@ -87,17 +95,27 @@ def _reply(error: BaseException) -> tuple[str, str]:
 
 def _was_cut_off(error: BaseException, seconds: float) -> bool:
     """Whether the connection broke during a blocking command that the server had begun."""
+    return seconds > _CUT_OFF_SECONDS and _is_broken(error)
+
+
+def _is_broken(error: BaseException) -> bool:
+    """Whether the connection broke, as far as can be seen."""
     broken = isinstance(error, redis.ConnectionError) and not isinstance(error, redis.MaxConnectionsError)
-    return broken and seconds > _CUT_OFF_SECONDS and _reply(error)[0] not in _CODES
+    return broken and _reply(error)[0] not in _CODES
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """How the current thread waits: at most `most` seconds, with calls of `look` meanwhile and at `until`."""
+    """How the current thread waits: at most `most` seconds, with calls of `look` meanwhile and at `until`.
+
+    Its command has a value of `value` bytes; `ask` asks the server for a sign of life.
+    """
 
     look: Callable[[], None] = lambda: None
     most: float = float("inf")
     until: float = float("inf")
+    value: int = 0
+    ask: Callable[[], object] = lambda: None
 
 
 _WAIT: ContextVar[_Wait] = ContextVar("wait", default=_Wait())  # noqa: B039 -- it is frozen
@@ -119,6 +137,26 @@ def waiting(
         When to call `look` at the latest, in `time.monotonic` seconds.
     """
     token = _WAIT.set(_Wait(look, min(most, _WAIT.get().most), until))
+    try:
+        yield
+    finally:
+        _WAIT.reset(token)
+
+
+@contextmanager
+def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
+    """Within the ``with`` block `pipe` is executed, whose values may be too large for the server.
+
+    A server breaks the connection then, as if it were away, and would be waited for.
+
+    Raises
+    ------
+    ValueRefused
+        The server breaks the connection each time, and answers in between.
+    """
+    arguments = chain.from_iterable(arguments for arguments, _ in pipe.command_stack)
+    largest = max((len(each) for each in arguments if isinstance(each, bytes | str)), default=0)
+    token = _WAIT.set(replace(_WAIT.get(), value=largest, ask=client.ping))
     try:
         yield
     finally:
@@ -176,6 +214,28 @@ def _one_reply(client: redis.Redis, name: str, *arguments: Any) -> Any:
         if cannot_serve(error):
             raise
         return error
+
+
+def _is_too_large(error: BaseException) -> bool:
+    """Whether the server says so itself; mostly it breaks the connection before that can be read."""
+    return _WAIT.get().value > _SMALL_BYTES and "Protocol error: invalid bulk length" in str(error)
+
+
+def _breaks_at_value(error: BaseException) -> bool:
+    """Whether the connection broke at a large value though the server can serve."""
+    wait = _WAIT.get()
+    if wait.value > _SMALL_BYTES and _is_broken(error):
+        with suppress(redis.RedisError, RedisUnavailable), waiting(most=0):
+            wait.ask()
+            return True
+    return False
+
+
+def _refuse() -> NoReturn:
+    raise ValueRefused(
+        f"Redis, or a proxy before it, takes no value of {_WAIT.get().value:,} bytes: raise its limit "
+        "(proto-max-bulk-len of Redis), or set a smaller chunk_size (--chunk-size)"
+    ) from None
 
 
 class Patience(Retry):
@@ -240,7 +300,7 @@ class Patience(Retry):
         """Repeat `do` until the server has carried it out; `fail` closes the connection in between."""
         if os.getpid() != self._process:  # a fork: other threads of the parent wait, and may hold the lock
             self._begin()
-        failures, since, served = 0, 0.0, False
+        failures, since, served, cuts = 0, 0.0, False, 0
         inner = bool(self._waiting) and self.caller() in self._waiting  # it connects for a command that waits
         try:
             while True:
@@ -251,6 +311,9 @@ class Patience(Retry):
                     return done
                 except redis.RedisError as error:
                     reason = cannot_serve(error)
+                    if _is_too_large(error):
+                        fail(error, _CUTS) if with_failure_count else fail(error)
+                        _refuse()
                     if reason is None or (is_retryable is not None and not is_retryable(error)):
                         raise
                     if _was_cut_off(error, system.monotonic() - began):
@@ -261,6 +324,9 @@ class Patience(Retry):
                         fail(error, failures) if with_failure_count else fail(error)
                     finally:  # `fail` raises if keys were watched: the caller starts again, after the pause
                         self._pause(error, reason, failures, since)
+                    cuts += _breaks_at_value(error)
+                    if cuts == _CUTS:
+                        _refuse()
         finally:
             if failures and not inner:
                 self._end_of_wait(served)

@@ -19,12 +19,13 @@ from rankmill.jobs.contract.errors import (
     RedisUnavailable,
     RunFailed,
     SpecError,
+    ValueRefused,
     WireError,
     WorkerError,
 )
 from rankmill.jobs.contract.job import asks_for_row_tokens, attempt
 from rankmill.jobs.contract.priority import priority_of
-from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
+from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec, settled, weights_key
 from rankmill.jobs.contract.usage import used_by
@@ -154,7 +155,12 @@ class ChunkClaim:
             if result is not None:
                 self.store.add_result(pipe, self.run_id, result, self.job.run_ttl)
 
-        self.held.finish(write)
+        try:
+            self.held.finish(write)
+        except ValueRefused as error:
+            logger.warning("the run cannot be scored: %s", error)
+            result = ChunkFailure(chunk=self.chunk, message=str(error), fatal=True)
+            self.held.finish(write)
 
     def fail(self, error: Exception) -> None:
         """Record a failed attempt."""

@@ -19,6 +19,7 @@ from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.protocol.leases import move
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.rq import enqueue, record_failure
+from rankmill.jobs.runtime.patience import sending
 from rankmill.workers.rq.job import ScoringJob
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,13 @@ class HeldJob:
         self._move(put_back)
 
     def finish(self, write: Callable[[Pipeline], object]) -> None:
-        """End the job in one transaction with what `write` adds; it has no WATCH, so it can be repeated."""
+        """End the job in one transaction with what `write` adds; it has no WATCH, so it can be repeated.
+
+        Raises
+        ------
+        ValueRefused
+            The server does not take what `write` adds; the job goes on.
+        """
         worker, job = self._worker, self.job
         with worker.connection.pipeline() as pipe:
             write(pipe)
@@ -76,7 +83,8 @@ class HeldJob:
                 worker.increment_total_working_time(now() - job.started_at, pipe)
             worker.cleanup_execution(job, pipe, self._execution)
             pipe.delete(job.key, job.execution_registry.key)
-            pipe.execute()
+            with sending(worker.connection, pipe):
+                pipe.execute()
 
     def fail(self, error: Exception) -> None:
         """Record a failed attempt as RQ does, but once: a lost reply may come after others have the job."""
