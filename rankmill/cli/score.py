@@ -12,10 +12,11 @@ import click
 
 from rankmill.cli import options
 from rankmill.cli.files.request import GROUPS, SETTINGS, file_options
+from rankmill.cli.files.standard_output import in_temporary_folder, pass_on
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.contract.spec import Precision
-from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.protocol.submitted.request import STANDARD_STREAM, FileRequest
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.producer.local.embedded import EmbeddedCluster
@@ -41,7 +42,8 @@ Exit codes:
 
 \b
 Scores are kept in OUTPUT.rankmill/ until the output is complete. After a
-failure, an interruption or a crash, the same command continues.
+failure, an interruption or a crash, the same command continues. With -o -
+nothing is kept: rows, and nothing else, come to standard output at the end.
 
 --workers, --device and --backend are for embedded workers; other workers have
 their own settings. Every setting of configs/base.yaml can be set in a file
@@ -101,22 +103,25 @@ def score_file(
         _verify(verify, sample or _SAMPLE, request, settings, given, as_json=as_json, quiet=quiet)
     if sample and not estimate:
         raise click.UsageError("--sample has no effect without --verify or --estimate")
+    pipes = request.output == STANDARD_STREAM
+    target = in_temporary_folder(request) if pipes else nullcontext(request)
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(request.models))
-    with embedded as cluster:
+    with target as named, embedded as cluster:
         # Imported only now: the server and the workers, which have just been started, start meanwhile.
         from rankmill.score.progress import progress_view
         from rankmill.score.score_file import score_file as run_score_file
 
         if estimate:
-            _estimate(request, settings, sample or _SAMPLE, cluster, as_json=as_json)
+            _estimate(named, settings, sample or _SAMPLE, cluster, as_json=as_json)
             return
         leave_out_pandas()
         view = partial(progress_view, quiet=quiet)
-        summary = run_score_file(request, settings, cluster=cluster, view=view)
+        summary = run_score_file(named, settings, cluster=cluster, view=view)
+        summary = pass_on(summary, quiet=quiet) if pipes else summary
     if as_json:
-        click.echo(summary.model_dump_json())
+        click.echo(summary.model_dump_json(), err=pipes)
     elif not quiet:
-        click.echo(describe(summary, request, settings.precision))
+        click.echo(describe(summary, request, settings.precision), err=pipes)
     sys.exit(ExitCode.ROW_ERRORS if summary.row_errors else 0)
 
 
@@ -186,15 +191,16 @@ def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
 
 def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") -> str:
     """The summary as text for a person."""
+    place = "on standard output" if summary.output == STANDARD_STREAM else f"in {summary.output}"
     if not summary.rows:
-        return f"no rows in the input; an empty output is in {summary.output}"
+        return f"no rows in the input; an empty output is {place}"
     scoring = summary.seconds - summary.startup_seconds - summary.load_seconds
     lines = [
         f"{summary.rows - summary.row_errors:,} of {summary.rows:,} rows scored at "
         f"{summary.pairs_per_second:,.0f} pairs/s: start {summary.startup_seconds:,.1f} s, "
         f"load {summary.load_seconds:,.1f} s, scoring {scoring:,.1f} s",
         f"model {summary.model}: {_how(summary)}",
-        f"scores are in {summary.output}",
+        f"scores are {place}",
     ]
     lines += [f"{files}: {columns}" for files, columns in summary.taken.items()]
     if summary.windows:
@@ -204,7 +210,8 @@ def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") 
     if summary.resumed_rows:
         lines.insert(1, f"{summary.resumed_rows:,} of them had been scored by earlier, interrupted runs")
     if summary.row_errors:
-        lines.append(f"{summary.row_errors:,} rows have no score; {summary.errors_file} says which and why")
+        why = f"; {summary.errors_file} says which and why" if summary.errors_file else ""
+        lines.append(f"{summary.row_errors:,} rows have no score{why}")
     if asked == "int8" and summary.precision in {"bf16", "fp32"}:
         lines.append(f"int8 is not worth it on these workers, so the scores are in {summary.precision}")
     is_files = not (request.run or request.reads_stdin or request.models)  # what check-precision can read

@@ -166,6 +166,30 @@ def test_a_run_whose_folder_is_taken_away_ends_at_its_next_write(
         other.communicate()
 
 
+def test_an_interrupted_run_to_standard_output_has_given_nothing_and_keeps_nothing(
+    source: Path, tmp_path: Path, held: Held
+) -> None:
+    texts = [f"river {n}" if n != ROWS // 2 else "hold" for n in range(ROWS)]
+    pq.write_table(pa.table({"query": ["big cat"] * ROWS, "passage": texts}), source)
+    (tmp_path / "tmp").mkdir()
+    command = [source, "-o", "-", "--redis", held.server.url, "--model", held.model, "--precision", "fp32"]
+    process = start(*command, environ={**SLOWLY, "TMPDIR": str(tmp_path / "tmp")})
+    wait_for(lambda: any(kept_bytes(made) > SOME_BYTES for made in outputs_below(tmp_path / "tmp")), process)
+    process.send_signal(signal.SIGINT)
+    done = Outcome(0, *process.communicate(timeout=120))
+    held.go()
+    (line,) = done.complaints
+    assert (process.returncode, done.out) == (130, "")
+    assert "-o - keeps no scores: only with a file (-o FILE) the same command continues" in line
+    assert "are kept" not in line
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def outputs_below(folder: Path) -> list[Path]:
+    """The outputs that are being made in temporary folders."""
+    return [path.with_suffix("") for path in folder.glob("rankmill-*/*.rankmill")]
+
+
 FAILS = """
 import errno, os, shutil
 rename, unlink, rmtree, fsync = os.replace, os.unlink, shutil.rmtree, os.fsync

@@ -19,8 +19,8 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, Weight, WireModel
 from rankmill.jobs.contract.spec import ScoreSpec
 
-STANDARD_INPUT = "-"
-"""The name that means standard input."""
+STANDARD_STREAM = "-"
+"""The name that means standard input, and of an output standard output."""
 
 DATASET = "irds:"
 """What names of ir_datasets' datasets begin with."""
@@ -100,10 +100,10 @@ class FileRequest(WireModel):
     with_texts: bool = False
     """Include query and passage in the output of a run."""
     output: File | None = None
-    """File to write: .parquet, .csv, .tsv, .jsonl, .trec; text also .gz or .zst.
+    """File to write: .parquet, .csv, .tsv, .jsonl, .trec; text also .gz or .zst; or - for standard output.
     [default: <input stem>.scored.parquet]"""
     output_format: OutputKind | None = None
-    """Format of the output.  [default: as its name ends]"""
+    """Format of the output.  [default: as its name ends; of standard output as the input]"""
     top_k: Positive | None = None
     """Keep the N best passages of each query, ranked.  [default: all]"""
     tag: Column = "rankmill"
@@ -207,7 +207,7 @@ class FileRequest(WireModel):
     @property
     def reads_stdin(self) -> bool:
         """Whether an input is standard input."""
-        return STANDARD_INPUT in self.inputs
+        return STANDARD_STREAM in self.inputs
 
     @property
     def read_names(self) -> Iterator[str]:
@@ -235,6 +235,8 @@ class FileRequest(WireModel):
         """
         if not self.output:
             raise InputError("name the output of a submitted run: with -o, or output=")
+        if self.output == STANDARD_STREAM:
+            raise InputError("a submitted run has no standard output (-); name a file that runners can write")
         if self.reads_stdin:
             raise InputError("standard input (-) cannot be submitted; give files that runners see as well")
         if bool(self.inputs) == bool(self.run):
