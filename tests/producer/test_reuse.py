@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from operator import length_hint
 from pathlib import Path
 from random import Random
@@ -17,7 +16,7 @@ from rankmill.jobs.contract.results import ChunkFailure, ChunkScores
 from rankmill.producer.collect import repeats
 from rankmill.producer.collect.earlier import EarlierScores, no_earlier, read_earlier
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.repeats import NOBODY, PairIndex, distinct_pairs, pair_keys
+from rankmill.producer.collect.repeats import distinct_pairs, pair_keys
 from rankmill.producer.collect.sizing import WindowSize
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 
@@ -143,27 +142,6 @@ def test_equal_pairs_have_equal_keys(pairs: list[tuple[str | None, str | None]])
     assert len(set(keys)) == len(set(pairs))
     alone = [key for pair in pairs for key in pair_keys(table([pair]), COLUMNS).tolist()]
     assert (pair_keys(table(pairs[1:]), COLUMNS).tolist(), alone) == (keys[1:], keys)
-
-
-KEYS = st.integers(0, 63).map(lambda n: n << 58) | st.integers(0, 1 << 63)  # some have the same first bits
-
-
-@given(st.lists(st.lists(KEYS, max_size=40, unique=True), max_size=30), st.randoms())
-def test_the_table_of_asked_pairs_is_a_dictionary(chunks: list[list[int]], random: Random) -> None:
-    table, expected, numbers = PairIndex(), dict[int, int](), count()
-    added: list[list[int]] = []
-    for keys in chunks:
-        fresh = {key: next(numbers) for key in keys if key not in expected}
-        table.add(np.array(list(fresh), np.uint64), np.array(list(fresh.values()), np.int64))
-        added.append(list(fresh))
-        expected |= fresh
-        if random.random() < 0.4:
-            gone = added.pop(random.randrange(len(added)))
-            table.remove(np.array(gone, np.uint64))
-            expected = {key: number for key, number in expected.items() if key not in gone}
-        wanted = sorted({key for keys in chunks for key in keys})
-        found = table.find(np.array(wanted, np.uint64)).tolist()
-        assert found == [expected.get(key, NOBODY) for key in wanted]
 
 
 @pytest.mark.slow

@@ -25,10 +25,6 @@ Answer = tuple[float | list[float] | None, str | None, int | None]
 NOBODY = -1
 """The number where no row asks."""
 
-_FEWEST_BITS = 12
-_ROOM = 4
-"""Fewest places for each key. With four, at most one key in eight finds its place taken."""
-
 _WORD = 8
 _FACTORS = np.random.default_rng(0).integers(1 << 63, size=4, dtype=np.uint64) | np.uint64(1)
 _OF_QUERY, _OF_LENGTH, _OF_FIRST, _OF_LAST = _FACTORS
@@ -96,74 +92,6 @@ def _of_places_in(texts: pa.BinaryArray) -> Keys:
 def _hashes(texts: pa.Array | pa.ChunkedArray) -> Keys:
     objects = texts.to_numpy(zero_copy_only=False)
     return np.fromiter(map(hash, objects), np.int64, len(objects)).view(np.uint64)
-
-
-class PairIndex:
-    """The number of the row that asks for a pair, by the pair's key.
-
-    The first bits of a key are its place in the arrays. A key whose place another key has is in a
-    dictionary, and the place counts it. So a chunk of keys costs a few array operations, where a dictionary
-    of all keys costs several operations for each.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._make(_FEWEST_BITS)
-
-    def find(self, keys: Keys) -> Numbers:
-        """The number of the row that asks for each key, or `NOBODY`."""
-        places = self._places(keys)
-        found: Numbers = np.where(self._keys[places] == keys, self._numbers[places], NOBODY)
-        crowded = np.flatnonzero(self._others[places])
-        for each, key in zip(crowded.tolist(), keys[crowded].tolist(), strict=True):
-            if key in self._rest:
-                found[each] = self._rest[key]
-        return found
-
-    def add(self, keys: Keys, numbers: Numbers) -> None:
-        """Note the rows that ask for `keys`, which are distinct and for which none has asked."""
-        self._count += len(keys)
-        if self._count * _ROOM > len(self._keys):
-            self._grow()
-        self._put(keys, numbers)
-
-    def remove(self, keys: Keys) -> None:
-        """Forget keys that were added."""
-        self._count -= len(keys)
-        places = self._places(keys)
-        here = (self._keys[places] == keys) & (self._numbers[places] != NOBODY)
-        self._numbers[places[here]] = NOBODY
-        for key in keys[~here].tolist():
-            del self._rest[key]
-        np.subtract.at(self._others, places[~here], np.uint32(1))
-
-    def _make(self, bits: int) -> None:
-        self._bits = bits
-        self._keys = np.zeros(1 << bits, np.uint64)
-        self._numbers = np.full(1 << bits, NOBODY)
-        self._others = np.zeros(1 << bits, np.uint32)
-        """How many keys of a place are in the dictionary."""
-        self._rest: dict[int, int] = {}
-
-    def _places(self, keys: Keys) -> npt.NDArray[np.intp]:
-        return (keys >> np.uint64(64 - self._bits)).astype(np.intp)
-
-    def _put(self, keys: Keys, numbers: Numbers) -> None:
-        places = self._places(keys)
-        free = self._numbers[places] == NOBODY
-        self._numbers[places[free]] = numbers[free]  # of several with the same place, the last one has it
-        here = self._numbers[places] == numbers
-        self._keys[places[here]] = keys[here]
-        self._rest |= zip(keys[~here].tolist(), numbers[~here].tolist(), strict=True)
-        np.add.at(self._others, places[~here], np.uint32(1))
-
-    def _grow(self) -> None:
-        """Make room for all keys that are counted."""
-        live, rest = self._numbers != NOBODY, self._rest
-        keys = np.concatenate([self._keys[live], np.fromiter(rest, np.uint64, len(rest))])
-        numbers = np.concatenate([self._numbers[live], np.fromiter(rest.values(), np.int64, len(rest))])
-        self._make((self._count * _ROOM - 1).bit_length())
-        self._put(keys, numbers)
 
 
 class Answers(NamedTuple):
@@ -318,7 +246,8 @@ class RepeatedPairs:
         self._columns = columns
         self._asking: dict[int, _Asking] = {}
         """What chunks ask for, by chunk, in order. The number of a row is the chunk's and its place in it."""
-        self._asked = PairIndex()
+        self._asked: dict[int, int] = {}
+        """The numbers of those rows, by their keys."""
         self._waiting: dict[int, list[int]] = {}
         """The chunks that wait for a pair of another one, by the pair's key."""
         self._unlike = count(2, 4)
@@ -357,7 +286,7 @@ class RepeatedPairs:
 
     def _ask(self, chunk: int, rows: pa.Table, keys: Keys) -> None:
         self._asking[chunk] = _Asking(rows, keys)
-        self._asked.add(keys, chunk + np.arange(len(keys)))
+        self._asked.update(zip(keys.tolist(), range(chunk, chunk + len(keys)), strict=True))
 
     def _tell_apart(self, rows: pa.Table, keys: Keys, elsewhere: npt.NDArray[np.bool_]) -> None:
         """Give each pair of this chunk's own that has the key of another pair a key for itself."""
@@ -373,7 +302,7 @@ class RepeatedPairs:
     def _asked_elsewhere(self, rows: pa.Table, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of the rows have a pair that another chunk asks for; the texts decide, not the keys."""
         elsewhere = np.zeros(len(keys), bool)
-        numbers = self._asked.find(keys)
+        numbers = _numbers(keys, self._asked)
         found = np.flatnonzero(numbers != NOBODY)
         chunks = np.fromiter(self._asking, np.int64)
         askers = chunks[np.searchsorted(chunks, numbers[found], "right") - 1]
@@ -398,9 +327,9 @@ class RepeatedPairs:
         -------
         The answers for the chunks that wait for them.
         """
-        asking = self._asking.pop(chunk)
-        self._asked.remove(asking.keys)
-        keys = asking.keys.tolist() if self._waiting else []
+        keys = self._asking.pop(chunk).keys.tolist()
+        for key in keys:
+            del self._asked[key]
         wanted = [row for row, key in enumerate(keys) if key in self._waiting]
         if not wanted:
             return {}
@@ -414,9 +343,14 @@ class RepeatedPairs:
         return {each: Answers(answers, whole.scores.type, stats) for each, answers in found.items()}
 
 
-def _alike(keys: Keys, asked: PairIndex) -> npt.NDArray[np.bool_]:
+def _numbers(keys: Keys, asked: Mapping[int, int]) -> Numbers:
+    """The number of the row that asks for each key, or `NOBODY`."""
+    return np.array([asked.get(key, NOBODY) for key in keys.tolist()], np.int64)
+
+
+def _alike(keys: Keys, asked: Mapping[int, int]) -> npt.NDArray[np.bool_]:
     """Which keys are those of pairs that a chunk asks for, or that are in a row before."""
-    alike: npt.NDArray[np.bool_] = asked.find(keys) != NOBODY
+    alike: npt.NDArray[np.bool_] = _numbers(keys, asked) != NOBODY
     ordered = np.sort(keys)  # ten times as quick as np.unique
     if (ordered[1:] == ordered[:-1]).any():
         repeated = np.ones(len(keys), bool)
