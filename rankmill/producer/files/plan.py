@@ -13,7 +13,13 @@ import pyarrow.compute as pc
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ROW
 from rankmill.producer.files.formats.table import JSONL, TREC
-from rankmill.producer.files.formats.text import cannot_be_text, far_time, undictionary, without_times
+from rankmill.producer.files.formats.text import (
+    cannot_be_text,
+    far_time,
+    undictionaried,
+    undictionary,
+    without_times,
+)
 from rankmill.producer.files.mean_scores import MeanColumn, MeanScores
 from rankmill.producer.files.outputs import OutputFormat
 from rankmill.producer.files.ranking import Ranking, Repeats, starts_of
@@ -135,7 +141,7 @@ def _check_times(source: PairSource, target: Path, form: OutputFormat, kept: Seq
     """Raise `InputError` if the output is text, and there is a time that cannot be written as such."""
     if not form.of(target).is_text or ROW in kept:
         return
-    kinds = {name: undictionary(pa.array([], source.schema.field(name).type)).type for name in kept}
+    kinds = {name: undictionaried(source.schema.field(name).type) for name in kept}
     if form.of(target) is not JSONL:  # which is the only text with nested columns
         kinds = {name: kind for name, kind in kinds.items() if not pa.types.is_nested(kind)}
     names = [name for name, kind in kinds.items() if without_times(kind) != kind and not cannot_be_text(kind)]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -294,7 +295,7 @@ def test_times_become_text_as_arrow_prints_them(tmp_path: Path) -> None:
     (line,) = scored(tmp_path / "o.jsonl", opened(tmp_path / "a.parquet")).read_text().splitlines()
     assert json.loads(line) == {
         "query": "q", "passage": "p", "odd": "2023-11-14 22:13:20.000000001",
-        "zone": "1970-01-01 01:00:00.000000+0100", "long": "5", "time": "00:00:00.000000001",
+        "zone": "1970-01-01 01:00:00.000000+0100", "long": "P0DT0H0M5S", "time": "00:00:00.000000001",
         "far": "-0221-09-04",
         "deep": {"at": ["2024-01-01 00:00:00.000000000"]}, "map": [["k", "2024-01-01"]], "kind": "2024-01-01",
         "score": 0.5,
@@ -302,7 +303,55 @@ def test_times_become_text_as_arrow_prints_them(tmp_path: Path) -> None:
     flat = TIMES.drop_columns(["deep", "map"])
     pq.write_table(flat, tmp_path / "b.parquet")
     values = scored(tmp_path / "o.csv", opened(tmp_path / "b.parquet")).read_text().splitlines()[1].split(",")
-    assert values[2:4] == ["2023-11-14 22:13:20.000000001", "1970-01-01 01:00:00.000000+0100"]
+    assert values[2:5] == [
+        "2023-11-14 22:13:20.000000001", "1970-01-01 01:00:00.000000+0100", "P0DT0H0M5S"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [
+        ("s", 93_784, "P1DT2H3M4S"),
+        ("s", 2**62, "P53375995583650DT7H45M4S"),
+        ("ms", -1500, "-P0DT0H0M1.5S"),
+        ("us", 90_061_000_002, "P1DT1H1M1.000002S"),
+        ("ns", -(2**63) + 1, "-P106751DT23H47M16.854775807S"),
+        ("ns", 0, "P0DT0H0M0S"),
+    ],
+)
+def test_durations_become_text_of_iso_8601_at_any_depth(
+    tmp_path: Path, unit: str, value: int, text: str
+) -> None:
+    plain = pa.array([value, None], pa.int64()).cast(pa.duration(unit))
+    one, none = pa.array([0, 1, 1]), pa.array([0, 1, 2])
+    deep = pa.StructArray.from_arrays([plain, pa.ListArray.from_arrays(none, plain)], ["at", "all"])
+    table = pa.table({"query": ["q", "q"], "passage": ["p", "p"], "long": plain})
+    pq.write_table(table, tmp_path / "a.parquet")
+    for ending, between in (("csv", ","), ("tsv", "\t")):
+        lines = scored(tmp_path / f"o.{ending}", opened(tmp_path / "a.parquet")).read_text().splitlines()
+        assert [line.split(between)[2] for line in lines] == ["long", text, ""]
+    table = table.append_column("deep", deep).append_column("kind", plain.dictionary_encode())
+    table = table.append_column("map", pa.MapArray.from_arrays(one, pa.array(["k"]), plain[:1]))
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table)
+    lines = scored(tmp_path / "o.jsonl", opened(tmp_path / "a.arrow")).read_text().splitlines()
+    found = [[json.loads(line)[name] for name in ("long", "kind", "deep", "map")] for line in lines]
+    assert found[0] == [text, text, {"at": text, "all": [text]}, [["k", text]]]
+    assert found[1] == [None, None, {"at": None, "all": [None]}, []]
+    if abs(value) < 2**55:  # which libraries hold: they read what is written
+        assert pd.Timedelta(text) == pd.Series([value]).astype(f"timedelta64[{unit}]")[0]
+
+
+def test_a_column_without_a_type_and_uuids_are_text_in_csv(tmp_path: Path) -> None:
+    ids = pa.array([b"0123456789abcdef", None], pa.binary(16))
+    columns = {"query": ["q", "q"], "passage": ["p", "p"], "none": pa.nulls(2),
+               "id": pa.ExtensionArray.from_storage(pa.uuid(), ids)}  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    for ending in ("csv", "tsv"):
+        lines = scored(tmp_path / f"o.{ending}", opened(tmp_path / "a.parquet")).read_text().splitlines()
+        assert [line.replace("\t", ",").split(",")[2:4] for line in lines[1:]] == [
+            ["", "30313233-3435-3637-3839-616263646566"], ["", ""]
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("nested", [False, True])

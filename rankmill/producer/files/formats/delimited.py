@@ -31,7 +31,14 @@ from rankmill.producer.files.formats.base import (
     text_of,
 )
 from rankmill.producer.files.formats.quotes import MAX_FIELD_MIB, open_quoted
-from rankmill.producer.files.formats.text import TextWriter, as_text, joined, refuse, undictionary
+from rankmill.producer.files.formats.text import (
+    TextWriter,
+    as_text,
+    joined,
+    refuse,
+    undictionaried,
+    undictionary,
+)
 from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
@@ -270,6 +277,7 @@ class CsvWriter(TextWriter):
     @staticmethod
     def _field(column: pa.ChunkedArray) -> pa.ChunkedArray:
         column = undictionary(column)
+        column = column.cast(pa.string()) if pa.types.is_null(column.type) else column
         for is_view, plain in (
             (pa.types.is_string_view, pa.string()),
             (pa.types.is_binary_view, pa.binary()),
@@ -290,7 +298,7 @@ def _quoted(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _is_refused(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_nested(kind) or pa.types.is_interval(undictionary(pa.array([], kind)).type))
+    return bool(pa.types.is_nested(kind) or pa.types.is_interval(undictionaried(kind)))
 
 
 class TsvWriter(TextWriter):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions, Survey, first_null, text_of
-from rankmill.producer.files.formats.text import refuse, undictionary
+from rankmill.producer.files.formats.text import refuse, undictionaried
 from rankmill.producer.files.stores.reading import open_random
 
 MAGIC = b"ARROW1"
@@ -134,7 +134,7 @@ class ArrowWriter:
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
         plain = pa.schema(
-            [field.with_type(undictionary(pa.array([], field.type)).type) for field in schema],
+            [field.with_type(undictionaried(field.type)) for field in schema],
             schema.metadata,
         )
         refuse(plain, "Arrow", _has_dictionary)

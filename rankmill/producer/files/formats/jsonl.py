@@ -38,7 +38,7 @@ from rankmill.producer.files.formats.text import (
     cannot_be_text,
     refuse,
     undictionary,
-    without_times,
+    values_for_text,
 )
 from rankmill.producer.files.stores.reading import open_stream
 
@@ -154,7 +154,7 @@ class JsonlWriter(TextWriter):
 
     def _lines(self, table: pa.Table) -> bytes:
         names = [name for name in self._schema.names if name != ROW]
-        columns = [map(_json_of, _for_json(table[name]).to_pylist()) for name in names]
+        columns = [map(_json_of, _for_json(table[name])) for name in names]
         named = [
             [f"{_json_of(name)}: {text}" for text in column]
             for name, column in zip(names, columns, strict=True)
@@ -478,16 +478,13 @@ def _check_depth(path: Path, number: int, line: bytes) -> None:
         raise InputError(f"{path}, line {number}: lists and objects nested deeper than {MAX_DEPTH}")
 
 
-def _for_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Replace 32-bit floats by the 64-bit floats with the same shortest notation: 0.1 stays 0.1.
-
-    Times become text, as Arrow prints them: Python has none with nanoseconds, or in far years.
-    """
+def _for_json(column: pa.ChunkedArray) -> list[Any]:
+    """The values; 32-bit floats as the 64-bit floats with the same shortest notation: 0.1 stays 0.1."""
     column = undictionary(column)
     if pa.types.is_float32(column.type):
-        return column.cast(pa.string()).cast(pa.float64())
-    kind = without_times(column.type)
-    return column if kind == column.type else column.cast(kind)
+        found: list[Any] = column.cast(pa.string()).cast(pa.float64()).to_pylist()
+        return found
+    return values_for_text(column)
 
 
 def _finite(value: Any) -> Any:

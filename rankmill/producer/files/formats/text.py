@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,15 +48,69 @@ def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column as text, as Arrow prints its values; null is empty."""
+    """The column as text, as Arrow prints its values; durations as ISO 8601 has it; null is empty."""
+    column = undictionary(column)
+    if pa.types.is_duration(column.type) or isinstance(column.type, pa.UuidType):
+        texts = (value if value is None else str(value) for value in values_for_text(column))
+        column = pa.chunked_array([pa.array(texts, pa.string())])
     options = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
-    return pc.fill_null(pc.cast(undictionary(column), options=options), "")
+    return pc.fill_null(pc.cast(column, options=options), "")
+
+
+def values_for_text(column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column, with text for times and durations, at any depth.
+
+    Times are as Arrow prints them: Python has none with nanoseconds, or in far years.
+    """
+    kind = column.type
+    bare = without_times(kind)
+    values: list[Any] = (column if bare == kind else column.cast(bare)).to_pylist()
+    return [_with_durations(each, kind) for each in values] if _holds_durations(kind) else values
+
+
+def _holds_durations(kind: pa.DataType) -> bool:
+    kind = undictionaried(kind)
+    if any(test(kind) for test in _NOT_CAST):
+        return False
+    inner = (kind.field(place).type for place in range(kind.num_fields))
+    return bool(pa.types.is_duration(kind)) or any(map(_holds_durations, inner))
+
+
+def _with_durations(value: Any, kind: pa.DataType) -> Any:
+    """A value of which durations are integers, with text for these; `kind` is that of the column."""
+    kind = undictionaried(kind)
+    if value is None or not _holds_durations(kind):
+        return value
+    if pa.types.is_duration(kind):
+        return _iso_duration(value, kind.unit)
+    if pa.types.is_struct(kind):
+        return {field.name: _with_durations(value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        kinds = (kind.key_type, kind.item_type)
+        return [tuple(map(_with_durations, pair, kinds)) for pair in value]
+    return [_with_durations(each, kind.value_type) for each in value]
+
+
+def _iso_duration(value: int, unit: str) -> str:
+    """A duration as ISO 8601 has it, to the last digit."""
+    digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[unit]
+    seconds, fraction = divmod(abs(value), 10**digits)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    end = f".{fraction:0{digits}}".rstrip("0") if fraction else ""
+    return f"{'-' if value < 0 else ''}P{days}DT{hours}H{minutes}M{seconds}{end}S"
 
 
 def undictionary(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """The column with its values, if it has places in a dictionary."""
     kind = column.type
     return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
+
+
+def undictionaried(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, if a column has places in a dictionary."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) -> None:
@@ -69,9 +124,10 @@ def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) 
 
 
 def without_times(kind: pa.DataType) -> pa.DataType:
-    """The type with text in place of times and durations, at any depth."""
+    """The type with text in place of times, and integers in place of durations, at any depth."""
+    kind = undictionaried(kind)
     if pa.types.is_temporal(kind):
-        return pa.string()
+        return pa.int64() if pa.types.is_duration(kind) else pa.string()
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(without_times(field.type)) for field in kind])
     if pa.types.is_map(kind):
@@ -84,12 +140,15 @@ def without_times(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+_NOT_CAST = (pa.types.is_list_view, pa.types.is_large_list_view, pa.types.is_run_end_encoded)
+"""Nested types of which Arrow casts no values: Python's names of these are written."""
+
 _LISTS = ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list))
 
 
 def cannot_be_text(kind: pa.DataType) -> bool:
     """Whether a type holds bytes, or intervals, which Arrow does not print."""
-    kind = undictionary(pa.array([], kind)).type
+    kind = undictionaried(kind)
     inner = [kind.field(place).type for place in range(kind.num_fields)]
     tests = (
         pa.types.is_binary,
@@ -104,7 +163,7 @@ def cannot_be_text(kind: pa.DataType) -> bool:
 def far_time(column: pa.Array) -> int | None:
     """The first row with a time that Arrow cannot print, as its year is too far away."""
     text = column.cast(without_times(column.type))
-    if pa.types.is_nested(text.type):
+    if not pa.types.is_string(text.type):
         text = pa.array(map(str, text.to_pylist()), pa.string())
     place = int(pc.index(pc.match_substring(text, "<value out of range: "), True).as_py())
     return None if place < 0 else place
