@@ -122,12 +122,12 @@ class ScoringWorker(RQWorker):
             self._patience = Patience(settings.redis_wait_seconds, give_up)
             self.connection.set_retry(self._patience)
             self._prepare(settings)
+            self._last_resort.start()
+            stop_without_supervisor()
+            self.listen(options)
         except RankmillError as error:
             print(mask_passwords(f"worker {self.name} cannot start: {error}"), file=sys.stderr)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
-        self._last_resort.start()
-        stop_without_supervisor()
-        self.listen(options)
         self._pipeline.start()
         self._heartbeat.start()
         self._scored_rows.start()

@@ -78,6 +78,31 @@ def test_a_name_that_a_dead_container_has_left_is_not_taken_again() -> None:
     assert named.name == "mine"
 
 
+def test_the_name_of_a_killed_worker_is_taken_over_and_that_of_a_live_one_refused(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    """RQ keeps its record for eight minutes, and refused the name with a traceback."""
+    workers(name="same", environ=QUICK_LEASE).kill()
+    second = workers(name="same", environ=QUICK_LEASE, ready=False)
+    wait_for(lambda: server.client.hget("rq:worker:same", "pid") == str(second.pid).encode(), second)
+    third = workers(name="same", environ=QUICK_LEASE, ready=False)
+    assert third.wait(timeout=60) == os.EX_CONFIG
+    log = (tmp_path / "worker.log").read_text()
+    assert "a worker named 'same' is running: give each worker a --name of its own" in log
+    assert "Traceback" not in log
+    assert second.poll() is None
+
+
+def test_a_plain_worker_s_name_is_refused_in_one_line(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    server.client.hset("rq:worker:same", "birth", "some time")
+    assert workers(name="same", ready=False).wait(timeout=60) == os.EX_CONFIG
+    log = (tmp_path / "worker.log").read_text()
+    assert "a worker named 'same' is running" in log
+    assert "Traceback" not in log
+
+
 @pytest.mark.slow
 def test_a_worker_that_vanishes_is_forgotten(server: Server, workers: StartWorker) -> None:
     worker = workers(environ=QUICK_LEASE)

@@ -15,6 +15,7 @@ from rankmill.jobs.contract.errors import WrongWorkerError
 from rankmill.jobs.contract.job import JOB_FUNCTION, wrong_worker_message
 from rankmill.jobs.contract.results import ChunkFailure
 from rankmill.jobs.protocol.pairs_job import PAIRS_FUNCTION
+from rankmill.jobs.protocol.rq import let_expire
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import queue_workers
 
@@ -63,6 +64,7 @@ def _wrong_worker(function: str) -> tuple[Job, str]:
     job = get_current_job()
     if job is None:
         raise WrongWorkerError(f"{function} runs in RQ workers only")
+    let_expire(job)
     return job, wrong_worker_message(job.origin)
 
 

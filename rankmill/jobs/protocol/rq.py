@@ -26,6 +26,8 @@ ALL_WORKERS = REDIS_WORKER_KEYS
 WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 """What a worker's key begins with; its name follows."""
 
+_FAILED_SECONDS = 7 * 86400
+
 
 def workers_of(queue: str) -> str:
     """Key of the set of the keys of a queue's workers."""
@@ -51,7 +53,14 @@ def restored(queue: Queue, job_id: str, fields: Mapping[bytes, bytes]) -> tuple[
 
 def record_failure(job: Job, reason: str, pipe: Pipeline) -> None:
     """Record in a pipeline that a job has failed for good, as RQ does."""
+    let_expire(job)
     record_job_failure(job, reason, pipe)
+
+
+def let_expire(job: Job) -> None:
+    """Let a job that fails expire in a week, unless its caller has said when; RQ would keep it for a year."""
+    if job.failure_ttl is None:
+        job.failure_ttl = _FAILED_SECONDS
 
 
 class RQQueue(Queue):

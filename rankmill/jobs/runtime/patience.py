@@ -341,7 +341,8 @@ class Patience(Retry):
             self._over(reason, now - since, bounded=wait.most < self.seconds)
         end = now
         if not isinstance(error, redis.MaxConnectionsError):  # it has already waited for a free connection
-            self._note(reason, most)
+            if now < wait.until:  # else it was the caller's time that was over
+                self._note(reason, most)
             end += min(_BACKOFF.pause(failures), since + most - now)
         while True:
             with waiting(most=0):

@@ -18,7 +18,7 @@ from rq.worker import SimpleWorker
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.protocol.leases import move
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
-from rankmill.jobs.protocol.rq import enqueue, record_failure
+from rankmill.jobs.protocol.rq import enqueue, let_expire, record_failure
 from rankmill.jobs.runtime.patience import sending
 from rankmill.workers.rq.job import ScoringJob
 
@@ -106,6 +106,7 @@ class HeldJob:
 
     def fail_for_good(self, error: Exception) -> None:
         """Record the last attempt as RQ does, with what follows, such as jobs that depend on this one."""
+        let_expire(self.job)
         self._worker._finalize_failure(self.job, self.queue, self._execution, _told(error))
 
     def succeed(self, value: object) -> None:

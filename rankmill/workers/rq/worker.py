@@ -21,6 +21,8 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import DequeueStrategy, WorkerStatus
 
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.runs import RunStore
@@ -36,6 +38,12 @@ POLL_SECONDS = 1
 
 _SUSPENSION_SECONDS = 1
 """Least time between two checks for ``rq suspend``."""
+
+_NAME_SECONDS = 0.2
+"""Until a worker looks again whether its name is free."""
+
+_NO_EXPIRY, _NO_KEY = -1, -2
+"""What Redis says in the place of a time."""
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
 """What RQ calls a worker without ``--name``, also in a worker pool."""
@@ -243,9 +251,43 @@ class RQWorker(SimpleWorker):
         return {**super().serialize(), SCORING_FIELD: 1}
 
     def register_birth(self) -> None:
-        """Also announce that this worker is a ScoringWorker."""
-        super().register_birth()  # type: ignore[no-untyped-call]
+        """Also announce that this worker is a ScoringWorker.
+
+        Raises
+        ------
+        ConfigError
+            Another worker has its name.
+        """
+        self._await_name()
+        try:
+            super().register_birth()  # type: ignore[no-untyped-call]
+        except ValueError:
+            raise self._name_in_use() from None
         self.announce()
+
+    def _await_name(self) -> None:
+        """Wait until the worker that had this name, and was killed, is known to be dead; take its name then.
+
+        RQ keeps its record for minutes more. Its report ends with its leases, and others get its jobs.
+        """
+        connection: Any = self.connection
+        before = math.inf
+        while (left := connection.pttl(keys.worker(self.name))) != _NO_KEY:
+            if left > before or left == _NO_EXPIRY:
+                raise self._name_in_use()
+            if before == math.inf:
+                logger.info(
+                    "waiting until the worker that had this name is known to be dead: %.0f s", left / 1000
+                )
+            if self.stopping:
+                raise SystemExit(0)
+            before = left
+            system.sleep(_NAME_SECONDS)
+        if connection.hexists(self.key, SCORING_FIELD):
+            connection.delete(self.key)
+
+    def _name_in_use(self) -> ConfigError:
+        return ConfigError(f"a worker named {self.name!r} is running: give each worker a --name of its own")
 
     def register_death(self) -> None:
         """Also withdraw what `register_birth` announced."""

@@ -187,6 +187,23 @@ def test_waits_end_in_time_and_say_what_becomes_of_the_run(shared_server: Server
         in_a_loop(shared_server.url, work, no_workers_seconds=1, **NOBODY)
 
 
+def test_a_caller_whose_time_is_over_says_nothing_of_the_server(
+    shared_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that can serve was said to be away, once for each call."""
+
+    async def ask(client: AsyncClient) -> None:
+        with pytest.raises(RunTimeout):
+            await client.score(PAIRS, timeout=0.005)
+
+    async def work(client: AsyncClient) -> None:
+        await asyncio.gather(*(ask(client) for _ in range(50)))
+
+    with no_run_left(shared_server):
+        in_a_loop(shared_server.url, work, no_workers_seconds=None, **NOBODY)
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == []
+
+
 def test_a_server_that_is_silent_costs_no_more_than_the_time_left(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

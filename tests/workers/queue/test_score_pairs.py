@@ -119,6 +119,18 @@ def test_a_bad_job_fails_alone_with_its_reason(shared_queue: Server, tiny_model:
     assert len(result_of(good).return_value["scores"]) == len(PAIRS)
 
 
+def test_a_failed_job_is_gone_in_a_week_unless_its_caller_says_when(shared_queue: Server) -> None:
+    """RQ would keep it for a year, so `rankmill status` stayed red."""
+    queue = queue_of(shared_queue)
+    for asked, seconds in [({}, 7 * 86400), ({"failure_ttl": 30}, 30)]:
+        job = queue.enqueue("rankmill.score_pairs", PAIRS, model="/gone/model", **asked)
+        found = result_of(job)
+        assert found.type is found.Type.FAILED
+        until = shared_queue.client.zscore(queue.failed_job_registry.key, job.id) or 0.0
+        assert seconds - 300 < until - time.time() <= seconds
+        assert seconds - 300 < shared_queue.client.ttl(job.key) <= seconds
+
+
 def test_a_failed_attempt_is_recorded_once_though_its_reply_is_lost(server: Server) -> None:
     queue, connection = RunStore(server.client).queue("rankmill"), server.client
     given = queue.enqueue("rankmill.score_pairs", PAIRS[:1], retry=Retry(max=3, interval=60))
