@@ -6,7 +6,6 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +17,7 @@ from rankmill.cluster import tables
 from rankmill.cluster.orders import find_worker, order_workers, queues_without, reachable
 from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract.errors import ExitCode, InputError
+from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.protocol.orders import OrderName
 from rankmill.jobs.runtime.settings import Settings, load_settings
 
@@ -165,7 +165,7 @@ def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
 
 def _model(name: str) -> str:
     """The model as runs name it: a directory by its whole path."""
-    return str(Path(name).resolve()) if name != "demo" and Path(name).is_dir() else name
+    return str(expanded(name).resolve()) if name != "demo" and expanded(name).is_dir() else name
 
 
 def _order(

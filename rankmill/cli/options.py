@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from rankmill.cli.exits import clean_exit
 from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import set_up
@@ -375,9 +376,9 @@ class _FileOrObject(click.Path):
     """A path, or the URL of an object."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return (
-            as_path(value) if isinstance(value, str) and is_url(value) else super().convert(value, param, ctx)
-        )
+        if not isinstance(value, str):
+            return super().convert(value, param, ctx)
+        return as_path(value) if is_url(value) else super().convert(str(expanded(value)), param, ctx)
 
 
 PATH = _FileOrObject(path_type=Path)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
 
 _MODE = 0o775
@@ -27,13 +27,7 @@ def cache_folder(setting: str) -> Path:
         It is in the home of this user, who has none.
     """
     given = Path(setting if setting != "auto" else os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    try:
-        folder = given.expanduser()
-    except RuntimeError:  # an unknown user, as of a container with a uid of its own
-        raise ConfigError(
-            f"cache_dir: user {os.geteuid()} has no home for {given}: set cache_dir (RANKMILL_CACHE_DIR) to "
-            "a folder of this user, or HOME"
-        ) from None
+    folder = of_user(given, "cache_dir (RANKMILL_CACHE_DIR)")
     return folder if setting != "auto" else folder / "rankmill"
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from rankmill.jobs.cache import Facts, facts_of, file_digest
 from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.home import expanded
 
 WORDS = frozenset({".md", ".yaml", ".yml", ".csv", ".tsv", ".html", ".svg", ".png", ".jpg", ".pdf"})
 PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
@@ -49,7 +50,7 @@ _LONGEST = 100
 
 def model_folder(model: str) -> Path | None:
     """The directory that a model's name stands for on this host; ``None`` if there is none."""
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     try:
         return folder if model != "demo" and folder.is_dir() else None
     except (OSError, ValueError):  # no name of a file

@@ -22,6 +22,7 @@ from rankmill.jobs.contract.errors import (
     RunnerError,
     StoreError,
 )
+from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.prompts import check_text
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome, Seal
@@ -204,7 +205,7 @@ def _check_order(run: FileRun) -> None:
     for name in request.read_names:
         roots.check_name(name, "read")
     for model in order.models:
-        place = Path(os.path.expanduser(model))  # noqa: PTH111 -- of an unknown user it stays as it is
+        place = expanded(model)
         if model.startswith("~") or place.is_absolute() or ".." in place.parts or place.is_dir():
             roots.check(place, "read")
     if request.output:

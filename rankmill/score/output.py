@@ -208,11 +208,11 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
         raise InputError("--shard makes one output of several; name it with -o")
     ending = "" if request.rows_per_part else OutputFormat(request.output_format).ending
     if request.run:
-        path = resolved(Path(request.run))
+        path = resolved(as_path(request.run))
         return OutputTarget(request, path.with_name(f"{stem(path)}.scored{ending}"))
     if request.reads_stdin:
         raise InputError("standard input (-) has no name; name the output with -o")
-    whole = Path(request.inputs[0])
+    whole = as_path(request.inputs[0])
     if len(request.inputs) > 1 or (len(files) > 1 and not whole.is_dir()):
         raise InputError("several inputs make one output; name it with -o")
     name = resolved(whole).name if whole.is_dir() else stem(files[0].path)

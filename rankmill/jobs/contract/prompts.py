@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.shipped import shipped
 
 TEXTS_ALONE = "none"
@@ -38,7 +38,7 @@ def read_template(given: str | None) -> str | None:
     if given is None or given == TEXTS_ALONE or "{{" in given:
         return given
     shipped = _SHIPPED / f"{given}.jinja"
-    path = shipped if given in shipped_templates() else Path(given).expanduser()
+    path = shipped if given in shipped_templates() else expanded(given)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -28,6 +28,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.prompts import read_template
 from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Scored, Weight
 from rankmill.jobs.contract.shipped import shipped
@@ -232,8 +233,8 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
         raise ConfigError(complaint(error, {*ScoreSpec.model_fields, *_CALL} - changes.keys())) from None
     is_name = "/" not in spec.model and (spec.model == "demo" or "@" in spec.model)
     with suppress(OSError):  # a mount that is stale, say: workers may see more
-        if not is_name and Path(spec.model).is_dir():
-            return spec.model_copy(update={"model": str(Path(spec.model).resolve())})
+        if not is_name and (folder := expanded(spec.model)).is_dir():
+            return spec.model_copy(update={"model": str(folder.resolve())})
     return spec
 
 
@@ -353,7 +354,7 @@ def config_file(
     config = config or environ.get("RANKMILL_CONFIG")
     if not config:
         return None
-    path = Path(config)
+    path = expanded(os.fspath(config))
     if path.exists() or path.suffix or len(path.parts) > 1:
         return path
     shipped = BASE.with_name(f"{path}.yaml")

@@ -117,7 +117,7 @@ def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
             raise InputError(f"{name}: no file with one of the endings {READ_ENDINGS} in this directory")
     elif path.exists():
         files, root = [path], _common_folder(inputs)
-    elif matches := sorted(glob.glob(name, recursive=True)):  # noqa: PTH207
+    elif matches := sorted(glob.glob(str(path), recursive=True)):  # noqa: PTH207
         files, root = [Path(match) for match in matches if not Path(match).is_dir()], _fixed_part(path)
         if not files:
             raise InputError(f"{name}: only directories have such a name; add /*")

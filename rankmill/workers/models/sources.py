@@ -18,6 +18,7 @@ from typing import Any
 
 from rankmill.jobs.cache import Facts
 from rankmill.jobs.contract.errors import InputError, SpecError, WorkerError
+from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
 from rankmill.jobs.model_files import model_content, model_facts, weight_files
@@ -191,7 +192,7 @@ def locate(name: str) -> str | Path:
     """
     if name == "demo":
         return DEMO_MODEL
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.is_dir():
         if not is_path(name):
             return name

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, Weight, WireModel
 from rankmill.jobs.contract.spec import ScoreSpec
 
@@ -262,11 +263,11 @@ def _is_absolute(path: str) -> bool:
 def _model_at_home(model: str) -> str:
     """A model's directory by its absolute path; other models by their name."""
     is_name = "/" not in model and (model == "demo" or "@" in model)
-    return model if is_name or not os.path.isdir(model) else _absolute(model)  # noqa: PTH112
+    return model if is_name or not expanded(model).is_dir() else _absolute(model)
 
 
 def _absolute(path: str) -> str:
-    return path if _is_absolute(path) else os.path.abspath(path)  # noqa: PTH100 -- also of globs
+    return path if _is_absolute(path) else os.path.abspath(expanded(path))  # noqa: PTH100 -- also of globs
 
 
 class BatchOrder(WireModel):

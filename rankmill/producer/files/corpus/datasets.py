@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RankmillError
+from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.protocol.submitted.request import DATASET
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.stores.paths import as_path
@@ -60,7 +61,7 @@ def _dataset_file(name: str, part: DatasetPart) -> Path:
         lacks = {"docs": "passages", "scoreddocs": "run; name one with --run"}.get(part, part)
         raise InputError(f"{what} has no {lacks}")
     whole = _asked(what, lambda: ir_datasets.parent_id(name, ir_datasets.EntityType(part)))
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = of_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME")
     file = home / "rankmill" / "datasets" / f"{whole.replace('/', '--')}.{part}.parquet"
     if roots := confined():
         roots.also_read(file.parent)

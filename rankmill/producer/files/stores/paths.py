@@ -12,6 +12,7 @@ from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 
 from rankmill.jobs.contract.errors import InputError, RankmillError, StoreError
+from rankmill.jobs.contract.home import expanded, of_user
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import Backoff, system
 
@@ -233,7 +234,7 @@ def _container(path: ObjectPath) -> ObjectPath:
 def as_path(name: str) -> Path:
     """The path of a file, or of an object if `name` is a URL."""
     if not is_url(name):
-        return Path(name)
+        return expanded(name)
     return Path(name.partition("://")[2]) if name.lower().startswith("file://") else object_path(name)
 
 
@@ -249,7 +250,7 @@ def workspace_of(output: Path) -> Path:
     """The folder of the run that makes `output`: beside it; that of an object is in the user's folder."""
     if not isinstance(output, ObjectPath):
         return output.with_name(output.name + WORKSPACE)
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    home = of_user(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "XDG_STATE_HOME")
     digest = hashlib.sha256(str(output).encode()).hexdigest()[:16]
     return home / "rankmill" / "outputs" / f"{output.name}-{digest}{WORKSPACE}"
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urljoin
 
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, RunnerError
+from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.protocol.submitted.request import DATASET
 from rankmill.producer.files.stores.paths import (
     NOT_WRITTEN,
@@ -147,7 +148,7 @@ def _root(name: str, use: Use) -> Path:
     if scheme in NOT_WRITTEN and use == "write":
         raise ConfigError(f"{setting}: nothing can be written to {scheme}://")
     try:
-        return as_path(name) if scheme else Path(name).absolute()
+        return as_path(name) if scheme else expanded(name).absolute()
     except RankmillError as error:
         raise ConfigError(f"{setting}: {error}") from None
 
