@@ -28,10 +28,10 @@ if TYPE_CHECKING:
         RunExpired,
         RunFailed,
         RunTimeout,
-        ScoresWithdrawn,
         StillWaiting,
         StoreError,
         WireError,
+        WrongScores,
     )
     from rankmill.jobs.contract.spec import ScoreSpec
     from rankmill.jobs.protocol.job_functions import score_chunk, score_pairs
@@ -79,13 +79,13 @@ __all__ = [
     "RunTimeout",
     "ScoreSpec",
     "Scores",
-    "ScoresWithdrawn",
     "ScoringRun",
     "ScoringWorker",
     "StillWaiting",
     "StoreError",
     "SubmittedFile",
     "WireError",
+    "WrongScores",
     "score_chunk",
     "score_file",
     "score_pairs",
@@ -111,10 +111,10 @@ _ERRORS = (
     "RunExpired",
     "RunFailed",
     "RunTimeout",
-    "ScoresWithdrawn",
     "StillWaiting",
     "StoreError",
     "WireError",
+    "WrongScores",
 )
 """What callers may catch."""
 

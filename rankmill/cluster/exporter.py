@@ -232,6 +232,9 @@ def _gauges(
         ("rankmill_redis_writable",
          "1 if Redis takes writes, else 0 (for example full, or a replica); all processes wait for it.",
          (), {(): cluster.trouble is None}),
+        ("rankmill_workers_stopped",
+         "Workers that have stopped in the last week because they computed wrong scores; at most 100.", (),
+         {(): len(cluster.last_reports)}),
         ("rankmill_jobs_set_aside", "Jobs that could not be read, in the last week; at most 100.", (),
          {(): len(cluster.set_aside)}),
     ]  # fmt: skip

@@ -23,10 +23,7 @@ from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.rq import ALL_WORKERS, WORKER_PREFIX
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
-from rankmill.jobs.protocol.worker_report import (
-    SCORING_FIELD,
-    WorkerReport,
-)
+from rankmill.jobs.protocol.worker_report import SCORING_FIELD, LastReport, WorkerReport, last_reports
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability
 from rankmill.jobs.runtime.patience import each_reply
@@ -143,13 +140,15 @@ class Snapshot(_Frozen):
 
     ``at`` is in seconds since 1970; ``page`` counts from 0; ``damaged`` lists the keys that cannot be read.
     ``trouble`` is the reason why the server takes no writes now, if it takes none; ``set_aside`` lists the
-    jobs that no worker could read. ``file_queues`` are those of submitted runs, which runners take.
+    jobs that no worker could read, ``last_reports`` the workers that have stopped in the last week because
+    they computed wrong scores. ``file_queues`` are those of submitted runs, which runners take.
     ``durability`` is there if it was asked for.
     """
 
     at: float
     trouble: str | None = None
     set_aside: tuple[SetAside, ...] = ()
+    last_reports: tuple[LastReport, ...] = ()
     queues: tuple[QueueState, ...]
     workers: tuple[WorkerState, ...]
     runs: tuple[RunState, ...]
@@ -210,6 +209,7 @@ class _Reader:
             at=now,
             trouble=refuses_writes(self._client),
             set_aside=tuple(jobs_set_aside(self._client)),
+            last_reports=tuple(last_reports(self._client)),
             queues=self._queues(queues, self._texts(used, keys.queues()), workers),
             workers=workers,
             runs=self._runs(self._texts(run_ids, keys.runs())),

@@ -40,6 +40,10 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
     parts: list[RenderableType] = []
     if cluster.trouble:
         parts.append(Text(f"{plain(cluster.trouble)}: producers and workers wait for it.", style="bold red"))
+    parts += [
+        Text(f"{plain(each.reason)}; it has stopped, {duration(cluster.at - each.at)} ago", style="bold red")
+        for each in cluster.last_reports
+    ]
     parts += [queues_table(cluster.queues), workers_table(cluster.workers)]
     parts.append(runs_table(cluster.runs[:most_runs], cluster.at))
     more = cluster.runs_total - len(cluster.runs[:most_runs])

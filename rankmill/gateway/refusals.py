@@ -25,6 +25,7 @@ from rankmill.jobs.contract.errors import (
     RunFailed,
     RunTimeout,
     SpecError,
+    WrongScores,
     read_too_long,
 )
 from rankmill.jobs.runtime.patience import redis_errors
@@ -152,6 +153,7 @@ _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (RedisFailed, "the gateway's Redis refuses a command, which its operator must mend"),
     (RunCancelled, "the run was cancelled"),
     (SpecError, "the workers cannot score it with this model"),
+    (WrongScores, "a worker computes wrong scores, and has stopped: ask again"),
     (RunFailed, "the workers cannot score it with this model"),
 )
 """What callers are told of errors that concern the operator: the first that fits."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from rankmill.jobs.cache import cache_folder
-from rankmill.jobs.contract.errors import InputError, RunFailed, ScoresWithdrawn, WireError
+from rankmill.jobs.contract.errors import InputError, RunFailed, WireError, WrongScores
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.contract.usage import NO_DEVICE, used_by
@@ -84,7 +84,7 @@ def score_file(
         No row was scored; the message says what to change.
     RunFailed, EmbeddedError, OutputError
         The run cannot be finished; no output was written. The scores computed so far are stored,
-        and the same request resumes from them.
+        and the same request resumes from them, unless some are wrong (`WrongScores`).
     OutputBusy
         Another process is making the output, or has just made it.
     InputChanged
@@ -93,25 +93,6 @@ def score_file(
     started = system.monotonic()
     settings = with_inputs(request, settings)
     _use_system_memory()
-    while True:
-        try:
-            return _score_file(request, settings, started, cluster, view, confirm, tokens_column, made)
-        except ScoresWithdrawn as error:
-            logger.warning("%s: it goes on without them", error)
-            request = request.model_copy(update={"restart": error.in_parts})
-
-
-def _score_file(
-    request: FileRequest,
-    settings: Settings,
-    started: float,
-    cluster: EmbeddedCluster | None,
-    view: MakeView,
-    confirm: Confirm,
-    tokens_column: str | None,
-    made: Callable[[], bool],
-) -> Summary:
-    """Score the files once, or go on where the journal ends."""
     # The request: files that exist, and an output that can be made of them.
     found = find_input(request)
     target = find_target(request, found.files)
@@ -247,7 +228,6 @@ def _score(
     client, watch = session.client, session.watch
     for each in work.journals:
         _settle_last_run(client.store, each, resumes=work.resumes)
-        _take_back(client.store, each)
     journal = work.journal
     tally.resumed_rows = min(each.rows for each in work.journals)
     if tally.resumed_rows:
@@ -289,11 +269,11 @@ def _score(
                 watch.look()
                 look()
             for each in work.journals:
-                if why := _take_back(client.store, each):
-                    raise ScoresWithdrawn(f"scores of this output are withdrawn: {why}")
+                if why := client.store.wrong(each.runs):
+                    raise each.distrust(why)
         return run.scoring_since
     except RunFailed as error:
-        if output.rows or isinstance(error, ScoresWithdrawn):
+        if output.rows or isinstance(error, WrongScores):
             raise
         raise InputError(str(error)) from None  # no chunk was scored: most likely the model is wrong
 
@@ -356,26 +336,6 @@ def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
         with Workspace(output, restart=False, force=True, models=models) as work:
             for journal in work.journals:
                 _settle_last_run(store, journal, resumes=False)
-
-
-def _take_back(store: RunStore, journal: Journal) -> str | None:
-    """Delete from a journal what is withdrawn of its runs, none of which is in Redis; return why.
-
-    Raises
-    ------
-    ScoresWithdrawn
-        Finished parts have some of it, or it may be anything: the output is made anew.
-    """
-    found = store.withdrawals(journal.runs)
-    if not found:
-        return None
-    why = next(iter(found.values())).reason
-    rows = {chunk % FIRST_PIECE for each in found.values() for chunk in each.chunks}
-    if not all(each.chunks for each in found.values()) or min(rows) < journal.finished.rows:
-        raise ScoresWithdrawn(f"scores are withdrawn, and the output is made anew: {why}", in_parts=True)
-    journal.withdraw(rows)
-    store.forget_withdrawals(found)
-    return why
 
 
 def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:

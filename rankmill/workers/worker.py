@@ -10,7 +10,7 @@ whose tokenizer is proven. What two of them touch, and by which lock:
 - Tokenizers, which have a state: `Model.lock`. Forward scores the probes again, main prepares chunks.
 - `Claims.unanswered`: `Claims._lock` decides which thread ends a claim. A `ChunkClaim` and its `Work` are
   main's until they are put into the pipeline, then forward's, then the writer's; others read numbers.
-- Chunks in doubt (`Claims`): the writer appends, forward forgets those of a model whose probes are right.
+- Answered runs (`Claims`): the writer adds, forward forgets those of a model whose probes are right.
 - RQ's ``executions``: main adds, main and writer remove. Whoever walks through takes a copy (`list`) first.
 - `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main. Metrics get values, not views.
 - `Orders`: answers and drains by its lock; new orders are a deque; ``cold`` is replaced, never changed.
@@ -37,7 +37,7 @@ from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.recovery import failure_handler
-from rankmill.jobs.protocol.worker_report import Doing, WorkerReport
+from rankmill.jobs.protocol.worker_report import Doing, WorkerReport, write_last_report
 from rankmill.jobs.runtime.connection import check_options
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.logs import set_up
@@ -145,6 +145,8 @@ class ScoringWorker(RQWorker):
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         finally:
             self._finish()
+        if self._claims.wrong:
+            raise SystemExit(1)
         return bool(taken)
 
     def _claim_next(self, max_idle_time: int | None, *, wait: bool) -> bool:
@@ -193,6 +195,8 @@ class ScoringWorker(RQWorker):
             self._pipeline.close(finish=not self.stopping)
         finally:
             self._claims.hand_back_all()
+            if self._claims.wrong:
+                write_last_report(self.connection, self._claims.wrong)
             self._scored_rows.stop()
             self._heartbeat.stop()  # a beat after the next line would announce the worker again
             self.teardown()  # type: ignore[no-untyped-call]

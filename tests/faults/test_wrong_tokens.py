@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankmill import Client
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.contract.errors import WrongScores
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.score.score_file import score_file
@@ -43,9 +45,8 @@ def said(tmp_path: Path) -> str:
     return log.read_text() if log.exists() else ""
 
 
-@pytest.mark.usefixtures("worker")
-def test_chunks_with_wrong_tokens_come_again_and_the_runs_before_are_named(
-    server: Server, model: Path, tmp_path: Path
+def test_a_worker_whose_tokenizer_library_is_wrong_stops_and_keeps_no_chunk(
+    worker: subprocess.Popen[bytes], workers: StartWorker, server: Server, model: Path, tmp_path: Path
 ) -> None:
     client = Client(server.url, model=str(model), precision="fp32", chunk_size=10, backend="torch")
     before = client.submit([("big cat", "moon")] * 10)
@@ -59,24 +60,25 @@ def test_chunks_with_wrong_tokens_come_again_and_the_runs_before_are_named(
     collector.start()
     wait_for(lambda: "gave wrong tokens" in said(tmp_path))
     (tmp_path / "go").touch()
+    assert worker.wait(60) == 1
+    why = f"a tokenizer library gave wrong tokens of {model} (other ids for a text of"
+    assert f'score the others again: {before.id}"' in said(tmp_path)
+    (report,) = read_cluster(server.client).last_reports
+    assert why in report.reason
+    workers(environ={"RANKMILL_CACHE_DIR": str(tmp_path / "cache"), "RANKMILL_BACKEND": "torch"})
     collector.join()
-    expected = cross_encoder(model).predict(pairs)
-    np.testing.assert_allclose(found[0], expected, atol=1e-5)
-    named = f"score these runs again, which are over, or detached, or were jobs: {before.id} (1 chunks)"
-    wait_for(lambda: named in said(tmp_path))
+    np.testing.assert_allclose(found[0], cross_encoder(model).predict(pairs), atol=1e-5)
 
 
-@pytest.mark.usefixtures("worker")
-def test_a_file_that_was_scored_in_part_with_wrong_tokens_gets_the_models_own_scores(
-    server: Server, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_file_that_was_scored_in_part_with_wrong_tokens_ends(
+    worker: subprocess.Popen[bytes], server: Server, model: Path, tmp_path: Path
 ) -> None:
     pairs = [("big cat", f"bread king {row}") for row in range(20)]
     pairs += [("big cat", f"river tell bread king {row}") for row in range(10)]
     source, output = tmp_path / "a.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*pairs, strict=True), strict=True))), source)
     flags = {"redis_url": server.url, "model": str(model), "precision": "fp32", "chunk_size": 10, "window": 1}
-    score_file(FileRequest(inputs=(str(source),), output=str(output)), load_settings(flags))
-    assert "scores of run" in caplog.text
-    assert "a tokenizer library gave wrong tokens" in caplog.text
-    expected = cross_encoder(model).predict(pairs)
-    np.testing.assert_allclose(pq.read_table(output)["score"].to_pylist(), expected, atol=1e-5)
+    with pytest.raises(WrongScores, match="a tokenizer library gave wrong tokens"):
+        score_file(FileRequest(inputs=(str(source),), output=str(output)), load_settings(flags))
+    assert worker.wait(60) == 1
+    assert not output.exists()

@@ -13,11 +13,11 @@ from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload, attempt
-from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, Withdrawal
+from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.protocol.queues import QueueCapacity, write_capacity
 from rankmill.jobs.protocol.recovery import enqueue_due
-from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from tests.harness.runs import stored_run
 
@@ -98,53 +98,17 @@ def test_a_result_for_a_run_that_is_gone_is_not_kept(store: RunStore, run: Run) 
     assert store.redis.keys("*") == [keys.queues().encode()]
 
 
-def withdrawal(*chunks: int) -> Withdrawal:
-    return Withdrawal(chunks=chunks, worker="w", reason="differs")
-
-
-def test_withdrawals_outlive_their_run_until_who_has_its_scores_has_read_them(
-    store: RunStore, run: Run
-) -> None:
+def test_a_note_that_scores_are_wrong_outlives_its_run(store: RunStore, run: Run) -> None:
     add(store, run, ChunkFailure(chunk=1, message="broken", fatal=False))
-    assert store.withdraw(run.id, withdrawal(0), run.ttl)
+    store.leave_notes({"another": 10, run.id: run.ttl}, "worker w scores wrongly \ud800")
     store.cancel(run)
     for _ in range(2):  # it may be repeated
-        assert store.delete(run, []).withdrawals == [withdrawal(0)]
-    assert store.results(run, block_ms=1) == []
-    assert 0 < store.redis.ttl(keys.withdrawals(run.id)) <= run.ttl
-    found = store.withdrawals([run.id])
-    assert not store.withdraw(run.id, withdrawal(4), run.ttl)
-    store.forget_withdrawals(found)
-    assert list(store.withdrawals([run.id, "another"]).values()) == [withdrawal(4)]
-
-
-def test_a_withdrawal_from_a_detached_run_names_it_as_who_has_its_scores_may_wait_no_more(
-    store: RunStore, run: Run
-) -> None:
-    store.write_chunks(run, DetachedChunks(chunks=((0, 4),)))
-    assert not store.withdraw(run.id, withdrawal(0), run.ttl)
-
-
-def test_a_withdrawal_that_comes_while_a_lost_run_is_stored_again_stays(
-    store: RunStore, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.redis.unlink(*keys.of_run(run.id))
-    before = store._write
-
-    def write(*args: object, **options: object) -> None:
-        store.withdraw(run.id, withdrawal(0), run.ttl)
-        before(*args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(store, "_write", write)
+        assert store.delete(run, []).wrong == "worker w scores wrongly ?"
     store.restore(run)
-    assert [each for _, each in store.results(run, block_ms=1, withdrawn_of=[run.id])] == [withdrawal(0)]
-
-
-def test_a_withdrawal_that_cannot_be_read_takes_back_all(store: RunStore, run: Run) -> None:
-    store.redis.xadd(keys.withdrawals(run.id), {"withdrawal": '{"chunks": [0], "new": 1}'})
-    (found,) = store.withdrawals([run.id]).values()
-    assert not found.chunks
-    assert "a withdrawal of scores" in found.reason
+    assert store.wrong(["none", run.id]) == "worker w scores wrongly ?"
+    assert 10 < store.redis.ttl(keys.wrong(run.id)) <= run.ttl
+    assert 0 < store.redis.ttl(keys.wrong("another")) <= 10
+    assert store.wrong(["none"]) is None
 
 
 def test_an_attempt_at_a_run_that_is_gone_leaves_nothing(

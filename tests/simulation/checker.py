@@ -39,7 +39,7 @@ def left(world: World, detached: set[str], *, lost_data: bool) -> list[str]:
             continue  # it has expired
         if name.endswith(":cancelled"):
             continue  # the note to a producer that has ended meanwhile
-        if name in world.history.told_of and item.expireat is not None:
+        if name in world.history.notes and item.expireat is not None:
             continue  # likewise
         is_left = name.startswith("rankmill:run:") and not any(run in name for run in detached)
         if is_left and not lost_data:
@@ -124,7 +124,7 @@ def wrong_score(run: Submitted, row: int, score: float, *, may_be_wrong: bool) -
     if told is None:
         return f"{run.name}: row {row} has a score that is not its own"
     if told.broken and not may_be_wrong:
-        return f"{run.name}: row {row} has the score of a broken device, which was withdrawn"
+        return f"{run.name}: row {row} has the score of a broken device, which its worker has reported"
     return None
 
 

@@ -56,14 +56,15 @@ class FileCommand(Command):
         self.kept = 0
         super().__init__(cluster, run)
 
-    def looks_good(self) -> None:
-        """Other runs have scored again what was withdrawn; the output says whether they have."""
-
     @property
     def request(self) -> FileRequest:
-        """What is asked for."""
-        size = _ROWS_PER_PART if self.in_parts else None
-        return FileRequest(inputs=(str(self.input),), output=str(self.output), rows_per_part=size)
+        """What is asked for; after wrong scores the user starts over, as told."""
+        return FileRequest(
+            inputs=(str(self.input),),
+            output=str(self.output),
+            rows_per_part=_ROWS_PER_PART if self.in_parts else None,
+            restart="start over with --restart" in str(self.found),
+        )
 
     def do(self) -> Any:
         view = partial(progress_view, quiet=True)

@@ -220,8 +220,8 @@ FOUND = (
         chunk_size=16,
         machines=(0, 2),
     ),
-    # A worker withdraws what its broken device has scored, just when the server has lost the run's stream:
-    # the run went on, and had wrong scores.
+    # A worker says what its broken device has scored, just when the server has lost the run: the run went on,
+    # and had wrong scores.
     Scenario(
         seed=1,
         workers=(0.1, 0.1),

@@ -156,16 +156,16 @@ class History:
         """The workers of these that were told to resume."""
         self.broken: dict[Process, float] = {}
         """Workers with a broken device, and since when."""
-        self._withdrawn: dict[Process, float] = {}
+        self._reported: dict[Process, float] = {}
         """The workers of these that have detected and reported it, and when."""
         self._losses: list[float] = []
         self._noticed: set[Process] = set()
-        self.told_of: set[str] = set()
-        """Streams in which scores are withdrawn: such a word stays, as its run may be over, or go on."""
+        self.notes: set[str] = set()
+        """Notes that a run has wrong scores: they stay, as the run may be over, or its file may go on."""
         self.over: dict[Process | str, float] = {}
         """When a process has deleted its last run; by their ids also when runners did, of submitted runs."""
-        self.in_doubt: set[str] = set()
-        """Runs of which scores were withdrawn when they were there: no worker names them as over."""
+        self.wrong: set[str] = set()
+        """Runs that were there when a worker left a note that they have wrong scores."""
         self.orphans: set[str] = set()
         """Runs whose producer has died, and whose successor deletes them."""
         self.abandoned: set[str] = set()
@@ -260,7 +260,7 @@ class History:
 
     def may_be_wrong(self, since: float) -> bool:
         """Whether nobody had told by `since`, when a run was over, of a broken device, or that was lost."""
-        told = [self._withdrawn.get(each, math.inf) for each in self.broken]
+        told = [self._reported.get(each, math.inf) for each in self.broken]
         return any(at >= since or any(0 <= loss - at <= LAG for loss in self._losses) for at in told)
 
     def may_be_lost(self, row: int, error: str | None) -> bool:
@@ -278,7 +278,7 @@ class History:
 
     @property
     def times_counted(self) -> int:
-        """How often a row of a file may count: scores of a broken device are withdrawn, and others follow."""
+        """How often a row of a file may count: one that a broken device has scored is begun again."""
         return 8 if self.broken else 1
 
     def ended(self, process: Process) -> None:
@@ -288,12 +288,13 @@ class History:
             self._left |= dict.fromkeys(left, self.world.now)
             self._advanced = self.world.now
         if process in self._noticed and process.status == 1:
-            self._withdrawn[process] = self.world.now
+            self._reported[process] = self.world.now
         told = process in self.ending or process in self._noticed
         if process.name.startswith("worker-") and process.status in {0, 1} and not told:
             self._tell(f"{process.name} ended, and nobody has told it to")
         held = [name for name in self._held if self.jobs[name].holder is process]
-        if process.status == 0 and held and self._is_up and self.world.now > self._disturbed_until:
+        stopped = process.status == 0 or (process.status == 1 and process in self._noticed)
+        if stopped and held and self._is_up and self.world.now > self._disturbed_until:
             self._tell(f"{process.name} ended and kept {', '.join(held)}")
 
     # What the server has carried out
@@ -352,6 +353,13 @@ class History:
             self._runs_held[run] = args[-1], self._here
             self._left.pop(run, None)
 
+    def _set(self, args: list[bytes], reply: Any) -> None:
+        """A worker has left a note that a run has wrong scores."""
+        if args[0].startswith(b"rankmill:run:") and args[0].endswith(b":wrong"):
+            self.notes.add(args[0].decode())
+            run = args[0].decode().split(":")[2]
+            self.wrong |= {run} if self._exists(f"rankmill:run:{run}:meta") else set()
+
     def _zrem(self, args: list[bytes], reply: Any) -> None:
         """A runner gives up a submitted run, or ends it."""
         for entry in args[1:] if self._is_of_runners(args[0]) else ():
@@ -364,11 +372,7 @@ class History:
         return key.startswith(b"rq:wip:") and key != b"rq:wip:" + self.queue.encode()
 
     def _xadd(self, args: list[bytes], reply: Any) -> None:
-        """A result was written, unless its run was gone; or a word that some are withdrawn."""
-        if b"withdrawal" in args:
-            self.told_of.add(args[0].decode())
-            run = args[0].decode().split(":")[2]
-            self.in_doubt |= {run} if self._exists(f"rankmill:run:{run}:meta") else set()
+        """A result was written, unless its run was gone."""
         if reply is None or not args[0].endswith(b":results") or b"chunk" not in args:
             return
         first = args.index(b"chunk")
@@ -387,7 +391,7 @@ class History:
 
     SEEN: ClassVar[dict[str, Callable[[History, list[bytes], Any], None]]] = {
         "hset": _hset, "rpush": _push, "lpush": _push, "linsert": _insert, "lmove": _transfer,
-        "blmove": _transfer, "lrem": _remove, "unlink": _unlink, "del": _unlink, "xadd": _xadd,
+        "blmove": _transfer, "lrem": _remove, "unlink": _unlink, "del": _unlink, "xadd": _xadd, "set": _set,
         "zadd": _zadd, "zrem": _zrem,
     }  # fmt: skip
     """What is done with a command and its reply, by the command's name."""
@@ -682,9 +686,9 @@ class History:
 
     def ends_well(self, runs: Iterable[str]) -> None:
         """Runs of a producer are over, and it has no reason to doubt their scores."""
-        for run in self.in_doubt.intersection(runs):
+        for run in self.wrong.intersection(runs):
             if not self.lost and not self._exists(f"rankmill:run:{run}:meta"):  # else it is removed later
-                self._tell(f"{run} ends well, and before its end scores of it were withdrawn")
+                self._tell(f"{run} ends well, and before its end a worker said that it has wrong scores")
 
     def _rows(self, run: str) -> int:
         item = self._data.get(f"rankmill:run:{run}:meta".encode())

@@ -22,7 +22,7 @@ from rankmill.jobs.contract.errors import (
     RunCancelled,
     RunExpired,
     RunFailed,
-    ScoresWithdrawn,
+    WrongScores,
 )
 from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.protocol.pairs_job import PAIRS_FUNCTION
@@ -114,7 +114,7 @@ class Command:
 
     def is_final(self, error: RankmillError) -> bool:
         """Whether the user does not give the same command again after an error."""
-        if isinstance(error, ConnectionFailed | ScoresWithdrawn):  # the server was away when it began
+        if isinstance(error, ConnectionFailed | WrongScores):  # the server was away when it began
             return False
         if isinstance(error, NoWorkers) and self.cluster.world.history.lacks_workers:
             return False
@@ -355,7 +355,7 @@ class ByName(Command):
 
     @property
     def may_be_wrong(self) -> bool:
-        """Nobody reads a withdrawal: the worker names the job in its log."""
+        """Nobody reads a note: the worker names the job in its log."""
         return bool(self.cluster.world.history.broken)
 
     def used(self) -> tuple[int, int]:

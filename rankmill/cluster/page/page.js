@@ -344,6 +344,8 @@ function showPlots(data) {
 function trouble(cluster) {
   const aside = cluster.set_aside;
   if (cluster.trouble) return `${cluster.trouble.replace(/\.$/, "")}. Workers and producers wait and go on when it can.`;
+  const [wrong] = cluster.last_reports;
+  if (wrong) return `${wrong.reason}. It has stopped; score its runs again: ${wrong.runs.join(", ")}`;
   if (!aside.length) return "";
   return `${count(aside.length)} ${aside.length === 1 ? "job was" : "jobs were"} set aside, which could not be read; `
     + `the last, ${aside[0].job}: ${aside[0].reason}. rankmill jobs lists them.`;

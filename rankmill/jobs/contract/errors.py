@@ -165,20 +165,8 @@ class RunFailed(RankmillError):
         self.option = option
 
 
-class ScoresWithdrawn(RunFailed):
-    """A worker has withdrawn scores of a run: its device, or a tokenizer library, was wrong.
-
-    Parameters
-    ----------
-    message
-        What is in doubt, and why.
-    in_parts
-        Whether some are in finished parts of an output.
-    """
-
-    def __init__(self, message: str, *, in_parts: bool = False) -> None:
-        super().__init__(message)
-        self.in_parts = in_parts
+class WrongScores(RunFailed):
+    """A worker that has scored rows of a run computes wrong scores: its device, or a tokenizer library."""
 
 
 class RunnerError(RankmillError):

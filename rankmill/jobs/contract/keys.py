@@ -30,9 +30,9 @@ def results(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:results"
 
 
-def withdrawals(run_id: str) -> str:
-    """Stream: scores of a run that workers take back; it outlives the run, and expires by itself."""
-    return f"{PREFIX}:run:{run_id}:withdrawals"
+def wrong(run_id: str) -> str:
+    """String: a worker's note that scores of a run are wrong, and why; it outlives the run, and expires."""
+    return f"{PREFIX}:run:{run_id}:wrong"
 
 
 def progress(run_id: str) -> str:
@@ -91,7 +91,7 @@ def refusals(run_id: str) -> str:
 
 
 def of_run(run_id: str) -> list[str]:
-    """All keys that end with a run: not those of chunks, its withdrawals, the note that it was cancelled."""
+    """All keys that end with a run: not those of chunks, and not the notes that it is wrong, or cancelled."""
     state = (run, results, progress, errors, detached, failed_attempts, scored_rows, counted)
     workers = (precision, revision, kind, refusals)
     return [name(run_id) for name in (*state, *workers)]
@@ -110,6 +110,11 @@ def probe() -> str:
 def set_aside() -> str:
     """List: the latest jobs that could not be read, each with the reason, as JSON."""
     return f"{PREFIX}:set-aside"
+
+
+def last_reports() -> str:
+    """List: the last reports of workers that stopped because their scores were wrong, each as JSON."""
+    return f"{PREFIX}:last-reports"
 
 
 def worker(name: str) -> str:

@@ -13,9 +13,6 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel, none_if_empty
 from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
-WITHDRAWAL = "withdrawal"
-"""The field of a withdrawal's entry."""
-
 
 def worst(bounds: Collection[float | None]) -> float | None:
     """The bound of scores with these `bounds`; ``None`` if one is not known, or there is none."""
@@ -95,17 +92,6 @@ class ChunkFailure(WireModel):
 ChunkResult = ChunkScores | ChunkFailure
 
 
-class Withdrawal(WireModel):
-    """A worker takes back its scores of some chunks of a run, which it has written before.
-
-    ``reason`` says what was wrong. Without ``chunks`` it takes back all scores of the run.
-    """
-
-    chunks: tuple[Count, ...]
-    worker: str
-    reason: str
-
-
 @dataclass(frozen=True)
 class BadResult:
     """A stream entry that is not a valid result; ``chunk`` is ``None`` if it names no chunk of the run."""
@@ -164,14 +150,6 @@ def read_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult | BadRe
         return from_entry(run_id, entry)
     except WireError as error:
         return BadResult(_chunk_number(run_id, entry), str(error))
-
-
-def read_withdrawal(entry: Mapping[bytes, bytes]) -> Withdrawal:
-    """Read a withdrawal's entry; an invalid one may be about any chunk, so it takes back all."""
-    try:
-        return Withdrawal.read_json(entry.get(WITHDRAWAL.encode(), b""), "a withdrawal of scores")
-    except WireError as error:
-        return Withdrawal(chunks=(), worker="unknown", reason=str(error))
 
 
 def _chunk_number(run_id: str, entry: Mapping[bytes, bytes]) -> int | None:

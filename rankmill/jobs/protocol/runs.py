@@ -21,15 +21,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import Payload, job_data
 from rankmill.jobs.contract.priority import group_of
-from rankmill.jobs.contract.results import (
-    WITHDRAWAL,
-    BadResult,
-    ChunkResult,
-    Withdrawal,
-    read_entry,
-    read_withdrawal,
-    to_entry,
-)
+from rankmill.jobs.contract.results import BadResult, ChunkResult, read_entry, to_entry
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
 from rankmill.jobs.contract.schema import Count, WireModel
 from rankmill.jobs.contract.usage import Usage
@@ -72,10 +64,10 @@ class DetachedChunks(WireModel):
 
 
 class Deleted(NamedTuple):
-    """How many jobs of a deleted run were waiting, and what was withdrawn of its scores until it was gone."""
+    """How many jobs of a deleted run were waiting, and why its scores are wrong, if a worker has said so."""
 
     waiting: int
-    withdrawals: list[Withdrawal]
+    wrong: str | None
 
 
 class RunStore:
@@ -260,59 +252,34 @@ class RunStore:
             self.add_result(pipe, run.id, result, run.ttl)
             pipe.execute()
 
-    def withdraw(self, run_id: str, withdrawal: Withdrawal, ttl: int) -> bool:
-        """Withdraw scores of a run; return whether somebody will learn of it who waits for the run.
+    def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
+        """Leave a note with runs, by their expiries (s), that scores of them are wrong.
 
-        Its collector may go on although the run is gone: the server has lost it, or another run continues its
-        file. So the withdrawal is written all the same, and stays for `ttl` seconds. Nobody need wait for a
-        detached run any more.
+        A run that is gone gets one too: the server may have lost it, or another run continues its file.
         """
-        stream = keys.withdrawals(run_id)
-        try:
-            with self.redis.pipeline() as pipe:
-                pipe.xadd(stream, {WITHDRAWAL: withdrawal.model_dump_json()})
-                pipe.expire(stream, ttl)
-                pipe.exists(keys.run(run_id))
-                pipe.exists(keys.detached(run_id))
-                *_, is_there, is_detached = pipe.execute()
-        except redis.ResponseError as error:
-            if cannot_serve(error):
-                raise
-            return False  # the key is no stream
-        return bool(is_there and not is_detached)
+        for batch in _batches(list(runs)):
+            with self.redis.pipeline(transaction=False) as pipe:
+                for run in batch:
+                    pipe.set(keys.wrong(run), why.encode(errors="replace"), ex=runs[run])
+                pipe.execute()
 
-    def withdrawals(self, run_ids: Iterable[str]) -> dict[tuple[str, str], Withdrawal]:
-        """What is withdrawn of runs, which may be gone, by the names of stream and entry."""
-        if not (streams := dict.fromkeys(map(keys.withdrawals, run_ids), "0")):
-            return {}
-        return {
-            (stream.decode(), entry.decode()): read_withdrawal(fields)
-            for stream, entries in _streams(self.redis.xread(streams))
-            for entry, fields in entries
-        }
-
-    def forget_withdrawals(self, entries: Iterable[tuple[str, str]]) -> None:
-        """Delete withdrawals that are carried out, and no other: one may just have come."""
-        with self.redis.pipeline(transaction=False) as pipe:
-            for stream, entry in entries:
-                pipe.xdel(stream, entry)
-            pipe.execute()
+    def wrong(self, run_ids: Iterable[str]) -> str | None:
+        """Why scores of these runs are wrong, if a worker has left a note with one of them."""
+        notes = self.redis.mget([keys.wrong(run) for run in run_ids])
+        return next((_text(note) for note in notes if note is not None), None)
 
     def results(
-        self, run: Run, *, after: str = "0", block_ms: int, withdrawn_of: Iterable[str] = ()
-    ) -> list[tuple[str, ChunkResult | BadResult | Withdrawal]]:
+        self, run: Run, *, after: str = "0", block_ms: int
+    ) -> list[tuple[str, ChunkResult | BadResult]]:
         """Read the results after entry `after` (``"0"``: all), waiting up to `block_ms` for the first.
 
         Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run
-        has such a chunk, and whether the number of rows is right. What is withdrawn of some runs comes first.
+        has such a chunk, and whether the number of rows is right.
         """
-        streams, results = dict.fromkeys(map(keys.withdrawals, withdrawn_of), "0"), keys.results(run.id)
-        reply = self.redis.xread({**streams, results: after}, block=block_ms or None)
-        ours = results.encode()
+        reply = self.redis.xread({keys.results(run.id): after}, block=block_ms or None)
+        streams = reply.items() if isinstance(reply, dict) else reply or ()  # the protocol's two versions
         return [
-            (entry.decode(), read_entry(run.id, fields) if stream == ours else read_withdrawal(fields))
-            for stream, entries in _streams(reply)
-            for entry, fields in entries
+            (entry.decode(), read_entry(run.id, fields)) for _, found in streams for entry, fields in found
         ]
 
     def forget(
@@ -448,14 +415,13 @@ class RunStore:
         tell: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted:
-        """Delete the run, and the waiting jobs of `chunks`, but not what is withdrawn.
+        """Delete the run, and the waiting jobs of `chunks`, but no note that its scores are wrong.
 
         It takes many short commands, so that other clients are served meanwhile; to be repeated if one fails.
 
         Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
         have their result, so no job. `tell` leaves a note for the producer that the run was cancelled. What
-        results have `used` is counted before. What was withdrawn is read afterwards: whoever withdraws scores
-        later finds the run gone.
+        results have `used` is counted before.
         """
         known, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*known, *done])]
@@ -469,10 +435,9 @@ class RunStore:
             else:
                 pipe.unlink(*mine)
             pipe.zrem(keys.runs(), run.id)
-            pipe.xread({keys.withdrawals(run.id): "0"})
-            heard, *_, last = pipe.execute()
+            pipe.get(keys.wrong(run.id))
+            heard, *_, note = pipe.execute()
         self.accountant.heard(counts and heard)
-        told = [read_withdrawal(fields) for _, entries in _streams(last) for _, fields in entries]
         for names in pairs[1:]:  # a full server takes this, but not what the jobs need
             self.redis.unlink(*names)
         paused, queued = 0, list[int]()
@@ -483,7 +448,7 @@ class RunStore:
                 run, [each for each in batch if states[each] == JobStatus.SCHEDULED]
             )
         waiting = self.queue(run.queue).remove_run(run.id, queued) if queued else 0
-        return Deleted(waiting + paused, told)
+        return Deleted(waiting + paused, _text(note))
 
     def _states(self, run: Run, chunks: Sequence[int]) -> dict[int, str]:
         """What the jobs of some chunks say of themselves, which expire from now on; RQ ends that for some."""
@@ -526,10 +491,9 @@ class RunStore:
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 
 
-def _batches(chunks: list[int]) -> Iterable[list[int]]:
-    return (chunks[first : first + _AT_ONCE] for first in range(0, len(chunks), _AT_ONCE))
+def _batches(each: list[T]) -> Iterable[list[T]]:
+    return (each[first : first + _AT_ONCE] for first in range(0, len(each), _AT_ONCE))
 
 
-def _streams(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:
-    """XREAD's reply as ``(stream, entries)`` pairs, from either version of the Redis protocol."""
-    return reply.items() if isinstance(reply, dict) else reply or ()
+def _text(note: bytes | None) -> str | None:
+    return None if note is None else note.decode(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
@@ -16,7 +17,7 @@ from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.orders import Answer
 from rankmill.jobs.protocol.rq import WORKER_PREFIX, workers_of
-from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.runtime.patience import cannot_serve, each_reply
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class QueueWorkers:
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
+_MOST_LAST_REPORTS, _LAST_REPORTS_SECONDS = 100, 7 * 86400
 
 SCORING_FIELD = "scoring"
 """Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
@@ -114,6 +117,38 @@ class WorkerReport(WireModel):
     )
     latency_counts: LatencyCounts = (0,) * (len(LATENCY_BUCKETS) + 1)
     request_latency_counts: LatencyCounts = (0,) * (len(LATENCY_BUCKETS) + 1)
+
+
+class LastReport(WireModel):
+    """Why a worker has stopped: it computed wrong scores. ``at`` is in seconds since 1970.
+
+    ``runs`` are those that it has answered since it was last known to be right, at most 100.
+    """
+
+    worker: str
+    at: Seconds
+    reason: str
+    runs: tuple[str, ...]
+
+
+def write_last_report(client: redis.Redis, report: LastReport) -> None:
+    """Write a worker's last report; the list keeps the latest 100 for a week."""
+    with client.pipeline() as pipe:
+        pipe.lpush(keys.last_reports(), report.written())
+        pipe.ltrim(keys.last_reports(), 0, _MOST_LAST_REPORTS - 1)
+        pipe.expire(keys.last_reports(), _LAST_REPORTS_SECONDS)
+        pipe.execute()
+
+
+def last_reports(client: redis.Redis) -> list[LastReport]:
+    """The last reports of workers that have stopped because they computed wrong scores, the latest first."""
+    connection: Any = client
+    (found,) = each_reply(connection, [("lrange", keys.last_reports(), 0, -1)])
+    reports = []
+    for raw in found if isinstance(found, list) else ():
+        with suppress(WireError):
+            reports.append(LastReport.read_json(raw, "a last report"))
+    return reports
 
 
 def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerReport, ttl: int) -> None:

@@ -90,9 +90,8 @@ class RunCleaner:
             try:
                 with about(run=run.id), redis_errors():
                     deleted = self._store.delete(run, chunks, used=used)
-                    if deleted.withdrawals:  # whoever had its scores has gone on
-                        why = deleted.withdrawals[0].reason
-                        logger.error("scores of the run are withdrawn; score it again: %s", why)
+                    if deleted.wrong:  # whoever had its scores has gone on
+                        logger.error("scores of the run are wrong: %s; score it again", deleted.wrong)
             except RedisUnavailable:
                 if system.monotonic() < until:
                     with self._lock:

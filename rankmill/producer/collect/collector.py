@@ -7,7 +7,7 @@ out, and the driver (`rankmill.producer.collect.driver`) does it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -94,15 +94,11 @@ class UnfinishedChunk:
 
 
 class FinishedChunk(NamedTuple):
-    """A chunk with its scores; ``result`` is for the journal (``None``: it is there, or is tried again).
-
-    ``copied`` are the first rows and the numbers of rows of other chunks some of whose scores it has.
-    """
+    """A chunk with its scores; ``result`` is for the journal (``None``: it is there, or is tried again)."""
 
     number: int
     part: ScoredTable
     result: ChunkResult | None
-    copied: Collection[tuple[int, int]] = ()
 
 
 class Accepted(NamedTuple):
@@ -427,7 +423,6 @@ class Collector:
             waiting = self._unfinished[each].pairs
             assert waiting
             waiting.add(found)
-            waiting.copied.add((number, len(chunk.table)))
             self._finish_if_complete(each, waiting)
 
     def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
@@ -437,20 +432,14 @@ class Collector:
             self._idle -= not chunk.rows
             if whole:  # else it is tried again if the run is resumed
                 self._count(chunk)
-            self._finish(number, pairs.table(chunk.table), whole, copied=pairs.copied)
+            self._finish(number, pairs.table(chunk.table), whole)
 
     def _finish(
-        self,
-        number: int,
-        part: ScoredTable,
-        result: ChunkResult | None,
-        *,
-        fresh: bool = True,
-        copied: Collection[tuple[int, int]] = (),
+        self, number: int, part: ScoredTable, result: ChunkResult | None, *, fresh: bool = True
     ) -> None:
         self.rows.add(number, part, fresh=fresh)
         self._waiting[number] = len(part.table)
-        self._finished.append(FinishedChunk(number, part, result, copied))
+        self._finished.append(FinishedChunk(number, part, result))
 
     def _count(self, chunk: UnfinishedChunk) -> None:
         """Count what a chunk that is finished has used."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import NoReturn
 
 import pyarrow as pa
 from opentelemetry.trace import Span
@@ -23,10 +22,10 @@ from rankmill.jobs.contract.errors import (
     RunExpired,
     RunFailed,
     RunTimeout,
-    ScoresWithdrawn,
+    WrongScores,
 )
 from rankmill.jobs.contract.job import Payload
-from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores, Withdrawal
+from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Progress, RowError, Run
 from rankmill.jobs.contract.usage import NO_DEVICE, Amounts
 from rankmill.jobs.contract.wire import decode_rows, encode_rows
@@ -38,7 +37,7 @@ from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.system import system
 from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.collector import AT_ONCE, FIRST_PIECE, Accepted, Collector, Piece
+from rankmill.producer.collect.collector import AT_ONCE, Accepted, Collector, Piece
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Account, Journal
 from rankmill.producer.collect.pairs import OpenTables
@@ -141,8 +140,8 @@ class RunDriver:
         self._encoders: ThreadPoolExecutor | None = None
         self._waits_since = self._collected = self._heard = system.monotonic()
         self._is_request = run.priority == "request" and journal is None and not detached
-        self._made_by = [] if self._is_request else [*(journal.runs if journal else ()), run.id]
-        """The runs of whose withdrawals it hears at once; for a request it is enough to look at its end."""
+        self._made_by = [*(journal.runs if journal else ()), run.id]
+        """The runs that have made the scores, of which none may be wrong."""
         self._new = self._is_request  # until the run is stored, together with its first chunks
         self._looked = self._heard if self._is_request else -math.inf
         self._sized = sizes.chunks.known  # when workers were last looked at
@@ -172,8 +171,8 @@ class RunDriver:
         Raises
         ------
         RunFailed
-            The run cannot be scored: for example, its model cannot be loaded. `ScoresWithdrawn`: a worker has
-            taken back scores, perhaps after the last table.
+            The run cannot be scored: for example, its model cannot be loaded. `WrongScores`: a worker that
+            has scored some of it computes wrong scores; perhaps after the last table.
         RunCancelled
             `cancel` was called, or another process cancelled the run.
         RunExpired
@@ -201,11 +200,14 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
+        if not self._is_request:  # of which the next command tells
+            with self._at_redis():
+                self._check_notes()
         if not self.is_detached:
             used = self._used_in_all()
             deleted = self._cleaner.remove(self.run, [], answered=collector.answered, used=used)
-            if deleted and deleted.withdrawals:
-                raise withdrawn(self.run.id, deleted.withdrawals)
+            if deleted and deleted.wrong:
+                raise self._wrong(deleted.wrong)
         self._span.end()
         with about(run=self.run.id):
             done = self.progress
@@ -320,7 +322,10 @@ class RunDriver:
             self._look_at_workers()
 
     def _look_at_workers(self) -> None:
-        """Note from time to time how much workers have scored of their chunks, and how much they prefetch."""
+        """Note from time to time how much workers have scored of their chunks, and how much they prefetch.
+
+        Also end the run if they have left a note that scores are wrong.
+        """
         now, window = system.monotonic(), self._sizes.window
         sized = self._sizes.chunks.known
         just_known = window.follows_workers and sized and not self._sized
@@ -333,6 +338,24 @@ class RunDriver:
                 window.follow(capacity, self.collector.chunk_rows, sized=sized)
             if self.collector.see(self._store.scored_rows(self.run), system.now()):
                 self._store.note(self.run, self.progress)
+            self._check_notes()
+
+    def _check_notes(self) -> None:
+        """End the run if a worker has left a note that scores are wrong.
+
+        The note stays, for others who collect the run or continue the file.
+        """
+        if why := self._store.wrong(self._made_by):
+            self._check_existence()  # one that is cancelled meanwhile ends so
+            if not self.is_detached:
+                self.cancel()
+            raise self._wrong(why)
+
+    def _wrong(self, why: str) -> WrongScores:
+        """The error for wrong scores; a journal with some is not continued."""
+        if self._journal:
+            return self._journal.distrust(why)
+        return WrongScores(f"scores of run {self.run.id} are wrong: {why}; score it again")
 
     def _collect(self, seconds: float) -> None:
         """Collect the results that have arrived, waiting up to `seconds` for the first.
@@ -342,16 +365,13 @@ class RunDriver:
         """
         self._collected = system.monotonic()
         block = math.ceil(1000 * max(min(seconds, self.deadline - self._collected), 0))
-        entries = self._store.results(self.run, after=self._after, block_ms=block, withdrawn_of=self._made_by)
+        entries = self._store.results(self.run, after=self._after, block_ms=block)
         if not entries:
             self._check_existence()
             return
         self._heard = system.monotonic()
-        if taken_back := [each for _, each in entries if isinstance(each, Withdrawal)]:
-            self._end_withdrawn(taken_back)
-        found = [(entry, result) for entry, result in entries if not isinstance(result, Withdrawal)]
-        self._settle([result for _, result in found])
-        accepted = self._accept(found)
+        self._settle([result for _, result in entries])
+        accepted = self._accept(entries)
         if self.is_detached:
             self._after = entries[-1][0]
             is_done = self.collector.complete and not self.collector.fatal
@@ -384,16 +404,6 @@ class RunDriver:
             self._keep_finished()
         return accepted
 
-    def _end_withdrawn(self, withdrawals: Sequence[Withdrawal]) -> NoReturn:
-        """End the run, as its caller may have scores that are withdrawn.
-
-        The withdrawals stay: of a file, they are carried out in the journal once no result is in Redis.
-        """
-        self._check_existence()  # one that is cancelled meanwhile ends so
-        if not self.is_detached:
-            self.cancel()
-        raise withdrawn(self.run.id, withdrawals)
-
     def _check_existence(self) -> None:
         """Raise an error if the run was cancelled, or is detached and has expired."""
         if self._store.was_cancelled(self.run):
@@ -419,9 +429,8 @@ class RunDriver:
         finished = self.collector.pop_finished()
         results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
         if self._journal and results:
-            copied = {each.number: each.copied for each in finished if each.copied}
             account = Account(scored=self.collector.scored, used=self._used, rest=self._journal.account.rest)
-            self._journal.add(results, account, copied)
+            self._journal.add(results, account)
         for chunk in finished:
             self._spool.put(chunk.number, chunk.part)
             if span := self._spans.pop(chunk.number, None):
@@ -623,15 +632,6 @@ def log_result(piece: Piece, result: ChunkResult, run: str) -> None:
             logger.warning("%d rows whose workers died; trying their halves apart", rows)
         else:
             logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
-
-
-def withdrawn(run_id: str, withdrawals: Sequence[Withdrawal]) -> ScoresWithdrawn:
-    """The error for scores that workers have taken back."""
-    rows = {chunk % FIRST_PIECE for each in withdrawals for chunk in each.chunks}
-    chunks = "the chunk" if len(rows) == 1 else f"{len(rows)} chunks, the first"
-    where = f", of {chunks} at row {min(rows)}" if rows else ""
-    why = f"worker {withdrawals[0].worker}: {withdrawals[0].reason}"
-    return ScoresWithdrawn(f"scores of run {run_id} are withdrawn{where}; score it again ({why})")
 
 
 def expired(run_id: str, ttl: int) -> RunExpired:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +19,7 @@ from typing import TypeVar
 from pydantic import Field
 from pydantic_core import from_json
 
-from rankmill.jobs.contract.errors import InputError, OutputError, WireError
+from rankmill.jobs.contract.errors import InputError, OutputError, WireError, WrongScores
 from rankmill.jobs.contract.results import (
     ChunkFailure,
     ChunkResult,
@@ -46,13 +45,8 @@ CREATE TABLE IF NOT EXISTS manifest (name TEXT PRIMARY KEY, value TEXT NOT NULL)
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS copies
-    (chunk INTEGER, first INTEGER, rows INTEGER NOT NULL, PRIMARY KEY (chunk, first)) WITHOUT ROWID;
-CREATE TRIGGER IF NOT EXISTS forgotten AFTER DELETE ON chunks BEGIN
-    DELETE FROM copies WHERE chunk = OLD.chunk;
-END;
 COMMIT;
-"""  # noqa: S608 -- a constant
+"""
 """In one transaction, which is synced once."""
 
 _NEXT_CUT = """
@@ -60,14 +54,7 @@ SELECT chunk, rows FROM chunks
 WHERE chunk >= ? AND typeof(rows) = 'integer' AND rows BETWEEN 1 AND ? ORDER BY chunk LIMIT 1
 """
 
-_WITHDRAW = """
-DELETE FROM chunks WHERE chunk = (SELECT max(chunk) FROM chunks WHERE chunk <= ?) AND chunk + rows > ?
-"""
-
 _GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
-
-_COPIES = "SELECT chunk, CAST(first AS INTEGER), CAST(rows AS INTEGER) FROM copies"
-"""Numbers also where the file is damaged."""
 
 
 class Account(WireModel):
@@ -187,7 +174,7 @@ class Journal:
         """Delete all results and store a new `manifest`; the last run's id is kept."""
         self.finished = _NONE
         with self._at_work():
-            self._db.execute("DELETE FROM state WHERE name IN ('finished', 'account', 'runs')")
+            self._db.execute("DELETE FROM state WHERE name IN ('finished', 'account', 'runs', 'wrong')")
             self._db.execute("DELETE FROM chunks")
             self._db.execute("DELETE FROM manifest")
             self._db.executemany("INSERT INTO manifest VALUES (?, ?)", manifest.items())
@@ -244,33 +231,27 @@ class Journal:
             found = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
         return found and (int(found[0]), int(found[1]))
 
-    def add(
-        self,
-        results: Mapping[int, tuple[int, ChunkResult]],
-        account: Account,
-        copied: Mapping[int, Collection[tuple[int, int]]] | None = None,
-    ) -> None:
+    def add(self, results: Mapping[int, tuple[int, ChunkResult]], account: Account) -> None:
         """Store ``{chunk: (rows, result)}`` and what is to be counted, synced when this returns.
 
-        Fatal failures are not stored, nor are results of rows in finished parts. Some chunks have `copied`
-        scores of others, of which each has a first row and a number of rows.
+        Fatal failures are not stored, nor are results of rows in finished parts.
         """
         results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
         with self._at_work():
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", self._records(results))
-            copies = ((chunk, *source) for chunk, sources in (copied or {}).items() for source in sources)
-            self._db.executemany("INSERT OR IGNORE INTO copies VALUES (?, ?, ?)", copies)
             self._write_state("account", account.written())
         self._check()
 
-    def withdraw(self, rows: Iterable[int]) -> None:
-        """Delete the results of the chunks that have one of these rows, or a copy of its score."""
-        gone = sorted(rows)
-        with self._at_work():
-            self._db.executemany(_WITHDRAW, ((row, row) for row in gone))
-            copies = self._db.execute(_COPIES).fetchall()
-            wrong = {chunk for chunk, first, count in copies if _has_any(range(first, first + count), gone)}
-            self._db.executemany("DELETE FROM chunks WHERE chunk = ?", ((chunk,) for chunk in wrong))
+    def distrust(self, why: str) -> WrongScores:
+        """Mark the results as wrong, so that no command continues with them; return the error for that."""
+        self._set_state("wrong", why)
+        return _wrong(why)
+
+    @property
+    def wrong(self) -> WrongScores | None:
+        """The error if some results are wrong."""
+        why = self._state("wrong")
+        return None if why is None else _wrong(why)
 
     def finish(self, finished: Finished) -> None:
         """Record that parts are in place, and delete the results of their rows."""
@@ -368,7 +349,5 @@ class Journal:
             raise InputError(f"{self._path} is damaged ({error}); start over with --restart") from None
 
 
-def _has_any(span: range, rows: Sequence[int]) -> bool:
-    """Whether any of these rows, which are in order, is in a span."""
-    at = bisect_left(rows, span.start)
-    return at < len(rows) and rows[at] in span
+def _wrong(why: str) -> WrongScores:
+    return WrongScores(f"scores of this output are wrong: {why}; start over with --restart")

@@ -123,8 +123,6 @@ class ChunkPairs:
     kind: pa.DataType = field(default_factory=pa.float32)
     elsewhere: ChunkStats | None = None
     """How the last answers of another chunk were made."""
-    copied: set[tuple[int, int]] = field(default_factory=set)
-    """First row and number of rows of each of the other chunks."""
 
     @property
     def is_complete(self) -> bool:

@@ -12,7 +12,14 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
 
-from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, OutputError, RankmillError
+from rankmill.jobs.contract.errors import (
+    InputChanged,
+    InputError,
+    OutputBusy,
+    OutputError,
+    RankmillError,
+    WrongScores,
+)
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.files.manifest import differences
 from rankmill.producer.files.outputs import check_replaceable, errors_name, is_of_parts, part_of
@@ -194,7 +201,7 @@ class Workspace:
             # If the input changed, scored rows may be from before or after the change.
             if not rows or isinstance(error, InputChanged):
                 self.remove()  # while the lock is held
-            elif error:
+            elif error and not isinstance(error, WrongScores):
                 error.add_note(f"{rows:,} scored rows are kept in {self.folder}: the same command continues")
 
     def check(self) -> None:
@@ -297,6 +304,8 @@ class Workspace:
 
         Raises
         ------
+        WrongScores
+            Some results in the journal are wrong.
         InputError
             The journal has results with another manifest.
         OutputError
@@ -313,9 +322,12 @@ class Workspace:
             self.record.check(self._output.there())
         if self._restart or not rows:
             self._output.clear()
-        if self._restart or (changed and not rows):
+        wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)
+        if self._restart or ((changed or wrong) and not rows):
             for journal in reversed(self.journals):  # the first last: its manifest speaks for all
                 journal.restart(manifest)
+        elif wrong:
+            raise wrong
         elif changed:
             raise InputError(
                 f"{self.folder} holds {rows:,} scored rows of another command ({changed}); "

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +21,7 @@ from rankmill.workers.batches.planner import WaitingRows
 from rankmill.workers.engine.engine import Engine, Flight, Part, ScoresChanged, tokens_in
 from rankmill.workers.engine.work import Work
 from rankmill.workers.host import metrics
+from rankmill.workers.models.loading import Model
 
 _WAIT_SECONDS = 5
 
@@ -118,10 +120,11 @@ class Pipeline:
         self._closed = False
         self.stopping = False
         """Whether the worker is to stop without finishing all work."""
-        self.proven: Callable[[str], None] = lambda model: None
-        """Called with a model's name when its probes have the scores that they had."""
-        self.in_doubt: Callable[[str, str], None] = lambda model, figures: None
-        """Called with a model's name and the figures when they have not; then the process ends."""
+        self.proven: Callable[[Model], None] = lambda model: None
+        """Called with a model when its probes have the scores that they had."""
+        self.changed: Callable[[Model, str], None] = lambda model, figures: None
+        """Called with a model and the figures when they have others, in the writing thread; nothing more is
+        scored then, nor answered."""
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
         self._flights: deque[tuple[_Lane, Flight]] = deque()
@@ -263,8 +266,9 @@ class Pipeline:
 
     def _run(self) -> None:
         """The forward thread."""
-        while self.step():
-            pass
+        with suppress(ScoresChanged):
+            while self.step():
+                pass
 
     def step(self, *, wait: bool = True) -> bool:
         """Begin a forward, or finish the oldest of up to `Backend.depth` that are in progress.
@@ -306,17 +310,13 @@ class Pipeline:
             self._batch_since = None
 
     def _prove(self, engine: Engine) -> None:
-        """Score the probes again; what was answered since the last time is in doubt if they have changed."""
+        """Score the probes again; what was answered since the last time may be wrong if they have changed."""
         try:
             engine.prove()
         except ScoresChanged as error:
-            tell = partial(self.in_doubt, engine.model.name, str(error))
-            if self._writer:
-                self._writer.submit(tell).result()  # after all earlier answers, which are in doubt as well
-            else:
-                tell()
+            self.answer(partial(self.changed, engine.model, str(error)))  # earlier answers may be wrong too
             raise
-        self.proven(engine.model.name)
+        self.proven(engine.model)
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
         """Take the next batch, from the lane whose turn it is; ``None`` without one, or after `close`."""

@@ -44,7 +44,6 @@ from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.work import Texts, Work, encode, prepare
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import device_name
-from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.models.versions import Aliases
 from rankmill.workers.queue.refusals import Refusals
@@ -216,10 +215,6 @@ class PairsClaim(ChunkClaim):
 class WrongTokens(Exception):
     """A tokenizer library has turned out to be wrong; none of its tokens may be scored."""
 
-    def __init__(self, texts: FastTexts, why: str) -> None:
-        super().__init__(why)
-        self.texts = texts
-
 
 class ChunkScorer:
     """Scores chunks of any run with the models of this process.
@@ -323,7 +318,7 @@ class ChunkScorer:
         with claim.engine.model.lock:
             wrong = texts.news() if texts else None
         if texts and wrong:
-            raise WrongTokens(texts, wrong)
+            raise WrongTokens(f"wrong tokens of {claim.engine.model.name} ({wrong})")
         rows = len(claim.work.scored.scores)
         logger.debug("claimed %d rows", rows)
         claim.forward = tracing.begin("forward", claim.span, rows=rows)

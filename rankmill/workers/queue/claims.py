@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import redis
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RunFailed, SpecError, WorkerError, fault_of
 from rankmill.jobs.contract.job import is_suspect
-from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, Withdrawal
+from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, set_aside
+from rankmill.jobs.protocol.worker_report import LastReport
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about_job
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import Periodic, system
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
-from rankmill.workers.models.fast_texts import FastTexts
+from rankmill.workers.models.loading import Model
 from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim, WrongTokens
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.refusals import Refusals, StillRefused
@@ -45,13 +46,10 @@ _LOOK_SECONDS = 0.25
 """How soon after the first score the first count follows."""
 
 _NAMED = 100
-"""Runs in doubt that are named, the latest."""
+"""Runs with wrong scores that are named, the latest."""
 
-_WITHDRAWN = 100_000
-"""Chunks of a model, or of a tokenizer, that a worker can withdraw, the latest."""
-
-Answered = deque[tuple[str, int, int]]
-"""Runs, chunks and expiries (seconds; 0: not in Redis) of answers, the latest at the end."""
+_REMEMBERED = 100_000
+"""Runs of a model, or of a tokenizer, that a worker can leave a note with, the latest."""
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +91,29 @@ class ModelQueue:
         return group
 
 
+@dataclass
+class Answered:
+    """What a worker has answered: runs with their expiries (s; 0: not in Redis), the latest at the end.
+
+    ``since`` is when it began to give these answers, in seconds since 1970.
+    """
+
+    since: float = field(default_factory=system.now)
+    runs: dict[str, int] = field(default_factory=dict)
+
+    def add(self, run: str, ttl: int) -> None:
+        """Add an answer to a run."""
+        self.runs.pop(run, None)
+        self.runs[run] = ttl
+        if len(self.runs) > _REMEMBERED:
+            del self.runs[next(iter(self.runs))]
+
+
+def loaded_as(model: Model) -> tuple[object, ...]:
+    """What the probes of a model prove: it may be loaded in several precisions, and from other files."""
+    return model.name, model.revision, model.backend.name, model.backend.precision, model.kind
+
+
 class Claims:
     """The jobs that a worker has claimed; it begins them in turn and answers each once.
 
@@ -129,14 +150,17 @@ class Claims:
         self._refusals = refusals
         self._run_refusals = RunRefusals(store.redis, worker.name)
         self._put_aside = ModelQueue()
-        self._tokenized_fast: WeakKeyDictionary[FastTexts, Answered] = WeakKeyDictionary()
+        self._unproven: dict[tuple[object, ...], Answered] = {}
+        """What was answered since the probes of each loaded model had their scores."""
+        self._fast = Answered()
+        """What was answered with the tokens of a fast tokenizer library."""
         self._lock = system.Lock()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id. Other threads read copies; `_lock` decides who ends one."""
-        self._unproven: dict[str, Answered] = {}
-        """Chunks answered since a model's probes had their scores, by model."""
-        pipeline.proven = self._forget_those_in_doubt
-        pipeline.in_doubt = self._withdraw_those_in_doubt
+        self.wrong: LastReport | None = None
+        """Why the worker stops, if it has computed wrong scores."""
+        pipeline.proven = self._proven
+        pipeline.changed = self._stop_wrong_device
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
         metrics.claimed_pairs.set_function(lambda: pipeline.pending)
         metrics.refusals.set_function(lambda: len(refusals.reasons()))
@@ -238,7 +262,8 @@ class Claims:
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
         except WrongTokens as error:
-            self._take_back(error.texts, str(error))
+            self.hand_back_all()  # so that none is answered from now on
+            self._pipeline.answer(partial(self._stop, [self._fast], f"a tokenizer library gave {error}"))
             return
         except Exception as error:
             self._end(claim, error)
@@ -249,29 +274,8 @@ class Claims:
         self._order.began(claim.run.id, len(claim.work.scored.scores), claim.run.weight)
         self._accept(claim.run)
 
-    def _take_back(self, texts: FastTexts, why: str) -> None:
-        """Hand back all chunks that a tokenizer library has tokenized, as it has turned out to be wrong.
-
-        They come again, and are tokenized by Hugging Face's. What was answered with it is withdrawn.
-        """
-        for claim in reversed(list(self.unanswered.values())):
-            if claim.fast and claim.engine and claim.engine.model.texts is texts:
-                self.hand_back(claim.job.id)
-                if claim.work:
-                    self._pipeline.drop(claim.work, lambda: None)
-        self._pipeline.answer(partial(self._withdraw_wrong_tokens, texts, why))
-
-    def _withdraw_wrong_tokens(self, texts: FastTexts, why: str) -> None:
-        """Withdraw scores with tokens of a library that is wrong; in the writing thread."""
-        answered = self._tokenized_fast.pop(texts, Answered())
-        logger.critical(
-            "a tokenizer library gave wrong tokens (%s), and is not used any more. %s are in doubt, "
-            "which this worker has answered with it", why, _counted(answered),
-        )  # fmt: skip
-        self._withdraw(answered, f"a tokenizer library gave wrong tokens ({why})")
-
     def _accept(self, run: Run) -> None:
-        """Withdraw earlier refusals: this worker can score the run."""
+        """Take back earlier refusals: this worker can score the run."""
         for key in (weights_key(run.spec), weights_key(self._scorer.spec(run)), ("run", run.id)):
             self._refusals.close(key)
         self._run_refusals.take_back(run.id)
@@ -348,9 +352,7 @@ class Claims:
             claim.span.end()
             if isinstance(result, ChunkScores):
                 assert claim.run
-                self._note_fast(claim)
-                unproven = self._unproven.setdefault(claim.run.spec.model, Answered(maxlen=_WITHDRAWN))
-                unproven.append(_answered(claim))
+                self._remember(claim)
                 metrics.count_scored(claim.run, result, claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
@@ -360,10 +362,14 @@ class Claims:
                 metrics.count_chunk("failed")
                 logger.warning("the run cannot be scored: %s", result.message)
 
-    def _note_fast(self, claim: ChunkClaim) -> None:
-        if claim.fast and claim.engine and (texts := claim.engine.model.texts):
-            answered = self._tokenized_fast.setdefault(texts, Answered(maxlen=_WITHDRAWN))
-            answered.append(_answered(claim))
+    def _remember(self, claim: ChunkClaim) -> None:
+        """Remember the run of an answer, whose scores may turn out to be wrong."""
+        assert claim.engine
+        for each in (
+            self._unproven.setdefault(loaded_as(claim.engine.model), Answered()),
+            *([self._fast] if claim.fast else []),
+        ):
+            each.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
 
     def _ends(self, claim: ChunkClaim) -> bool:
         """Whether the caller is to end the claim: no other thread has done so."""
@@ -373,38 +379,33 @@ class Claims:
             del self.unanswered[claim.job.id]
             return True
 
-    def _forget_those_in_doubt(self, model: str) -> None:
-        self._unproven.pop(model, None)
+    def _proven(self, model: Model) -> None:
+        self._unproven.pop(loaded_as(model), None)
 
-    def _withdraw_those_in_doubt(self, model: str, figures: str) -> None:
-        """Withdraw scores that may be wrong, as the device computes wrong things; name runs that are over.
+    def _stop_wrong_device(self, model: Model, figures: str) -> None:
+        """Stop, as the probes of a model have other scores; those of others would have them as well."""
+        reason = f"its device gets wrong scores of {model.name} now ({figures})"
+        self._stop(list(self._unproven.values()), reason)
 
-        It runs in the writing thread, and the process ends then.
+    def _stop(self, answered: Sequence[Answered], reason: str) -> None:
+        """Stop, as scores are wrong: leave a note with the runs that may have some, and hand back all claims.
+
+        It runs in the writing thread, after all earlier answers.
         """
-        unproven = self._unproven.get(model, Answered())
+        since = min((each.since for each in answered), default=system.now())
+        runs = {run: ttl for each in answered for run, ttl in each.runs.items()}
+        began = datetime.fromtimestamp(since, UTC).isoformat(" ", "seconds")
+        why = f"worker {self._worker.name} scores wrongly, perhaps since {began}: {reason}"
+        named = tuple(runs)[-_NAMED:]
+        more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
         logger.critical(
-            "%s gets wrong scores on this device now: %s. %s are in doubt, "
-            "which this worker has answered since the probes were right", model, figures, _counted(unproven),
+            "%s. The worker stops. It has answered these runs since then; those in progress end, score the "
+            "others again: %s%s", why, ", ".join(named) or "none", more,
         )  # fmt: skip
-        self._withdraw(unproven, f"its device gets wrong scores now: {figures}")
-
-    def _withdraw(self, answered: Answered, reason: str) -> None:
-        """Withdraw scores, and name their runs: those whose producers are told, and the others."""
-        found: dict[tuple[str, int], list[int]] = {}
-        for run, chunk, ttl in list(answered):
-            found.setdefault((run, ttl), []).append(chunk)
-        told, over = list[str](), list[str]()
-        for (run, ttl), chunks in found.items():
-            withdrawal = Withdrawal(chunks=tuple(chunks), worker=self._worker.name, reason=reason)
-            is_told = ttl and self._store.withdraw(run, withdrawal, ttl)
-            (told if is_told else over).append(f"{run} ({len(chunks)} chunks)")
-        for runs, what in (
-            (told, "the producers of these runs are told"),
-            (over, "score these runs again, which are over, or detached, or were jobs"),
-        ):
-            if runs:
-                more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
-                logger.critical("%s: %s%s", what, ", ".join(runs[-_NAMED:]), more)
+        self._store.leave_notes({run: ttl for run, ttl in runs.items() if ttl}, why)
+        self.wrong = LastReport(worker=self._worker.name, at=system.now(), reason=why, runs=named)
+        self._worker.stop()
+        self.hand_back_all()  # now: the main thread may load a model, and hands back what it claims meanwhile
 
     @contextmanager
     def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:
@@ -418,15 +419,6 @@ class Claims:
             self._worker.forget(job)
             set_aside(queue, job.id.encode(), f"{type(error).__name__}: {error}")
             metrics.set_aside.inc()
-
-
-def _answered(claim: ChunkClaim) -> tuple[str, int, int]:
-    return claim.run_id, claim.chunk, claim.job.run_ttl if claim.in_redis else 0
-
-
-def _counted(answered: Answered) -> str:
-    earlier = " (and of earlier ones)" if len(answered) == _WITHDRAWN else ""
-    return f"{len(answered)} chunks of {len({run for run, _, _ in answered})} runs{earlier}"
 
 
 def _option(error: Exception) -> str | None:

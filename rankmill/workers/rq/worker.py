@@ -111,6 +111,10 @@ class RQWorker(SimpleWorker):
         """Whether the worker has been asked to stop."""
         return self._stop_requested
 
+    def stop(self) -> None:
+        """Stop at the next check, as after a signal."""
+        self._shutdown()
+
     @property
     def queues_in_turn(self) -> list[OrderedQueue]:
         """The worker's queues in order of preference, which may change with each job (`reorder_queues`)."""

@@ -303,11 +303,11 @@ def test_a_run_that_begins_after_the_loss_is_read_at_once(monkeypatch: pytest.Mo
     tool("faketime", "faketime")
 
     async def read_one_more(reader: streams.Streams, server: Any) -> None:
-        waits = asyncio.ensure_future(reader.read({"first": "0"}, 30))
+        waits = asyncio.ensure_future(reader.read("first", "0", 30))
         while not any(each["cmd"] == "xread" for each in server.client_list()):
             await asyncio.sleep(0.01)
         for turn in range(2):
-            one_more = asyncio.ensure_future(reader.read({f"more{turn}": "0"}, 30))
+            one_more = asyncio.ensure_future(reader.read(f"more{turn}", "0", 30))
             await asyncio.sleep(0.1)
             server.xadd(f"more{turn}", {"found": 1})
             assert len(await one_more) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import numpy as np
@@ -88,7 +87,7 @@ def test_results_that_the_shared_reader_has_not_brought_yet_are_not_lost(
 ) -> None:
     """The sweep for lost chunks reads the stream itself: a job that is gone may have ended just now."""
 
-    async def nothing(self: Streams, streams: Any, seconds: float) -> list[Any]:
+    async def nothing(self: Streams, stream: str, after: str, seconds: float) -> list[Any]:
         await asyncio.sleep(0)
         return []
 
@@ -111,31 +110,3 @@ def test_results_that_the_shared_reader_has_not_brought_yet_are_not_lost(
     in_a_loop(shared_server.url, work, **NOBODY)
     assert "lost" not in caplog.text
     assert not shared_server.client.llen("rq:queue:nobody-listens")
-
-
-def test_of_two_streams_the_first_that_has_something_is_read(shared_server: Server) -> None:
-    """A run hears of scores that are withdrawn before it takes more results, and of results all the same."""
-    server = shared_server.client
-
-    async def main() -> None:
-        client: Any = LoopRedis(shared_server.url, 60)
-        names = [f"two-streams-{at}-{time.time_ns()}" for at in range(2)]
-
-        async def read(*more: str) -> list[str]:
-            task = asyncio.create_task(client.streams.read(dict.fromkeys(names, "0"), 30))
-            await asyncio.sleep(0.05)
-            for name in more:
-                server.xadd(name, {"found": 1})
-                server.expire(name, 60)
-            return [name.decode() for name, _ in await task]
-
-        assert await read(names[1]) == names[1:]
-        server.delete(names[1])
-        assert await read(names[0]) == names[:1]
-        server.xadd(names[1], {"found": 1})
-        server.expire(names[1], 60)
-        assert await read() == names[:1]
-        await client.streams.close()
-        await client.line.close()
-
-    asyncio.run(main())

@@ -16,21 +16,19 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RunCancelled, ScoresWithdrawn
+from rankmill.jobs.contract.errors import RunCancelled, WrongScores
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.results import (
     BadResult,
     ChunkFailure,
     ChunkResult,
     ChunkScores,
-    Withdrawal,
 )
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.accounts import read_accounts
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.producer.collect.collector import Collector, Piece
-from rankmill.producer.collect.earlier import no_earlier
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.sizing import WindowSize
@@ -138,63 +136,50 @@ def test_attempts_are_counted_whatever_ends_them(second: str, monkeypatch: pytes
     assert part.attempts == 2
 
 
-def test_what_is_withdrawn_takes_its_copies_with_it(tmp_path: Path) -> None:
-    """Also in a journal that another process reads, which has not seen them made."""
-    journal = Journal(tmp_path / "journal")
-    tables = [
-        pairs(4, 0),
-        pairs(4, 4),
-        pa.concat_tables([pairs(2, 2), pairs(2, 20)]),
-        pairs(4, 0),
-        pairs(4, 30),
-    ]
-    queue = QueueByHand(tables, WindowSize(9, 1 << 20), journal, reuse=no_earlier(("query", "passage")))
-    assert queue.scores(queue.score_all) == [*range(8), 2, 3, 20, 21, *range(4), *range(30, 34)]
-    journal.close()
-    journal = Journal(tmp_path / "journal")
-    journal.withdraw([0, 17])
-    assert [journal.get(number) is not None for number in (0, 4, 8, 12, 16)] == [
-        False,
-        True,
-        False,
-        False,
-        False,
-    ]
-
-
 @pytest.mark.parametrize("priority", ["bulk", "request"])
-def test_a_run_whose_scores_are_withdrawn_before_it_is_over_does_not_end_well(priority: Priority) -> None:
-    """Either its caller is told, or the worker, which names it in its log."""
+def test_a_run_with_wrong_scores_does_not_end_well(priority: Priority) -> None:
     queue = QueueByHand([pairs(3)], WindowSize(4, 1 << 20), priority=priority)
     queue.driver.on_wait = queue.score_all
     tables = queue.driver.tables()
     next(tables)
-    told = Withdrawal(chunks=(0,), worker="w", reason="differs")
-    assert queue.store.withdraw(queue.run.id, told, 60)
-    with pytest.raises(ScoresWithdrawn, match=r"of the chunk at row 0; score it again \(worker w: differs\)"):
+    queue.store.leave_notes({queue.run.id: 60}, "worker w scores wrongly")
+    with pytest.raises(
+        WrongScores, match=r"scores of run .+ are wrong: worker w scores wrongly; score it again"
+    ):
         next(tables)
-    assert not queue.store.withdraw(queue.run.id, told, 60)
+    assert queue.store.load(queue.run.id) is None
 
 
-def test_a_run_that_continues_a_file_hears_at_once_what_is_withdrawn_of_those_before(tmp_path: Path) -> None:
-    """At its end, days later, that might have expired."""
+def test_a_run_that_goes_on_ends_at_once_when_a_worker_has_found_its_scores_wrong() -> None:
+    queue = QueueByHand([pairs(3), pairs(3, 3)], WindowSize(1, 1 << 20))
+    tables = queue.driver.tables()
+    queue.driver.on_wait = lambda: queue.store.leave_notes({queue.run.id: 60}, "worker w scores wrongly")
+    with pytest.raises(WrongScores):  # though no worker answers any more
+        next(tables)
+    assert not queue.store.redis.llen("rq:queue:q")
+
+
+def test_a_run_that_continues_a_file_looks_at_the_runs_before(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     journal.begin("before")
     queue = QueueByHand([pairs(3), pairs(3, 3)], WindowSize(1, 1 << 20), journal)
     queue.driver.on_wait = queue.score_all
     tables = queue.driver.tables()
     next(tables)
-    queue.store.withdraw("before", Withdrawal(chunks=(9,), worker="w", reason="differs"), 60)
-    with pytest.raises(ScoresWithdrawn):
-        next(tables)
+    queue.store.leave_notes({"before": 60}, "worker w scores wrongly")
+    with pytest.raises(WrongScores, match=r"scores of this output are wrong: .+; start over with --restart"):
+        list(tables)
+    assert journal.wrong
+    journal.restart({})
+    assert not journal.wrong
 
 
-def test_a_run_that_is_cancelled_when_its_scores_are_withdrawn_stays_cancelled() -> None:
+def test_a_run_with_wrong_scores_that_is_cancelled_stays_cancelled() -> None:
     queue = QueueByHand([pairs(3), pairs(3, 3)], WindowSize(1, 1 << 20))
     queue.driver.on_wait = queue.score_all
     tables = queue.driver.tables()
     next(tables)
-    queue.store.withdraw(queue.run.id, Withdrawal(chunks=(0,), worker="w", reason="differs"), 60)
+    queue.store.leave_notes({queue.run.id: 60}, "worker w scores wrongly")
     queue.store.cancel(queue.run)
     with pytest.raises(RunCancelled):
         next(tables)

@@ -30,6 +30,7 @@ from rankmill.gateway.keys import admission
 from rankmill.gateway.keys.admission import KeysNeeded
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import KINDS, refusal_of, unscorable
+from rankmill.jobs.contract.errors import WrongScores
 from rankmill.jobs.runtime import connection
 from rankmill.jobs.runtime.passwords import remember_password
 from rankmill.jobs.runtime.settings import load_settings
@@ -243,6 +244,13 @@ def test_a_request_that_takes_too_long_is_given_up_and_the_answer_says_so(server
     assert (late.status_code, late.json()["error"]["type"]) == (504, "GatewayTimeoutError")
     assert late.json()["error"]["message"].endswith("the time was over; the run is cancelled")
     assert "0.5 s, the most of a request; the run is cancelled" in events.text
+
+
+def test_a_request_with_wrong_scores_is_told_to_ask_again() -> None:
+    refusal = refusal_of(WrongScores("scores of run r1 are wrong: worker host.1 scores wrongly"))
+    assert KINDS[refusal.kind].http == 502
+    assert "computes wrong scores, and has stopped: ask again" in refusal.message
+    assert "host.1" not in refusal.message
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,16 @@ A plant is either refused with figures, or the scores that are served are senten
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rankmill import Client
-from rankmill.jobs.contract.errors import ScoresWithdrawn, SpecError, WorkerError
+from rankmill import AsyncClient, Client
+from rankmill.cluster.exporter import ClusterView, exporter_registry
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.contract.errors import SpecError, WorkerError, WrongScores
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.score.score_file import score_file
 from rankmill.workers.backends import classifier, first_token
 from rankmill.workers.backends.base import Logits
@@ -41,7 +47,7 @@ from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.disk_cache import _digests
 from rankmill.workers.models import activation, loading, prompts, tokenizer
-from tests.conftest import Server, StartWorker, wait_for
+from tests.conftest import Server, StartWorker, run_command, wait_for
 from tests.harness.demo_figures import figures
 from tests.harness.environ import QUICK_LEASE
 from tests.harness.models.backends import require
@@ -412,24 +418,49 @@ def test_what_is_planted_in_a_language_model_is_refused(
     assert proof is None or (plant.startswith("prefixes") and proof.way == "padded")
 
 
-def test_a_worker_whose_device_breaks_answers_nothing_more(
+def breaking(server: Server, workers: StartWorker, broken: Path) -> tuple[subprocess.Popen[bytes], Client]:
+    """A worker whose device breaks when a file is there, and a client whose runs have several chunks."""
+    options = {"BROKEN": str(broken), "RANKMILL_BACKEND": "torch", **QUICK_LEASE}
+    worker = workers(worker_class="tests.harness.misbehaving.BrokenDeviceWorker", environ=options)
+    return worker, Client(server.url, precision="fp32", chunk_size=4, window=1)
+
+
+def breaks(broken: Path, rows: int) -> None:
+    """Break the device when a chunk is done, and wait after some wrong scores, so that the probes follow."""
+    if rows and not broken.exists():
+        broken.touch()
+    elif rows >= 16:
+        time.sleep(0.6)
+
+
+def test_a_worker_whose_device_breaks_stops_and_says_so(
     server: Server, workers: StartWorker, bert: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
-    options = {"BROKEN": str(broken), "RANKMILL_BACKEND": "torch", **QUICK_LEASE}
-    worker = workers(worker_class="tests.harness.misbehaving.BrokenDeviceWorker", environ=options)
-    client = Client(server.url, model=str(bert), precision="fp32")
-    np.testing.assert_allclose(client.score(PAIRS, timeout=60), own_scores(bert), atol=1e-4)
+    worker, client = breaking(server, workers, broken)
+    before = client.submit(PAIRS[:4], model=str(bert))
+    np.testing.assert_allclose(before.scores(60), own_scores(bert)[:4], atol=1e-4)
     broken.touch()
     time.sleep(0.6)
-    run = client.submit(PAIRS)
+    run = client.submit(PAIRS, model=str(bert))
     wait_for(lambda: worker.poll() is not None)
     assert worker.returncode == 1
     said = (tmp_path / "worker.log").read_text()
-    assert "gets wrong scores on this device now: torch fp32 on cpu, padded: differs by 0.01" in said
-    assert "score these runs again, which are over, or detached, or were jobs: " in said
+    why = f"its device gets wrong scores of {bert} now (torch fp32 on cpu, padded: differs by 0.01"
+    assert f"scores wrongly, perhaps since {datetime.now(UTC):%Y}" in said
+    assert f": {why}" in said
+    assert f"score the others again: {before.id}" in said
+    assert "Traceback" not in said
+    (job,) = server.client.lrange("rq:queue:rankmill", 0, -1)  # it is handed back, at once
+    assert run.id in str(job)
+    (report,) = read_cluster(server.client).last_reports
+    assert why in report.reason
+    assert report.runs == (before.id,)
+    assert why in run_command("rankmill", "status", "--redis", server.url, environ={"COLUMNS": "999"}).out
+    registry = exporter_registry(ClusterView(server.client))
+    assert registry.get_sample_value("rankmill_workers_stopped") == 1
     workers()
-    np.testing.assert_allclose(list(run), own_scores(bert), atol=1e-4)
+    np.testing.assert_allclose(run.scores(60), own_scores(bert), atol=1e-4)  # it has none of its scores
 
 
 def change(model: Path, name: str, to: float) -> None:
@@ -469,65 +500,70 @@ def test_a_fault_in_the_models_own_directory_is_refused(fault: str, tmp_path: Pa
         served(tmp_path / "model", tmp_path / "cache")
 
 
-def breaking(
-    server: Server, workers: StartWorker, broken: Path
-) -> tuple[subprocess.Popen[bytes], Callable[[int], None]]:
-    """A worker, and what breaks its device when one chunk is done, and ends it after some wrong scores."""
-    options = {"BROKEN": str(broken), "RANKMILL_BACKEND": "torch", **QUICK_LEASE}
-    worker = workers(worker_class="tests.harness.misbehaving.BrokenDeviceWorker", environ=options)
-
-    def look(rows: int) -> None:
-        if rows and not broken.exists():
-            broken.touch()
-        elif rows >= 16:
-            time.sleep(0.6)  # then its next batch is followed by the probes
-            if worker.poll() is not None and not broken.with_name("whole").exists():
-                broken.with_name("whole").touch()
-                workers()
-
-    return worker, look
-
-
 @pytest.mark.parametrize("parts", slow_but([None, 8], None))
-def test_a_file_that_a_broken_device_has_scored_in_part_gets_the_models_own_scores(
-    parts: int | None, server: Server, workers: StartWorker, bert: Path, tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    worker, look = breaking(server, workers, tmp_path / "broken")
+def test_a_file_that_a_broken_device_has_scored_in_part_ends_and_is_started_over(
+    parts: int | None, server: Server, workers: StartWorker, bert: Path, tmp_path: Path
+) -> None:
+    worker, _ = breaking(server, workers, broken := tmp_path / "broken")
     source, output = tmp_path / "a.parquet", tmp_path / ("out" if parts else "out.parquet")
-    pairs = [*PAIRS, *PAIRS[4:8]]  # a chunk has scores of an earlier one
-    pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*pairs, strict=True), strict=True))), source)
+    pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*PAIRS, strict=True), strict=True))), source)
     flags = {"redis_url": server.url, "model": str(bert), "precision": "fp32", "chunk_size": 4, "window": 1}
     request = FileRequest(inputs=(str(source),), output=str(output), rows_per_part=parts)
 
     @contextmanager
     def view(rows: int) -> Iterator[Any]:
-        yield lambda progress, *_: look(progress.rows)
+        yield lambda progress, *_: breaks(broken, progress.rows)
 
-    score_file(request, load_settings(flags), view=view)
+    told = r"scores of this output are wrong: worker .+ scores wrongly, .+; start over with --restart"
+    with pytest.raises(WrongScores, match=told) as ended:
+        score_file(request, load_settings(flags), view=view)
+    assert "the same command continues" not in str(getattr(ended.value, "__notes__", []))
     assert worker.wait(60) == 1
-    assert "are withdrawn" in caplog.text
-    own = [float(each) for each in own_scores(bert)]
-    found = pq.read_table(output)["score"].to_pylist()
-    np.testing.assert_allclose(found, own + own[4:8], atol=1e-4)
+    server.client.flushall()  # the journal remembers it, too
+    workers()
+    with pytest.raises(WrongScores, match=told):
+        score_file(request, load_settings(flags))
+    assert not output.exists() or parts
+    score_file(request.model_copy(update={"restart": True}), load_settings(flags))
+    np.testing.assert_allclose(pq.read_table(output)["score"].to_pylist(), own_scores(bert), atol=1e-4)
 
 
-def test_a_run_whose_scores_its_caller_has_ends_when_they_are_withdrawn(
+@pytest.mark.parametrize("how", ["live", "asyncio"])
+def test_a_run_that_a_broken_device_has_scored_in_part_ends(
+    how: str, server: Server, workers: StartWorker, bert: Path, tmp_path: Path
+) -> None:
+    _, client = breaking(server, workers, broken := tmp_path / "broken")
+    rows = count(1)
+
+    def read() -> None:
+        for _ in client.submit(PAIRS, model=str(bert)):
+            breaks(broken, next(rows))
+
+    async def read_async() -> None:
+        async with AsyncClient(server.url, precision="fp32", chunk_size=4, window=1) as own:
+            async for _ in await own.submit(PAIRS, model=str(bert)):
+                breaks(broken, next(rows))
+
+    told = r"scores of run .+ are wrong: worker .+ scores wrongly, perhaps since .+; score it again"
+    with pytest.raises(WrongScores, match=told):
+        read() if how == "live" else asyncio.run(read_async())
+
+
+def test_whoever_collects_a_detached_run_hears_of_wrong_scores(
     server: Server, workers: StartWorker, bert: Path, tmp_path: Path
 ) -> None:
-    _, look = breaking(server, workers, tmp_path / "broken")
-    client = Client(server.url, model=str(bert), precision="fp32", chunk_size=4, window=1)
-    run = client.submit(PAIRS)
-    told = r"at row 0; score it again \(worker .*: its device gets wrong scores now"
-    with pytest.raises(ScoresWithdrawn, match=told):
-        read(run, look)
-    said = f"the producers of these runs are told: {run.id} ("
-    wait_for(lambda: said in (tmp_path / "worker.log").read_text())
-
-
-def read(run: Iterable[float], look: Callable[[int], None]) -> None:
-    for rows, _ in enumerate(run, 1):
-        look(rows)
+    worker, client = breaking(server, workers, broken := tmp_path / "broken")
+    run = client.submit(PAIRS, model=str(bert), detached=True)
+    run.scores(60)
+    broken.touch()
+    time.sleep(0.6)
+    client.submit(PAIRS, model=str(bert))
+    assert worker.wait(60) == 1
+    for _ in range(2):
+        again = client.attach(run.id)
+        assert isinstance(again, ScoringRun)
+        with pytest.raises(WrongScores, match=f"scores of run {run.id} are wrong"):
+            again.scores(60)
 
 
 OTHERS: dict[str, dict[str, Any]] = {

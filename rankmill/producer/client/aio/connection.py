@@ -169,10 +169,11 @@ class LoopRedis(redis.Redis):
         return LoopPipeline(self, transaction)
 
     def xread(self, streams: Any, count: int | None = None, block: int | None = None, *more: Any) -> Any:
-        """As redis-py's, but for one of the streams; what waits shares its command with all that wait."""
+        """As redis-py's; one that waits, for a single stream, shares its command with all that wait."""
         if not block:
             return super().xread(streams, count, block, *more)
-        return self.patiently(lambda: self.streams.read(streams, block / 1000))
+        ((stream, after),) = streams.items()
+        return self.patiently(lambda: self.streams.read(stream, after, block / 1000))
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
         """Carry out a command as often as `Patience` has it; its attempts together take no longer."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Mapping
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -21,7 +20,7 @@ _BELL_SECONDS = 60
 
 _PAUSE_SECONDS = 1e-4
 """Least time between two commands, for each run that waits: results that come together cost one command,
-which takes about a tenth of this for each of its streams; a run has one or two."""
+which takes about a tenth of this for each of its streams."""
 
 _EARLY = 1000
 """Streams of which entries are kept for a run that does not wait at the moment, at most."""
@@ -56,29 +55,23 @@ class Streams:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def read(self, streams: Mapping[str, str], seconds: float) -> Found:
-        """The entries after one of the first of `streams` that has some, waiting up to `seconds` for it."""
-        for stream, after in streams.items():
-            early = self._early.pop(stream, [])
-            if left := [entry for entry in early if _place(entry[0].decode()) > _place(after)]:
-                return [(stream.encode(), left)]
+    async def read(self, stream: str, after: str, seconds: float) -> Found:
+        """The entries of a stream after one, waiting up to `seconds` for the first."""
+        early = self._early.pop(stream, [])
+        if left := [entry for entry in early if _place(entry[0].decode()) > _place(after)]:
+            return [(stream.encode(), left)]
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
-        self._waiting |= {stream: (after, future) for stream, after in streams.items()}
+        self._waiting[stream] = after, future
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read_all())
-        elif (
-            self._asked
-            and not self._asked >= streams.keys()
-            and (self._ringing is None or self._ringing.done())
-        ):
+        elif self._asked and stream not in self._asked and (self._ringing is None or self._ringing.done()):
             self._ringing = asyncio.create_task(self._ring())
         try:
             return await asyncio.wait_for(future, seconds)
         except TimeoutError:
             return []
         finally:
-            for stream in streams:
-                del self._waiting[stream]
+            del self._waiting[stream]
 
     async def close(self) -> None:
         """Stop reading."""
@@ -91,14 +84,13 @@ class Streams:
         try:
             while self._waiting:
                 asked = {stream: after for stream, (after, _) in self._waiting.items()}
-                runs = len({future for _, future in self._waiting.values()})
                 self._asked = set(asked)
                 block = math.ceil(1000 * _BLOCK_SECONDS)
                 reply = await self._client.xread({**asked, self._bell: self._rung}, block=block)
                 self._asked = set()
                 for name, entries in reply.items() if isinstance(reply, dict) else reply or ():
                     self._take(name.decode(), entries)
-                await asyncio.sleep(_PAUSE_SECONDS * runs)
+                await asyncio.sleep(_PAUSE_SECONDS * len(asked))
         except Exception as error:
             for _, future in self._waiting.values():
                 if not future.done():

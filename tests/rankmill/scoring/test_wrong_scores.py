@@ -1,11 +1,11 @@
-"""A worker takes back scores of a file at the worst moments: its output has none of them."""
+"""A worker finds its scores of a file wrong at the worst moments: no output has them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,15 +13,14 @@ import pytest
 from rq.job import Job
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RunCancelled
-from rankmill.jobs.contract.results import ChunkScores, Withdrawal
+from rankmill.jobs.contract.errors import RunCancelled, WrongScores
+from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
 from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.journal import Journal
 from rankmill.score.score_file import score_file
 from tests.conftest import Server
 from tests.harness.queue_by_hand import STATS
@@ -32,8 +31,8 @@ class Device:
 
     def __init__(self, store: RunStore, queue: str) -> None:
         self.store, self.queue, self.broken = store, queue, False
-        self.wrong: list[tuple[str, int]] = []
-        """Runs and chunks that it has scored when it was broken."""
+        self.wrong: list[str] = []
+        """Runs that it has answered when it was broken."""
 
     def work(self, at_most: int = 1000) -> None:
         """Score what waits."""
@@ -42,22 +41,25 @@ class Device:
             if run := self.store.load(run_id):
                 queries, _ = decode_pairs(self.store.payload(run, chunk) or b"")
                 scores = pa.array([float(query or 0) + 1000 * self.broken for query in queries], pa.float32())
-                self.wrong += [(run_id, chunk)] * self.broken
+                self.wrong += [run_id] * self.broken
                 self.store.write_result(
                     run, ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS)
                 )
             self.store.redis.lrem(f"rq:queue:{self.queue}", 1, name)
             self.store.redis.unlink(Job.key_for(name.decode()))
 
-    def withdraw(self, at_most: int = 1000) -> None:
-        """Take wrong scores back, those of each chunk on its own."""
-        for run_id, chunk in self.wrong[:at_most]:
-            self.store.withdraw(run_id, Withdrawal(chunks=(chunk,), worker="w", reason="differs"), 60)
-        del self.wrong[:at_most]
+    def stop(self) -> None:
+        """Leave a note with the runs that have wrong scores."""
+        self.store.leave_notes(dict.fromkeys(self.wrong, 60), "worker w scores wrongly")
 
 
-Score = Callable[[Callable[[int], None]], list[float]]
-"""Scores the file, and calls a function with the rows done while it waits; returns its scores."""
+Look = Callable[[int], None]
+
+
+class Score(Protocol):
+    """Scores the file, and calls a function with the rows done while it waits; returns its scores."""
+
+    def __call__(self, look: Look, *, restart: bool = False) -> list[float]: ...
 
 
 @pytest.fixture
@@ -74,12 +76,12 @@ def score(shared_server: Server, device: Device, tiny_model: Path, tmp_path: Pat
     settings = load_settings({**flags, "precision": "fp32", "chunk_size": 4})
     request = FileRequest(inputs=(str(tmp_path / "in.parquet"),), output=str(tmp_path / "out.parquet"))
 
-    def scored(look: Callable[[int], None]) -> list[float]:
+    def scored(look: Look, *, restart: bool = False) -> list[float]:
         @contextmanager
         def view(rows: int) -> Iterator[Any]:
             yield lambda progress, *_: look(progress.rows)
 
-        score_file(request, settings, view=view)
+        score_file(request.model_copy(update={"restart": restart}), settings, view=view)
         return pq.read_table(tmp_path / "out.parquet")["score"].to_pylist()  # type: ignore[no-any-return]
 
     return scored
@@ -104,7 +106,17 @@ def killed_when_scored(score: Score, device: Device, monkeypatch: pytest.MonkeyP
     device.broken = False
 
 
-def test_another_process_cancels_the_run_before_its_collector_has_heard_of_them(
+def is_refused_until_it_starts_over(score: Score, device: Device) -> None:
+    """The same command ends with the sentence, however often it is given, also when the server forgets."""
+    device.broken = False
+    for _ in range(2):
+        with pytest.raises(WrongScores, match="worker w scores wrongly; start over with --restart"):
+            score(lambda _: device.work())
+        device.store.redis.unlink(*map(keys.wrong, device.wrong))
+    assert score(lambda _: device.work(), restart=True) == RIGHT
+
+
+def test_another_process_cancels_the_run_before_its_producer_has_read_the_note(
     score: Score, device: Device
 ) -> None:
     device.broken = True
@@ -112,55 +124,32 @@ def test_another_process_cancels_the_run_before_its_collector_has_heard_of_them(
     def look(rows: int) -> None:
         if not rows:
             device.work(1)
-        elif device.wrong and (run := device.store.load(device.wrong[0][0])):
-            device.withdraw()
+        elif device.wrong and (run := device.store.load(device.wrong[0])):
+            device.stop()
             device.store.cancel(run)
 
     with pytest.raises(RunCancelled):
         score(look)
-    device.broken = False
-    assert score(lambda _: device.work()) == RIGHT
+    is_refused_until_it_starts_over(score, device)
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_some_more_are_withdrawn_while_the_first_leave_the_journal(
-    killed: bool, score: Score, device: Device, monkeypatch: pytest.MonkeyPatch
+def test_a_note_comes_when_nobody_waits(
+    score: Score, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remove = Journal.withdraw
+    killed_when_scored(score, device, monkeypatch)
+    device.stop()
+    is_refused_until_it_starts_over(score, device)
 
-    def and_more(journal: Journal, rows: Any) -> None:
-        remove(journal, rows)
-        device.withdraw()
 
-    monkeypatch.setattr(Journal, "withdraw", and_more)
-    if killed:
-        killed_when_scored(score, device, monkeypatch)
-        device.withdraw(1)
-    device.broken = not killed
+def test_a_note_comes_with_the_last_rows(score: Score, device: Device) -> None:
+    device.broken = True
 
     def look(rows: int) -> None:
-        if rows and device.broken:
-            device.broken = False
-            device.withdraw(1)
-        elif not device.wrong:
-            device.work()
+        device.work()
+        if rows == len(RIGHT):
+            device.stop()
 
-    assert score(look) == RIGHT
-    assert not device.wrong
-
-
-def test_copies_that_a_run_before_has_made_are_taken_back(
-    score: Score, device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed_when_scored(score, device, monkeypatch)
-    assert [chunk for _, chunk in device.wrong] == [0, 4]
-    device.withdraw()
-    assert score(lambda _: device.work()) == RIGHT
-
-
-def test_what_cannot_be_read_takes_back_all(
-    score: Score, device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed_when_scored(score, device, monkeypatch)
-    device.store.redis.xadd(keys.withdrawals(device.wrong[0][0]), {"withdrawal": "{"})
-    assert score(lambda _: device.work()) == RIGHT
+    with pytest.raises(WrongScores) as ended:
+        score(look)
+    assert not getattr(ended.value, "__notes__", None)  # that the same command continues
+    is_refused_until_it_starts_over(score, device)
