@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,10 @@ class Result:
     """Values of one measure: means over all judged queries, and by query.
 
     ``before`` is that of the run that was scored; ``None`` if it is not known. ``better`` and ``worse`` are
-    numbers of queries.
+    numbers of queries. ``p_value`` is that of a paired t-test over all judged queries (two-sided): how likely
+    such a change is if reranking changes nothing; ``None`` if no query has changed. ``after_ranked`` and
+    ``before_ranked`` are means over the ``ranked`` queries of the ``judged`` ones: those that have passages
+    after reranking.
     """
 
     measure: str
@@ -103,6 +107,11 @@ class Result:
     before: float | None
     better: int | None
     worse: int | None
+    p_value: float | None
+    judged: int
+    ranked: int
+    after_ranked: float
+    before_ranked: float | None
     by_query: dict[str, tuple[float | None, float]]
     """``{query: (before, after)}``"""
 
@@ -139,7 +148,8 @@ def evaluate(
         )
     new = _values(known, qrels, after)
     old = None if before is None else _values(known, qrels, before)
-    return [_result(measure, new[measure], old[measure] if old else None) for measure in new]
+    ranked = sorted(judged & set(after["query_id"]))
+    return [_result(measure, new[measure], old[measure] if old else {}, ranked) for measure in new]
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
@@ -185,13 +195,32 @@ def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> 
     return {name: {query: values.get(query, 0.0) for query in queries} for name, values in found.items()}
 
 
-def _result(measure: str, new: dict[str, float], old: dict[str, float] | None) -> Result:
-    before = old or {}
+def _result(measure: str, new: dict[str, float], before: dict[str, float], ranked: Sequence[str]) -> Result:
     return Result(
         measure,
-        after=sum(new.values()) / len(new),
-        before=sum(before.values()) / len(before) if before else None,
+        after=_mean(new, list(new)),
+        before=_mean(before, list(before)) if before else None,
         better=sum(new[query] > value for query, value in before.items()) if before else None,
         worse=sum(new[query] < value for query, value in before.items()) if before else None,
+        p_value=_p_value([new[query] - value for query, value in before.items()]),
+        judged=len(new),
+        ranked=len(ranked),
+        after_ranked=_mean(new, ranked),
+        before_ranked=_mean(before, ranked) if before else None,
         by_query={query: (before.get(query), value) for query, value in new.items()},
     )
+
+
+def _mean(values: Mapping[str, float], queries: Sequence[str]) -> float:
+    return sum(values[query] for query in queries) / len(queries)
+
+
+def _p_value(changes: Sequence[float]) -> float | None:
+    """That of a paired t-test; ``None`` if it says nothing."""
+    from scipy.stats import ttest_1samp  # comes with ir-measures
+
+    if len(changes) < 2 or not any(changes):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where all changes are equal
+        return float(ttest_1samp(changes, 0.0).pvalue)

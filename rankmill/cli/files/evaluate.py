@@ -41,7 +41,8 @@ class EvaluateOptions(options.CommandOptions):
 def evaluate(scored: Path, asked: EvaluateOptions, as_json: bool) -> None:
     """Measure a ranking before and after reranking.
 
-    SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0.
+    SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0; means without
+    those queries come behind. p is that of a paired t-test over all judged queries.
     """
     from rankmill.lab import evaluate as evaluation
     from rankmill.producer.files.corpus.datasets import source_path
@@ -67,14 +68,27 @@ def evaluate(scored: Path, asked: EvaluateOptions, as_json: bool) -> None:
 
 
 def _table(results: list[Result]) -> list[str]:
-    if results[0].before is None:
-        return [f"{result.measure:<12}{result.after:>9.4f}" for result in results]
-    lines = [f"{'':<12}{'before':>9}{'after':>9}{'change':>9}  queries better, worse"]
-    for each in results:
-        change = each.after - (each.before or 0)
-        figures = f"{each.before:>9.4f}{each.after:>9.4f}{change:>+9.4f}"
-        lines.append(f"{each.measure:<12}{figures}  {each.better}, {each.worse}")
+    lines = [_figures(each.measure, each.before, each.after) for each in results]
+    if results[0].before is not None:
+        lines = [
+            f"{line}{_p(each)}  {each.better}, {each.worse}"
+            for line, each in zip(lines, results, strict=True)
+        ]
+        lines.insert(0, f"{'':<12}{'before':>9}{'after':>9}{'change':>9}{'p':>9}  queries better, worse")
+    if results[0].ranked < results[0].judged:
+        lines.append(f"of the {results[0].ranked:,} of {results[0].judged:,} judged queries that are ranked:")
+        lines += [_figures(each.measure, each.before_ranked, each.after_ranked) for each in results]
     return lines
+
+
+def _figures(measure: str, before: float | None, after: float) -> str:
+    known = "" if before is None else f"{before:>9.4f}"
+    return f"{measure:<12}{known}{after:>9.4f}" + ("" if before is None else f"{after - before:>+9.4f}")
+
+
+def _p(result: Result) -> str:
+    p = result.p_value
+    return f"{'-' if p is None else '<0.0001' if p < 0.0001 else f'{p:.4f}':>9}"
 
 
 def _queries(results: list[Result]) -> list[str]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import pytrec_eval
+import scipy.stats
 from click.testing import CliRunner, Result
 
 from rankmill.cli.main import rankmill
@@ -120,10 +121,62 @@ def test_before_is_by_the_scores_of_the_run_whatever_its_ranks_say(folder: Path,
 def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
     picture = folder / "change.svg"
     done = run(folder / "out.parquet", "--qrels", folder / "qrels.txt", "--by-query", "--plot", picture)
-    assert done.stdout.splitlines()[0].split() == ["before", "after", "change", "queries", "better,", "worse"]
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["before", "after", "change", "p", "queries", "better,", "worse"]
+    assert lines[4] == "of the 5 of 6 judged queries that are ranked:"
+    assert [line.split()[0] for line in lines[1:4]] == [line.split()[0] for line in lines[5:8]]
+    assert all(
+        float(line.split()[2]) > float(every.split()[2])
+        for line, every in zip(lines[5:8], lines[1:4], strict=True)
+    )
     assert "1 of 6 judged queries are not in the ranking; they count as 0" in done.stderr
     assert len([line for line in done.stdout.splitlines() if line.startswith("q5\t")]) == 3
     assert picture.read_text().startswith("<?xml")
+
+
+def test_the_p_value_is_that_of_the_paired_t_test_and_means_are_also_over_ranked_queries(
+    folder: Path,
+) -> None:
+    done = run(
+        folder / "out.parquet", "--qrels", folder / "qrels.txt", "--json", "--measures", "nDCG@10,R@10"
+    )
+    for found, measure in zip(json.loads(done.stdout), ("ndcg_cut.10", "recall.10"), strict=True):
+        new, old = expected("score", measure), expected("run_rank", measure, -1)
+        paired = scipy.stats.ttest_rel([*new.values()], [*old.values()])
+        assert found["p_value"] == pytest.approx(paired.pvalue)
+        assert (found["judged"], found["ranked"]) == (6, 5)
+        assert found["after_ranked"] == pytest.approx(sum(new.values()) / 5)
+        assert found["before_ranked"] == pytest.approx(sum(old.values()) / 5)
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:20]])
+def test_a_test_that_says_nothing_has_no_p_value(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Nothing has changed, also of one query."""
+    same = pa.Table.from_pylist([{**row, "score": row["run_score"]} for row in rows])
+    pq.write_table(same, folder / "same.parquet")
+    qrels = folder / "qrels.txt"
+    if rows != ROWS:
+        qrels.write_text(
+            "".join(line for line in qrels.read_text().splitlines(True) if line.startswith("q0 "))
+        )
+    done = run(folder / "same.parquet", "--qrels", qrels, "--json")
+    assert [each["p_value"] for each in json.loads(done.stdout)] == [None] * 3
+    assert run(folder / "same.parquet", "--qrels", qrels).stdout.splitlines()[1].split()[4] == "-"
+
+
+def test_the_ranked_queries_of_a_part_are_compared_with_the_same_of_the_whole_run(folder: Path) -> None:
+    """As after --limit: the queries that were not scored say nothing about the reranker."""
+    pq.write_table(pa.Table.from_pylist(ROWS[:40]), folder / "part.parquet")
+    lines = [f"{row['query_id']} Q0 {row['doc_id']} 1 {row['run_score']!r} t\n" for row in ROWS]
+    (folder / "whole.trec").write_text("".join(lines))
+    done = run(
+        folder / "part.parquet", "--run", folder / "whole.trec", "--qrels", folder / "qrels.txt", "--json"
+    )
+    old = expected("run_rank", "ndcg_cut.10", -1)
+    found = json.loads(done.stdout)[0]
+    assert found["ranked"] == 2
+    assert found["before_ranked"] == pytest.approx((old["q0"] + old["q1"]) / 2)
+    assert found["after_ranked"] == pytest.approx(3 * found["after"])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The quotes of CSV: that each field in quotes ends where its writer meant it to.
 
 Arrow reads on behind a closing quote, and takes the rest of the file for a field whose quote is never closed.
-So a stray quote would merge rows without a word. The bytes are looked at as Arrow reads them.
+So a stray quote would merge rows without a word. The bytes are looked at as Arrow reads them. Python's `csv`
+(strict) takes four times as long as both, names the line behind, and before Python 3.13 reads no nulls.
 """
 
 from __future__ import annotations
