@@ -61,9 +61,10 @@ def _system_errors() -> tuple[type[Exception], ...]:
 
 def _fail(error: BaseException, code: ExitCode) -> NoReturn:
     """Print the error and its notes as one line, and exit."""
+    from rankmill.jobs.contract.shown import shown
     from rankmill.jobs.runtime.passwords import mask_passwords
 
     reason = str(error) or type(error).__name__
     line = " ".join("; ".join([reason, *getattr(error, "__notes__", [])]).split())
-    click.echo(f"{click.get_current_context().command_path}: {mask_passwords(line)}", err=True)
+    click.echo(shown(f"{click.get_current_context().command_path}: {mask_passwords(line)}"), err=True)
     sys.exit(code)

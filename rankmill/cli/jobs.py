@@ -10,7 +10,7 @@ import click
 import redis
 
 from rankmill.cli import options
-from rankmill.cli.watch import console
+from rankmill.cli.show import console, echo
 from rankmill.cluster import tables
 from rankmill.cluster.failed import FailedJob, clear, failed_jobs, retry
 from rankmill.jobs.contract.errors import ExitCode, InputError
@@ -28,7 +28,7 @@ def jobs(client: redis.Redis, as_json: bool) -> None:
     """
     found = failed_jobs(client)
     if as_json:
-        click.echo(json.dumps([job.model_dump() for job in found]))
+        echo(json.dumps([job.model_dump() for job in found]))
     else:
         console().print(tables.failed_table(found, system.now()))
 
@@ -46,11 +46,11 @@ def _command(name: str, do: Callable[[redis.Redis, FailedJob], None], text: str)
         failed = False
         for job in _chosen(failed_jobs(client), ids):
             if name == "retry" and job.final:
-                click.echo(f"{job.id}: cannot be retried: {job.final}", err=True)
+                echo(f"{job.id}: cannot be retried: {job.final}", err=True)
                 failed = True
                 continue
             do(client, job)
-            click.echo(f"{job.id}: {'put back into queue ' + job.queue if name == 'retry' else 'cleared'}")
+            echo(f"{job.id}: {'put back into queue ' + job.queue if name == 'retry' else 'cleared'}")
         if failed:
             sys.exit(ExitCode.FAILED)
 

@@ -12,6 +12,7 @@ import click
 import redis
 
 from rankmill.cli import options, watch
+from rankmill.cli.show import echo
 from rankmill.cli.workers import score_workers
 from rankmill.cluster import tables
 from rankmill.cluster.orders import find_worker, order_workers, queues_without, reachable
@@ -119,7 +120,7 @@ def drain(client: redis.Redis, names: tuple[str, ...], **how: Any) -> None:
     every = read_cluster(client, page_size=0).workers
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)]
     for queue in queues_without(every, [worker.name for worker in chosen]):
-        click.echo(f"warning: no other worker takes the chunks of queue {queue!r}; they will wait", err=True)
+        echo(f"warning: no other worker takes the chunks of queue {queue!r}; they will wait", err=True)
     _order(client, chosen, "drain", **how)
 
 
@@ -180,9 +181,9 @@ def _order(
     """Give the order, print what became of it, and exit with 1 unless all workers have done it."""
     found = order_workers(client, chosen, what, model, wait_seconds=wait_seconds)
     if as_json:
-        click.echo(json.dumps([outcome.model_dump() for outcome in found]))
+        echo(json.dumps([outcome.model_dump() for outcome in found]))
     for outcome in found:
         if not as_json:
-            click.echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
+            echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
     if wait_seconds and any(outcome.state != "done" for outcome in found):
         sys.exit(ExitCode.FAILED)

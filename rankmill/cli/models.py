@@ -11,7 +11,7 @@ from rich.table import Table
 from rankmill.cli import options
 from rankmill.cli.registry import aliases, listing, transfer
 from rankmill.cli.registry.compare import compare
-from rankmill.cli.watch import console
+from rankmill.cli.show import console, echo, json_of
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.registry.trial import ModelReport, Proven, model_report, prove_model
 
@@ -39,11 +39,11 @@ def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     proven = prove_model(settings, settings.device) if proving else None
     if as_json:
         found = report.model_dump(mode="json")
-        click.echo(json.dumps({**found, **(proven.model_dump(mode="json") if proven else {})}, indent=2))
+        echo(json.dumps({**found, **(proven.model_dump(mode="json") if proven else {})}, indent=2))
         return
     proofs = [f"proven      {proof}" for proof in proven.proofs.values()] if proven else []
     refused = [f"refused     {reason}" for reason in proven.refused.values()] if proven else []
-    click.echo("\n".join([*_lines(report), *proofs, *refused]))
+    echo("\n".join([*_lines(report), *proofs, *refused]))
 
 
 @options.command("prove")
@@ -60,11 +60,11 @@ def prove(settings: Settings, as_json: bool) -> None:
     """
     proven = prove_model(settings, "all")
     if as_json:
-        click.echo(proven.model_dump_json(indent=2))
+        echo(json_of(proven, indent=2))
     else:
         console().print(_table(proven))
         for device, reason in proven.refused.items():
-            click.echo(f"{device} refuses it: {reason}")
+            echo(f"{device} refuses it: {reason}")
     if proven.refused:
         raise SystemExit(1)
 

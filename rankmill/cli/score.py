@@ -13,6 +13,7 @@ import click
 from rankmill.cli import options
 from rankmill.cli.files.request import GROUPS, SETTINGS, file_options
 from rankmill.cli.files.standard_output import in_temporary_folder, pass_on
+from rankmill.cli.show import echo, json_of
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.contract.spec import Precision
@@ -119,9 +120,9 @@ def score_file(
         summary = run_score_file(named, settings, cluster=cluster, view=view)
         summary = pass_on(summary, quiet=quiet) if pipes else summary
     if as_json:
-        click.echo(summary.model_dump_json(), err=pipes)
+        echo(json_of(summary), err=pipes)
     elif not quiet:
-        click.echo(describe(summary, request, settings.precision), err=pipes)
+        echo(describe(summary, request, settings.precision), err=pipes)
     sys.exit(ExitCode.ROW_ERRORS if summary.row_errors else 0)
 
 
@@ -145,9 +146,9 @@ def _verify(
     with nullcontext() if settings.redis_url else EmbeddedCluster(found.settings) as cluster:
         result = verify(found, sample, cluster)
     if as_json:
-        click.echo(result.model_dump_json())
+        echo(json_of(result))
     elif result.differ or not quiet:
-        click.echo(result)
+        echo(str(result))
     sys.exit(ExitCode.FAILED if result.differ else 0)
 
 
@@ -160,7 +161,7 @@ def _estimate(
 
     found = estimate(request, settings, sample, cluster)
     if as_json:
-        click.echo(found.model_dump_json())
+        echo(json_of(found))
         return
     cut = "" if found.truncated_share is None else f"; {found.truncated_share:.1%} of the pairs are truncated"
     lines = [
@@ -175,7 +176,7 @@ def _estimate(
             f"int8: about {duration(found.seconds / found.int8_gain)}, {found.int8_gain:.1f} times as fast; "
             "rankmill check-precision says how it changes rankings"
         )
-    click.echo("\n".join(lines))
+    echo("\n".join(lines))
 
 
 def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:

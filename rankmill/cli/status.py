@@ -7,8 +7,9 @@ import json
 import click
 
 from rankmill.cli import options, watch
+from rankmill.cli.show import console, echo, json_of
 from rankmill.cli.submitted.wait import describe
-from rankmill.cli.watch import View, console
+from rankmill.cli.watch import View
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
 from rankmill.jobs.contract import keys
@@ -36,13 +37,13 @@ def status(run_id: str | None, settings: Settings, **how: bool) -> None:
     if run_id:
         files = submitted_files(options.connection(settings), settings)
         run = (find_submitted(files, run_id) or SubmittedFile(files, run_id)).status()
-        click.echo(run.model_dump_json() if how["as_json"] else describe(run))
+        echo(json_of(run) if how["as_json"] else describe(run))
         return
     client = options.connection(settings)
     known = {"durability": read_durability(client)}
     view = View(
         lambda cluster: tables.overview(cluster.model_copy(update=known), _STATUS_RUNS),
-        lambda cluster: cluster.model_copy(update=known).model_dump_json(),
+        lambda cluster: json_of(cluster.model_copy(update=known)),
     )
     view.show(client, **how)
 
@@ -67,16 +68,16 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
         found = [run.model_dump() for run in cluster.runs]
         listed = [run.model_dump(mode="json") for run in submitted]
         totals = {"total": cluster.runs_total, "page": page, "runs": found}
-        click.echo(json.dumps({**totals, "submitted": listed}))
+        echo(json.dumps({**totals, "submitted": listed}))
         return
     if submitted:
         console().print(tables.submitted_table(submitted, cluster.at))
     if any(run.state == "waiting" for run in submitted) and not files.runners():
-        click.echo("No runner takes submitted runs: start one with rankmill runner.\n")
+        echo("No runner takes submitted runs: start one with rankmill runner.\n")
     console().print(tables.runs_table(cluster.runs, cluster.at))
     pages = -(-cluster.runs_total // PAGE_RUNS)
     if pages > 1:
-        click.echo(f"page {page} of {pages}, {cluster.runs_total:,} runs: --page N")
+        echo(f"page {page} of {pages}, {cluster.runs_total:,} runs: --page N")
 
 
 @options.command("cancel")
@@ -95,11 +96,11 @@ def cancel(run_id: str, settings: Settings) -> None:
     if submitted:
         ended = submitted.cancel()
         what = f"{ended.state} already" if ended.state in {"done", "failed"} else "cancelled"
-        click.echo(f"submitted run {ended.id} is {what}")
+        echo(f"submitted run {ended.id} is {what}")
         return
     run = _find(store, run_id)
     waiting = store.cancel(run)
-    click.echo(f"run {run.id} is cancelled; {waiting} waiting chunks have left queue {run.queue!r}")
+    echo(f"run {run.id} is cancelled; {waiting} waiting chunks have left queue {run.queue!r}")
 
 
 @options.command("errors")
@@ -120,19 +121,17 @@ def errors(run_id: str, settings: Settings, as_json: bool) -> None:
     else:
         found, damaged = store.row_errors(run.id)
     if damaged:
-        click.echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and are not shown", err=True)
+        echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and are not shown", err=True)
     if as_json:
         for error in found:
-            click.echo(error.model_dump_json())
+            echo(json_of(error))
         return
     if not found and not damaged:
-        click.echo(f"run {run.id}: every row finished so far has a score")
+        echo(f"run {run.id}: every row finished so far has a score")
         return
     console().print(tables.errors_table(found))
     if chunks is None and len(found) >= MAX_ROW_ERRORS:
-        click.echo(
-            f"these are the first {len(found)}; OUTPUT.errors.jsonl will list all when the run is done"
-        )
+        echo(f"these are the first {len(found)}; OUTPUT.errors.jsonl will list all when the run is done")
 
 
 def _find(store: RunStore, prefix: str) -> Run:

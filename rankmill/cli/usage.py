@@ -8,7 +8,7 @@ from typing import get_args
 import click
 
 from rankmill.cli import options
-from rankmill.cli.watch import console
+from rankmill.cli.show import console
 from rankmill.cluster.usage import By, listed, usage_table
 from rankmill.jobs.protocol.accounts import KEPT_DAYS, read_accounts
 from rankmill.jobs.runtime.settings import Settings

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import click
 import redis
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from rankmill.cli.show import console
 from rankmill.cluster.snapshot import Snapshot, read_cluster
 from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.runtime.passwords import mask_passwords
@@ -60,11 +61,6 @@ class View:
             click.echo(json.dumps({"error": found}))
         else:
             click.echo(self.text(found))
-
-
-def console() -> Console:
-    """A console on standard output that does not read texts from Redis as markup."""
-    return Console(markup=False, highlight=False, emoji=False)
 
 
 def _look(client: redis.Redis) -> Snapshot | str:

@@ -11,6 +11,7 @@ import click
 from pydantic import Field
 
 from rankmill.cli import options
+from rankmill.cli.show import echo
 from rankmill.jobs.runtime.logs import set_up
 
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ def evaluate(scored: Path, asked: EvaluateOptions, as_json: bool) -> None:
     if asked.plot:
         evaluation.plot(results, asked.plot)
     if as_json:
-        click.echo(json.dumps([asdict(result) for result in results]))
+        echo(json.dumps([asdict(result) for result in results]))
         return
     for line in _table(results):
-        click.echo(line)
+        echo(line)
     if asked.by_query:
         for line in _queries(results):
-            click.echo(line)
+            echo(line)
 
 
 def _table(results: list[Result]) -> list[str]:

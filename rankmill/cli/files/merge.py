@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rankmill.cli import options
+from rankmill.cli.show import echo
 from rankmill.jobs.contract.errors import ExitCode, InputError
 from rankmill.producer.files.inputs import without_hidden
 from rankmill.producer.files.shards import merge
@@ -28,9 +29,9 @@ def merge_shards(shards: tuple[Path, ...], asked: options.NewTable, force: bool)
     options.new_table(output, "shards are not ranked", force=force)
     paths = [path for shard in shards for path in _there(shard)]
     merged = merge(paths, output)
-    click.echo(f"{merged.rows:,} rows of {len(paths)} shards are in {output}")
+    echo(f"{merged.rows:,} rows of {len(paths)} shards are in {output}")
     if merged.row_errors:
-        click.echo(f"{merged.row_errors:,} rows have no score; {output}.errors.jsonl says which and why")
+        echo(f"{merged.row_errors:,} rows have no score; {output}.errors.jsonl says which and why")
         sys.exit(ExitCode.ROW_ERRORS)
 
 

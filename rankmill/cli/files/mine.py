@@ -12,6 +12,7 @@ import pandas as pd
 from pydantic import Field
 
 from rankmill.cli import options
+from rankmill.cli.show import echo
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import Columns, Files, OnDuplicate
 from rankmill.lab.mine import Mined, Rules, mine, read_scored
@@ -134,14 +135,14 @@ def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
         writer.write(table)
         writer.close({})
     queries = ids["query_id"].nunique()
-    click.echo(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are in {output}")
-    click.echo(_positives(used, ids, asked.min_relevance))
+    echo(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are in {output}")
+    echo(_positives(used, ids, asked.min_relevance))
     if line := _same_texts(found) if keys else f"texts are not compared, as {scored} has none":
-        click.echo(line)
+        echo(line)
     for files, columns in source.taken.items() if isinstance(source, Corpus) else ():
-        click.echo(f"{files}: {columns}")
+        echo(f"{files}: {columns}")
     if len(used) < queries:
-        click.echo(
+        echo(
             f"without rows: {queries - len(found):,} queries that have no scored relevant passage, and "
             f"{len(found) - len(used):,} that have too few negatives"
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rankmill.cli.show import echo
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.protocol.submitted.request import STANDARD_STREAM, FileRequest
 
@@ -57,7 +58,7 @@ def pass_on(summary: Summary, *, quiet: bool) -> Summary:
         with Path(summary.errors_file).open() as file:
             for line in islice(file, _SHOWN_ERRORS):
                 error = json.loads(line)
-                click.echo(f"row {error['row']} (counted from 0) has no score: {error['error']}", err=True)
+                echo(f"row {error['row']} (counted from 0) has no score: {error['error']}", err=True)
     with Path(summary.output).open("rb") as file:
         shutil.copyfileobj(file, sys.stdout.buffer)
     sys.stdout.buffer.flush()

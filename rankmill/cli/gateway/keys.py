@@ -9,6 +9,7 @@ import click
 from pydantic import Field
 
 from rankmill.cli import options
+from rankmill.cli.show import echo
 from rankmill.cluster.tables import duration
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
 from rankmill.jobs.contract.priority import Priority
@@ -55,7 +56,7 @@ def create(name: str, asked: KeyOptions, settings: Settings, as_json: bool) -> N
     """
     allowed = {**asked.model_dump(), "models": asked.models or None}
     text, key = _store(settings).create(name, **allowed)
-    click.echo(json.dumps({"key": text, **_shown(key)}) if as_json else text)
+    echo(json.dumps({"key": text, **_shown(key)}) if as_json else text)
 
 
 @options.command("list")
@@ -65,10 +66,10 @@ def list_keys(settings: Settings, as_json: bool) -> None:
     """List the keys, without their texts."""
     found = _store(settings).all()
     if as_json:
-        click.echo(json.dumps([_shown(key) for key in found]))
+        echo(json.dumps([_shown(key) for key in found]))
         return
     for key in found:
-        click.echo(f"{key.id}  {key.name}: {_line(key)}")
+        echo(f"{key.id}  {key.name}: {_line(key)}")
 
 
 @options.command("revoke")
@@ -80,7 +81,7 @@ def revoke(wanted: tuple[str, ...], settings: Settings) -> None:
     KEY is the id of one key, or a name: of all keys of this name.
     """
     for key_id in _store(settings).revoke(wanted):
-        click.echo(f"{key_id} is revoked")
+        echo(f"{key_id} is revoked")
 
 
 for _command in (create, list_keys, revoke):

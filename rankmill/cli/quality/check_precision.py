@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from rankmill.cli import options
+from rankmill.cli.show import console
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.lab.precision import REFERENCE, Measured, check_precisions
@@ -65,7 +65,7 @@ def check_precision(
     if as_json:
         click.echo(json.dumps([_as_json(each, asked.threshold) for each in found]))
     else:
-        Console().print(_table(found))
+        console().print(_table(found))
     bad = [each for each in found[1:] if each.agreement.verdict(asked.threshold) != "kept" or each.lost]
     if bad and not asked.report_only:
         raise PrecisionRefused(_refusal(bad, asked.threshold))

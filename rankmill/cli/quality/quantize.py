@@ -8,10 +8,10 @@ from typing import Annotated
 import click
 from pydantic import Field
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from rankmill.cli import options
+from rankmill.cli.show import console
 from rankmill.jobs.contract.spec import RECIPE
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.agreement import TOP
@@ -71,7 +71,7 @@ def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: b
     if as_json:
         click.echo((asked.output / RECIPE).read_text(encoding="utf-8"), nl=False)
     else:
-        Console().print(_table(made))
+        console().print(_table(made))
         click.echo(_verdict(made, asked.output, asked.threshold))
 
 

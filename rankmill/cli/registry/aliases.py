@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rankmill.cli import options
+from rankmill.cli.show import echo
 from rankmill.cluster.orders import OrderOutcome
 from rankmill.jobs.registry.documents import Reference, check_name
 from rankmill.jobs.runtime.settings import Settings
@@ -59,7 +60,7 @@ def alias(
     version = registry.version(reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
     found = set_alias(registry, called, target(registry, version, others, shadow, by=who()))
-    click.echo(f"{called} stands for {found.now}")
+    echo(f"{called} stands for {found.now}")
 
 
 @options.command("promote")
@@ -88,11 +89,11 @@ def promote(
     wanted = target(registry, version, others, shadow, by=who())
 
     def said(outcome: OrderOutcome) -> None:
-        click.echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
+        echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
 
     client = options.connection(settings)
     found = promote_version(registry, called, wanted, client, wait_seconds=wait_seconds, on_outcome=said)
-    click.echo(f"{called} stands for {found.now}")
+    echo(f"{called} stands for {found.now}")
 
 
 @options.command("rollback")
@@ -102,7 +103,7 @@ def rollback(alias: str, settings: Settings) -> None:
     """Let an alias stand for what it stood for before."""
     registry = RegistryStore.of(settings)
     called = reference(alias, "ALIAS")
-    click.echo(f"{called} stands for {roll_back(registry, called, by=who()).now}")
+    echo(f"{called} stands for {roll_back(registry, called, by=who()).now}")
 
 
 @options.command("remove")
@@ -118,10 +119,10 @@ def remove(model: str, settings: Settings) -> None:
     named = reference(model)
     if registry.find_alias(named) is not None:
         registry.remove_alias(named)
-        click.echo(f"removed alias {named}")
+        echo(f"removed alias {named}")
         return
     client = options.connection(settings) if settings.redis_url else None
     removed = remove_version(registry, named, client, by=who())
-    click.echo(f"removed {removed}")
+    echo(f"removed {removed}")
     if client is None:
-        click.echo("warning: without --redis or REDIS_URL, runs that use it were not looked for", err=True)
+        echo("warning: without --redis or REDIS_URL, runs that use it were not looked for", err=True)

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rankmill.cli import options
-from rankmill.cli.watch import console
+from rankmill.cli.show import console
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.registry.compare import ModelComparison, compare_models

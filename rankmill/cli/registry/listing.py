@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rankmill.cli import options
-from rankmill.cli.watch import console
+from rankmill.cli.show import console, echo
 from rankmill.jobs.registry.documents import Alias, Manifest, Reference
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.registry.aliases import called, manifests, version_view
@@ -27,7 +27,7 @@ def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> No
     found = {name: manifests(registry, name) for name in names or registry.models()}
     aliases = {name: registry.aliases(name) for name in found}
     if as_json:
-        click.echo(json.dumps([version_view(each, aliases[name]) for name in found for each in found[name]]))
+        echo(json.dumps([version_view(each, aliases[name]) for name in found for each in found[name]]))
         return
     table = Table("version", "aliases", "family", "size", "pushed", "by", "notes", box=SIMPLE_HEAD)
     for name, versions in found.items():
@@ -52,13 +52,13 @@ def show(model: str, settings: Settings, as_json: bool) -> None:
     )
     aliases = registry.aliases(asked.name)
     if as_json:
-        click.echo(json.dumps(version_view(manifest, aliases)))
+        echo(json.dumps(version_view(manifest, aliases)))
         return
     if alias is not None:
-        click.echo(f"{asked} stands for {alias.now}, since {_when(alias.now.at)}, by {alias.now.by}")
+        echo(f"{asked} stands for {alias.now}, since {_when(alias.now.at)}, by {alias.now.by}")
         for before in alias.before:
-            click.echo(f"  before: {before}, since {_when(before.at)}, by {before.by}")
-    click.echo("\n".join(_lines(manifest, aliases)))
+            echo(f"  before: {before}, since {_when(before.at)}, by {before.by}")
+    echo("\n".join(_lines(manifest, aliases)))
 
 
 def _is_one(alias: Alias) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from rankmill.cli import options
+from rankmill.cli.show import echo
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.registry.push import Steps
@@ -63,10 +64,10 @@ def push(
     )
     manifest = pushed.manifest
     if as_json:
-        click.echo(json.dumps({**manifest.model_dump(), "before": pushed.before}))
+        echo(json.dumps({**manifest.model_dump(), "before": pushed.before}))
     elif not quiet:
         what = "was in the registry before" if pushed.before else "is in the registry"
-        click.echo(f"{manifest} {what}: {len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB")
+        echo(f"{manifest} {what}: {len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB")
 
 
 def _precision(path: Path | None) -> list[dict[str, Any]] | None:
@@ -99,4 +100,4 @@ def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> No
     target = folder or Path(f"{version.name}-{version.tag}")
     pull_version(registry, registry.manifest(version), target, Steps(quiet=quiet))
     if not quiet:
-        click.echo(f"{version} is in {target}")
+        echo(f"{version} is in {target}")

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import click
 
 from rankmill.cli import options
+from rankmill.cli.show import echo, json_of
 from rankmill.cluster.tables import duration, plain
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.protocol.submitted.record import FileRun
@@ -57,7 +58,7 @@ def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, 
                 shown[0](run.progress, 0, "")
 
         run = submitted.wait(timeout, on_look=look)
-    click.echo(run.model_dump_json() if as_json else describe(run))
+    echo(json_of(run) if as_json else describe(run))
     sys.exit(ExitCode.ROW_ERRORS if run.outcome and run.outcome.row_errors else 0)
 
 
@@ -65,7 +66,7 @@ def _wait_for_scores(run: ScoringRun, timeout: float | None, as_json: bool) -> N
     scores = run.scores(timeout)
     counts = {"id": run.id, "rows": len(scores), "row_errors": len(scores.errors)}
     line = f"run {run.id}: {len(scores):,} rows are scored, {len(scores.errors):,} of them have an error"
-    click.echo(json.dumps(counts) if as_json else line)
+    echo(json.dumps(counts) if as_json else line)
     sys.exit(ExitCode.ROW_ERRORS if scores.errors else 0)
 
 

@@ -10,6 +10,8 @@ import re
 from enum import Enum, IntEnum
 from typing import ClassVar, Literal
 
+from rankmill.jobs.contract.shown import shown
+
 
 class ExitCode(IntEnum):
     """The exit codes of all commands."""
@@ -54,11 +56,7 @@ class RankmillError(Exception):
     fault: ClassVar[Fault] = Fault.ATTEMPT
 
     def __str__(self) -> str:
-        return _UNSHOWN.sub(lambda found: ascii(found[0])[1:-1], super().__str__())
-
-
-_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but tab and newline, and those that turn the direction of text."""
+        return shown(super().__str__())
 
 
 class ConfigError(RankmillError):

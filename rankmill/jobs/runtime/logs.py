@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.shown import shown, shown_json
 from rankmill.jobs.runtime.passwords import mask_passwords
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class _Human(logging.Formatter):
         parts = [line + (f" {ids}" if ids else "")]
         if record.exc_info:
             parts.append(mask_passwords(self.formatException(record.exc_info)))
-        return "\n".join(parts)
+        return shown("\n".join(parts))
 
 
 class _Json(logging.Formatter):
@@ -106,7 +107,7 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = mask_passwords(self.formatException(record.exc_info))
-        return json.dumps(line, ensure_ascii=False)
+        return shown_json(json.dumps(line, ensure_ascii=False))
 
 
 def _note_ids(record: logging.LogRecord, ids: Mapping[str, str | int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,14 @@ from rankmill.cli.main import rankmill as command_line
 from rankmill.cluster.snapshot import RunState, read_cluster
 from rankmill.cluster.tables import plain
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.run import RowError, new_run
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.usage import Amounts
+from rankmill.jobs.protocol.accounts import Accountant
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.settings import LogFormat
 from tests.conftest import Outcome, Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models.tiny import make_bert
 
@@ -139,8 +148,48 @@ def test_a_run_is_named_by_how_its_id_begins(server: Server, tiny_model: Path) -
     assert rankmill("cancel", run.id, "--redis", server.url).code == 2
 
 
-def test_what_comes_from_redis_cannot_command_the_terminal() -> None:
+def strings_of(found: object) -> list[str]:
+    """All texts of what JSON says."""
+    if isinstance(found, str):
+        return [found]
+    values = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    return [text for value in values for text in strings_of(value)]
+
+
+def test_what_comes_from_redis_cannot_command_the_terminal(server: Server) -> None:
+    """A worker's name, device and reasons, the device of the accounts, and a run's errors."""
+    evil = "x\x1b[2J\x9b31m\x7f\u202egpj\u2066"
+    report = WorkerReport(device=evil, started=1, beat=1, refusals=(evil,), models=(evil,))
+    client = server.client
+    client.sadd("rq:workers", f"rq:worker:{evil}")
+    client.hset(f"rq:worker:{evil}", "birth", "2026-01-01T00:00:00Z")
+    announce_worker(client, evil, report, ttl=60)
+    run = new_run(ScoreSpec(model=evil), queue="q", ttl=60, max_retries=1)
+    accountant, store = Accountant(), RunStore(client)
+    store.restore(run)
+    with client.pipeline() as pipe:
+        accountant.count(pipe, run, {"1-0": {evil: Amounts(pairs=1)}})
+        pipe.execute()
+    client.rpush(keys.errors(run.id), RowError(row=1, error=evil, attempts=1, worker=evil).written())
+    commands = ["status", "runs", "workers", "usage", "jobs", f"errors {run.id}"]
+    for command in [each.split() for name in commands for each in (name, f"{name} --json")]:
+        done = rankmill(*command, "--redis", server.url)
+        assert done.code == 0, done.err
+        assert not [sign for sign in done.out + done.err if sign != "\n" and not sign.isprintable()], command
+        if "--json" in command and "gpj" in done.out:
+            assert evil in strings_of(json.loads(done.out))
     assert plain("a\x1b[2Jb\nc") == "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c"
+
+
+@pytest.mark.parametrize("form", ["json", "human"])
+def test_a_log_cannot_command_the_terminal(form: LogFormat, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("info", form)
+    logging.getLogger("rankmill").warning("left to others: %s", "x\x1b[2J\x9b31m\u202egpj")
+    told = capsys.readouterr().err
+    assert "gpj" in told
+    assert not [sign for sign in told if sign != "\n" and not sign.isprintable()]
+    if form == "json":
+        assert json.loads(told)["message"] == "left to others: x\x1b[2J\x9b31m\u202egpj"
 
 
 def test_the_help_of_score_file_has_what_most_people_need_first() -> None:

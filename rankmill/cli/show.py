@@ -1,0 +1,36 @@
+"""Printing: names, reasons and devices are others' words, and a terminal acts on none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from pydantic import BaseModel
+from rich.console import Console
+from rich.segment import Segment
+
+from rankmill.jobs.contract.shown import shown, shown_json
+
+
+class _Plain(Console):
+    """A console whose texts bring no sequences of their own; its styles are its only ones."""
+
+    def render(self, *args: Any, **options: Any) -> Iterable[Segment]:
+        for text, style, control in super().render(*args, **options):
+            yield Segment(text if control else shown(text), style, control)
+
+
+def console() -> Console:
+    """A console on standard output that reads no text as markup."""
+    return _Plain(markup=False, highlight=False, emoji=False)
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print a text, to standard error with `err`."""
+    click.echo(shown(text), err=err)
+
+
+def json_of(found: BaseModel, indent: int | None = None) -> str:
+    """What ``--json`` prints of a model."""
+    return shown_json(found.model_dump_json(indent=indent))
