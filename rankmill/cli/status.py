@@ -12,6 +12,7 @@ from rankmill.cli.submitted.wait import describe
 from rankmill.cli.watch import View
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
+from rankmill.cluster.verdict import with_verdict
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
@@ -43,7 +44,7 @@ def status(run_id: str | None, settings: Settings, **how: bool) -> None:
     known = {"durability": read_durability(client)}
     view = View(
         lambda cluster: tables.overview(cluster.model_copy(update=known), _STATUS_RUNS),
-        lambda cluster: json_of(cluster.model_copy(update=known)),
+        lambda cluster: json_of(with_verdict(cluster.model_copy(update=known))),
     )
     view.show(client, **how)
 

@@ -22,6 +22,7 @@ from rankmill.cluster.backlog import RUNS, Backlog, Backlogs
 from rankmill.cluster.dashboard import page_apps
 from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
 from rankmill.cluster.usage import UsageMetrics
+from rankmill.cluster.verdict import KINDS, verdict
 from rankmill.jobs.protocol.accounts import Entry, read_accounts
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
@@ -186,6 +187,7 @@ def _gauges(
         Counter(each.state for each in cluster.workers),
     )
     lost = Counter(name for each in cluster.workers if each.state == "lost" for name in each.queues)
+    faults = Counter(fault.kind for fault in verdict(cluster).faults)
     beats: dict[str, float] = {}
     for worker in cluster.workers:
         if worker.state != "foreign" and worker.beat_seconds is not None:
@@ -235,6 +237,8 @@ def _gauges(
         ("rankmill_workers_stopped",
          "Workers that have stopped in the last week because they computed wrong scores; at most 100.", (),
          {(): len(cluster.last_reports)}),
+        ("rankmill_faults", "What is wrong with the cluster, by kind; rankmill status says more.",
+         ("kind",),         {(kind,): faults[kind] for kind in KINDS}),
         ("rankmill_jobs_set_aside", "Jobs that could not be read, in the last week; at most 100.", (),
          {(): len(cluster.set_aside)}),
     ]  # fmt: skip

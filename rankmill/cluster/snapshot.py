@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
@@ -42,6 +42,13 @@ _REASON_CHARS = 300
 
 _LOOK_AT = 256
 """Waiting jobs of a queue among which the next bulk chunk is looked for."""
+
+_CHUNK_BYTES = 8 << 20
+"""Room that a large chunk needs in Redis."""
+
+_WEBHOOK_LATE_SECONDS = 15.0
+_WEBHOOK_SENT = (110.0, 120.0)
+"""How far ahead a webhook is due that a runner sends just now: it took it in the last 10 s, for 120 s."""
 
 _QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
 _WORKER_FIELDS = (
@@ -108,13 +115,32 @@ class QueueState(_Frozen):
 
 
 class FileQueueState(_Frozen):
-    """A queue of submitted runs: how many wait and run, live runners, and webhooks that are not delivered."""
+    """A queue of submitted runs: how many wait and run, live runners, and webhooks that are not delivered.
+
+    ``late_webhooks`` are those of them that are tried again, or that no runner has sent for 15 s.
+    """
 
     name: str
     waiting: int
     running: int
     runners: int
     webhooks: int
+    late_webhooks: int = 0
+
+
+class ServerMemory(_Frozen):
+    """The server's memory in bytes (``limit`` is maxmemory, 0 for none), and the keys evicted so far."""
+
+    used: int
+    limit: int
+    policy: str
+    evicted: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether a tenth of the limit is left or less, or so little that a chunk may not fit."""
+        return bool(self.limit) and self.limit - self.used < max(self.limit / 10, _CHUNK_BYTES)
 
 
 class RunState(_Frozen):
@@ -142,7 +168,7 @@ class Snapshot(_Frozen):
     ``trouble`` is the reason why the server takes no writes now, if it takes none; ``set_aside`` lists the
     jobs that no worker could read, ``last_reports`` the workers that have stopped in the last week because
     they computed wrong scores. ``file_queues`` are those of submitted runs, which runners take.
-    ``durability`` is there if it was asked for.
+    ``durability`` is there if it was asked for, ``memory`` if the server tells it.
     """
 
     at: float
@@ -158,6 +184,7 @@ class Snapshot(_Frozen):
     damaged: tuple[Damaged, ...] = ()
     file_queues: tuple[FileQueueState, ...] = ()
     durability: Durability | None = None
+    memory: ServerMemory | None = None
 
 
 def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RUNS) -> Snapshot:
@@ -217,6 +244,7 @@ class _Reader:
             page=page,
             page_size=page_size,
             file_queues=self._file_queues(sorted(of_files)),
+            memory=_memory(self._client),
             damaged=tuple(Damaged(key=key, reason=reason) for key, reason in self._damaged.items()),
         )
 
@@ -314,13 +342,17 @@ class _Reader:
                 ("zcard", StartedJobRegistry.key_template.format(name), 0),
                 ("zcount", keys.runners(name), 0, self._now, "+inf"),
                 ("zcard", keys.webhooks(name), 0),
+                ("zcount", keys.webhooks(name), 0, self._now - _WEBHOOK_LATE_SECONDS, self._now),
+                ("zcount", keys.webhooks(name), 0, *(self._now + ahead for ahead in _WEBHOOK_SENT)),
             ],
         )
-        fields = ("waiting", "running", "runners", "webhooks")
         return tuple(
-            FileQueueState(name=name, **dict(zip(fields, each, strict=True)))
-            for name, each in zip(names, replies, strict=True)
-        )
+            FileQueueState(
+                name=name, waiting=waiting, running=running, runners=runners,
+                webhooks=webhooks, late_webhooks=max(webhooks - fresh - sent, 0),
+            )
+            for name, (waiting, running, runners, webhooks, fresh, sent) in zip(names, replies, strict=True)
+        )  # fmt: skip
 
     def _runs(self, ids: list[str]) -> tuple[RunState, ...]:
         replies = self._replies(
@@ -407,6 +439,20 @@ class _Reader:
 
     def _age(self, at: float | None) -> float | None:
         return None if at is None else max(self._now - at, 0.0)
+
+
+def _memory(client: redis.Redis) -> ServerMemory | None:
+    """The server's memory; ``None`` if it does not tell."""
+    try:
+        told = cast("Mapping[str, Any]", client.info())
+        return ServerMemory(
+            used=told["used_memory"],
+            limit=told["maxmemory"],
+            policy=told["maxmemory_policy"],
+            evicted=told["evicted_keys"],
+        )
+    except (redis.ResponseError, KeyError, ValidationError):
+        return None
 
 
 def _compared(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:

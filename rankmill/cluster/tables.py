@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeVar
 
 from rich.console import Group, RenderableType
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from rankmill.cluster.failed import FailedJob
 from rankmill.cluster.snapshot import Damaged, QueueState, RunState, Snapshot, WorkerState
+from rankmill.cluster.verdict import verdict
 from rankmill.jobs.contract.run import RowError
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.worker_report import GpuReport, WorkerReport
@@ -36,54 +36,22 @@ _STYLES = {
 
 
 def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
-    """Queues, workers and the first runs."""
-    parts: list[RenderableType] = []
-    if cluster.trouble:
-        parts.append(Text(f"{plain(cluster.trouble)}: producers and workers wait for it.", style="bold red"))
-    parts += [
-        Text(f"{plain(each.reason)}; it has stopped, {duration(cluster.at - each.at)} ago", style="bold red")
-        for each in cluster.last_reports
+    """The verdict, queues, workers and the first runs."""
+    told = verdict(cluster)
+    parts: list[RenderableType] = [
+        *(Text(f"{plain(each.text)}: {plain(each.remedy)}.", style="bold red") for each in told.faults),
+        *([] if told.faults else [Text(f"{told.sentence}.", style="bold green")]),
+        Text(""),
+        queues_table(cluster.queues),
+        workers_table(cluster.workers),
+        runs_table(cluster.runs[:most_runs], cluster.at),
     ]
-    parts += [queues_table(cluster.queues), workers_table(cluster.workers)]
-    parts.append(runs_table(cluster.runs[:most_runs], cluster.at))
     more = cluster.runs_total - len(cluster.runs[:most_runs])
     if more > 0:
         parts.append(Text(f"{more:,} more runs: rankmill runs"))
-    if any(worker.state == "lost" for worker in cluster.workers):
-        parts.append(Text("A lost worker has died or cannot reach Redis; other workers get its chunks."))
-    parts += [
-        Text(f"{plain(worker.name)} {what}: {_reasons(reasons)}", style="yellow")
-        for worker in cluster.workers
-        if worker.report
-        for what, reasons in (
-            ("leaves chunks to other workers", worker.report.refusals),
-            ("tries again with the next chunk what it has refused", worker.report.half_open),
-        )
-        if reasons
-    ]
-    parts += [
-        Text(f"{plain(worker.name)} is slow: {slowness(worker)}", style="yellow")
-        for worker in cluster.workers
-        if worker.is_slow
-    ]
-    if cluster.set_aside:
-        last, jobs = cluster.set_aside[0], len(cluster.set_aside)
-        how_many = "1 job was" if jobs == 1 else f"{jobs} jobs were"
-        what = plain(f"{last.job}: {last.reason}")
-        parts.append(Text(f"{how_many} unreadable and set aside; the last one is {what}", style="yellow"))
-    if cluster.set_aside or any(queue.failed for queue in cluster.queues):
-        parts.append(Text("rankmill jobs lists what has failed, retries or clears it."))
-    parts += [
-        Text(_nobody(queue), style="bold red")
-        for queue in cluster.queues
-        if queue.waiting and not queue.workers
-    ]
     for files in cluster.file_queues:
         counts = f"{files.waiting:,} waiting, {files.running:,} running; runners: {files.runners:,}"
-        line = f"Submitted runs in queue {plain(files.name)}: {counts}"
-        nobody = files.waiting and not files.runners
-        start = "; start some with rankmill runner" if nobody else ""
-        parts.append(Text(f"{line}{start}.", style="bold red" if nobody else ""))
+        parts.append(Text(f"Submitted runs in queue {plain(files.name)}: {counts}."))
     if cluster.durability:
         parts.append(Text(_kept(cluster.durability)))
         parts += [Text(f"{plain(risk.text)}.", style="yellow") for risk in cluster.durability.risks]
@@ -217,21 +185,6 @@ def plain(text: str) -> str:
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 
-def _reasons(reasons: Sequence[str]) -> str:
-    """The first reason, and how many more there are."""
-    first, *more = reasons
-    return plain(first[:MAX_REASON_CHARS]) + (f" (and {len(more):,} more)" if more else "")
-
-
-def _nobody(queue: QueueState) -> str:
-    """One line for a queue whose chunks no worker takes."""
-    name = plain(queue.name)
-    if queue.drained:
-        return f"All workers of queue {name} are drained: rankmill workers resume NAME makes one take chunks."
-    start = f"start some with score-workers --queue {plain(shlex.quote(queue.name))}"
-    return f"Queue {name} has no workers: {start}."
-
-
 def size(count: int) -> str:
     """Bytes in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"
@@ -254,12 +207,6 @@ def _hits(report: WorkerReport) -> str:
 
 def _padding(report: WorkerReport) -> str:
     return f"{1 - report.tokens / report.padded_tokens:.1%}" if report.padded_tokens else ""
-
-
-def slowness(worker: WorkerState) -> str:
-    """How slow a worker is beside its peers."""
-    times = 1 / max(worker.relative_pace or 0.0, 1e-3)
-    return f"it takes {times:,.0f} times as long for a token as workers with its device and models."
 
 
 def _live_state(worker: WorkerState) -> Text:

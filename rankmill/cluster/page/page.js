@@ -341,24 +341,23 @@ function showPlots(data) {
 
 // --- the loop
 
-function trouble(cluster) {
-  const aside = cluster.set_aside;
-  if (cluster.trouble) return `${cluster.trouble.replace(/\.$/, "")}. Workers and producers wait and go on when it can.`;
-  const [wrong] = cluster.last_reports;
-  if (wrong) return `${wrong.reason}. It has stopped; score its runs again: ${wrong.runs.join(", ")}`;
-  if (!aside.length) return "";
-  return `${count(aside.length)} ${aside.length === 1 ? "job was" : "jobs were"} set aside, which could not be read; `
-    + `the last, ${aside[0].job}: ${aside[0].reason}. rankmill jobs lists them.`;
-}
-
-function notice(text, warning = "") {
-  byId("notice").hidden = !text && !warning;
-  say("notice", text || warning);
-  byId("state").className = text ? "away" : "live";
+// What the server says of the cluster; `text` is there where it says nothing.
+function notice(text, verdict = null) {
+  const faults = verdict?.faults ?? [];
+  byId("notice").hidden = !text && !faults.length;
+  if (text) say("notice", text);
+  else byId("notice").replaceChildren(...faults.map((fault) => line(`${fault.text}: ${fault.remedy}.`)));
+  byId("state").className = text ? "away" : faults.length ? "trouble" : "live";
   document.querySelector("main").style.opacity = text ? 0.55 : 1;
   const time = new Date().toLocaleTimeString("en-GB");
-  say("state", !text ? `live, ${time}` : lastGood ? `not up to date since ${lastGood}` : "no figures yet");
+  say("state", !text ? `${verdict.sentence}. ${time}` : lastGood ? `not up to date since ${lastGood}` : "no figures yet");
   if (!text) lastGood = time;
+}
+
+function line(text) {
+  const found = document.createElement("p");
+  found.textContent = text;
+  return found;
 }
 
 let lastGood = null;
@@ -368,7 +367,7 @@ async function look() {
   clearTimeout(waiting);
   try {
     const reply = await fetch(`api/cluster.json?page=${page}`, {signal: AbortSignal.timeout(10000)});
-    const {cluster, rates, series, error} = await reply.json();
+    const {cluster, verdict, rates, series, error} = await reply.json();
     showPlots(series);
     if (cluster) {
       showNow(cluster, rates);
@@ -377,7 +376,7 @@ async function look() {
       showWorkers(cluster, rates);
       showQueues(cluster);
       showDamaged(cluster);
-      notice("", trouble(cluster));
+      notice("", verdict);
     } else {
       notice(`Redis is away: ${error.replace(/\.$/, "")}. Workers and producers wait and go on when it is back.`);
     }

@@ -41,7 +41,7 @@ def test_status_runs_and_errors_of_a_live_run(server: Server, workers: StartWork
     assert "No runs." in rankmill("status", "--redis", server.url).out
     run = client.submit([("big cat", "moon" if number != 5 else None) for number in range(300)])
     nobody = rankmill("status", "--redis", server.url).out
-    assert "Queue rankmill has no workers: start some with score-workers --queue rankmill" in nobody
+    assert "no workers, 2 chunks wait: start some with score-workers --queue rankmill." in nobody
     workers(name="w1")
     parts = run.tables()
     next(parts)

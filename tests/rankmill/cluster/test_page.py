@@ -97,7 +97,7 @@ def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
 
     wait_for(busy, worker)
     html = pages[-1]
-    assert "live" in text(html, "state")
+    assert "All is well: 1 worker, 1 run" in text(html, "state")
     assert run.id[:12] in text(html, "runs")
     assert "of 500,000" in text(html, "runs")
     assert text(html, "alive").strip() == "1"
@@ -109,6 +109,8 @@ def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
     wait_for(lambda: figures(page)["cluster"]["workers"][0]["state"] == "lost")
     html = shown(page, tmp_path / "browser")
     assert re.search(r"worker-7\s+rankmill\s+lost", text(html, "workers"))
+    assert "Worker worker-7 has died" in text(html, "state")
+    assert "start another" in text(html, "notice")
     assert "No runs." in text(html, "runs")
     server.client.shutdown(nosave=True)
     wait_for(lambda: "error" in figures(page))
@@ -173,7 +175,7 @@ def test_a_slow_worker_is_named_by_page_status_and_exporter(server: Server) -> N
     assert workers["three"].relative_pace == pytest.approx(0.1)
     assert workers["alone"].relative_pace is None
     shown = CliRunner().invoke(rankmill, ["status", "--redis", server.url], env={"COLUMNS": "200"}).output
-    assert "three is slow: it takes 10 times as long for a token" in shown
+    assert "Worker three is slow: 10 times the time for a token of its peers" in shown
     registry = exporter_registry(ClusterView(server.client))
     assert registry.get_sample_value("rankmill_worker_relative_pace", {"worker": "three"}) == pytest.approx(
         0.1

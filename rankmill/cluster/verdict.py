@@ -1,0 +1,208 @@
+"""Is all well? One sentence about a cluster, and its faults, the worst first, each with what to do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from rankmill.cluster.snapshot import (
+    FileQueueState,
+    QueueState,
+    RunState,
+    ServerMemory,
+    Snapshot,
+    WorkerState,
+)
+
+FaultKind = Literal[
+    "wrong_scores", "refuses_writes", "no_workers", "no_runners", "nearly_full", "evicts", "stuck_run", "lost_worker",
+    "refusing_worker", "slow_worker", "set_aside", "failed_jobs", "webhooks", "damaged",
+]  # fmt: skip
+"""Kinds of faults, the worst first."""
+
+KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+QUIET_SECONDS = 15.0
+"""A run without a result for so long is stuck, if its chunks wait and a worker is free."""
+
+_REASON_CHARS = 300
+
+
+class ClusterFault(BaseModel):
+    """Something that is wrong, as a sentence without its full stop, and what to do."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: FaultKind
+    text: str
+    remedy: str
+
+
+class Verdict(BaseModel):
+    """Whether all is well: ``sentence`` says so or names the worst of the ``faults``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sentence: str
+    faults: tuple[ClusterFault, ...]
+
+
+def verdict(cluster: Snapshot) -> Verdict:
+    """The verdict on a cluster; one that does not answer has no snapshot, and so no verdict."""
+    faults = tuple(sorted(_faults(cluster), key=lambda fault: KINDS.index(fault.kind)))
+    if not faults:
+        return Verdict(sentence=f"All is well: {_at_work(cluster)}", faults=())
+    more = len(faults) - 1
+    rest = f" (and {_count(more, 'other fault')})" if more else ""
+    return Verdict(sentence=f"{faults[0].text}{rest}", faults=faults)
+
+
+def cluster_json(cluster: Snapshot) -> str:
+    """The verdict on a cluster, and the cluster."""
+    return json.dumps({"verdict": verdict(cluster).model_dump(), **cluster.model_dump(mode="json")})
+
+
+def _at_work(cluster: Snapshot) -> str:
+    speeds = [run.rows_per_second for run in cluster.runs if run.rows_per_second]
+    workers = sum(worker.state in {"idle", "busy"} for worker in cluster.workers)
+    parts = [_count(workers, "worker"), _count(cluster.runs_total, "run")]
+    return ", ".join([*parts, *([f"{sum(speeds):,.0f} pairs/s"] if speeds else [])])
+
+
+def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
+    for stopped in cluster.last_reports:
+        yield ClusterFault(
+            kind="wrong_scores",
+            text=f"{stopped.reason}; it has stopped, {(cluster.at - stopped.at) / 3600:.1f} h ago",
+            remedy=f"score again what it has answered: {', '.join(stopped.runs) or 'no run'}",
+        )
+    if cluster.trouble:
+        yield ClusterFault(
+            kind="refuses_writes",
+            text=f"Redis takes no writes, and all wait for it ({cluster.trouble.rstrip('.')})",
+            remedy="see the log of the server; when its memory is full, raise maxmemory or cancel runs",
+        )
+    if cluster.memory:
+        yield from _of_memory(cluster.memory)
+    for queue in cluster.queues:
+        yield from _of_queue(queue)
+    for files in cluster.file_queues:
+        yield from _of_file_queue(files)
+    for run in cluster.runs:
+        if _is_stuck(run, cluster.queues, cluster.workers):
+            yield ClusterFault(
+                kind="stuck_run",
+                text=f"Run {run.id[:12]} has no result for {run.quiet_seconds:.0f} s, and workers are free",
+                remedy="see the workers' logs; rankmill jobs lists what has failed",
+            )
+    for worker in cluster.workers:
+        yield from _of_worker(worker)
+    if cluster.set_aside:
+        last = cluster.set_aside[0]
+        yield ClusterFault(
+            kind="set_aside",
+            text=f"{_count(len(cluster.set_aside), 'job')} could not be read, the last one: {last.reason}",
+            remedy="rankmill jobs lists them, retries or clears them",
+        )
+    if cluster.damaged:
+        keys = _count(len(cluster.damaged), "key")
+        yield ClusterFault(
+            kind="damaged",
+            text=f"{keys} in Redis cannot be read, such as {cluster.damaged[0].key}",
+            remedy="delete what is damaged; rankmill status lists the keys and the reasons",
+        )
+
+
+def _of_memory(memory: ServerMemory) -> Iterator[ClusterFault]:
+    evicts = memory.policy != "noeviction"
+    if memory.is_nearly_full and not evicts:
+        yield ClusterFault(
+            kind="nearly_full",
+            text=f"Redis is nearly full: it uses {memory.used >> 20:,} of {memory.limit >> 20:,} MiB",
+            remedy="raise maxmemory, lower window_mib, or cancel runs; chunks that do not fit wait",
+        )
+    if memory.evicted and evicts:
+        yield ClusterFault(
+            kind="evicts",
+            text=f"Redis has evicted {_count(memory.evicted, 'key')} (maxmemory-policy {memory.policy})",
+            remedy="set maxmemory-policy noeviction, or it loses chunks and results",
+        )
+
+
+def _of_file_queue(queue: FileQueueState) -> Iterator[ClusterFault]:
+    if queue.waiting and not queue.runners:
+        yield ClusterFault(
+            kind="no_runners",
+            text=f"No runner takes queue {queue.name}, where {_wait(queue.waiting, 'submitted run')}",
+            remedy="start one with rankmill runner",
+        )
+    if queue.late_webhooks:
+        yield ClusterFault(
+            kind="webhooks",
+            text=f"{_count(queue.late_webhooks, 'webhook')} of queue {queue.name} could not be delivered",
+            remedy="rankmill status RUN says why; it is tried again for webhook_seconds",
+        )
+
+
+def _of_queue(queue: QueueState) -> Iterator[ClusterFault]:
+    if queue.waiting and not queue.workers:
+        whom = "all workers are drained" if queue.drained else "no workers"
+        start = f"start some with score-workers --queue {shlex.quote(queue.name)}"
+        yield ClusterFault(
+            kind="no_workers",
+            text=f"Nothing is scored in queue {queue.name}: {whom}, {_wait(queue.waiting, 'chunk')}",
+            remedy="rankmill workers resume NAME makes one take chunks" if queue.drained else start,
+        )
+    if queue.failed:
+        yield ClusterFault(
+            kind="failed_jobs",
+            text=f"{_count(queue.failed, 'job')} of queue {queue.name} failed for good",
+            remedy="rankmill jobs lists them, retries or clears them",
+        )
+
+
+def _of_worker(worker: WorkerState) -> Iterator[ClusterFault]:
+    if worker.state == "lost":
+        yield ClusterFault(
+            kind="lost_worker",
+            text=f"Worker {worker.name} has died, or cannot reach Redis",
+            remedy="see its log, and start another; other workers get its chunks",
+        )
+    if worker.report and worker.report.refusals:
+        first, *more = worker.report.refusals
+        rest = f" (and {len(more):,} more)" if more else ""
+        yield ClusterFault(
+            kind="refusing_worker",
+            text=f"Worker {worker.name} leaves chunks to other workers: {first[:_REASON_CHARS]}{rest}",
+            remedy="mend on its host what it names; it tries again by itself",
+        )
+    if worker.is_slow:
+        times = 1 / max(worker.relative_pace or 0.0, 1e-3)
+        yield ClusterFault(
+            kind="slow_worker",
+            text=f"Worker {worker.name} is slow: {times:,.0f} times the time for a token of its peers",
+            remedy="see what else runs on its host; rankmill workers drain NAME takes it out",
+        )
+
+
+def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[WorkerState]) -> bool:
+    """Whether the run has chunks in its queue, and no result though a worker is free to score them."""
+    if run.quiet_seconds < QUIET_SECONDS:
+        return False
+    is_there = any(queue.name == run.queue and (queue.waiting or queue.started) for queue in queues)
+    return is_there and any(
+        run.queue in worker.queues and worker.state == "idle" and not (worker.report and worker.report.doing)
+        for worker in workers
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _wait(number: int, what: str) -> str:
+    return f"{_count(number, what)} {'waits' if number == 1 else 'wait'}"

@@ -1,0 +1,170 @@
+"""Faults that are planted on a real server: the sentence, the list and the metric name each."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rankmill.cli.main import rankmill
+from rankmill.cluster.exporter import ClusterView, exporter_registry
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.cluster.verdict import KINDS, QUIET_SECONDS, FaultKind, verdict
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.set_aside import SetAside
+from rankmill.jobs.protocol.worker_report import (
+    SCORING_FIELD,
+    LastReport,
+    WorkerReport,
+    announce_worker,
+    write_last_report,
+)
+from tests.conftest import Server
+from tests.harness.runs import stored_run
+
+Plant = Callable[[Any], object]
+
+
+def worker(client: Any, name: str = "w", **report: object) -> None:
+    """A live worker of queue q that waits for work."""
+    client.sadd("rq:workers", f"rq:worker:{name}")
+    fields = {"birth": "x", "state": "idle", "queues": "q", SCORING_FIELD: 1}
+    client.hset(f"rq:worker:{name}", mapping=fields)
+    told = {"device": "cpu", "started": 1.0, "beat": time.time(), **report}
+    announce_worker(client, name, WorkerReport.model_validate(told), 60)
+
+
+def wrong_scores(client: Any) -> None:
+    reason = "Worker w has computed wrong scores"
+    write_last_report(client, LastReport(worker="w", at=time.time(), reason=reason, runs=("r",)))
+
+
+def waiting_chunk(client: Any) -> None:
+    store = RunStore(client)
+    store.enqueue(stored_run(store), {0: Payload(b"pairs", 1)})
+
+
+def dead_worker(client: Any) -> None:
+    worker(client)
+    client.delete(keys.worker("w"))
+
+
+def refusing_worker(client: Any) -> None:
+    worker(client, refusals=("no such directory",))
+
+
+def slow_worker(client: Any) -> None:
+    for name, pace in (("a", 100.0), ("b", 100.0), ("c", 10.0)):
+        worker(client, name, pace=pace)
+
+
+def quiet_run(client: Any) -> None:
+    worker(client)
+    waiting_chunk(client)
+    (run,) = (raw.decode() for raw in client.zrange(keys.runs(), 0, -1))
+    client.hset(keys.run(run), "created", time.time() - QUIET_SECONDS - 1)
+
+
+def memory_left(client: Any, mib: float) -> None:
+    used = client.info("memory")["used_memory"]
+    client.config_set("maxmemory", int(used + mib * 2**20))
+
+
+def evicting(client: Any) -> None:
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    memory_left(client, 4)
+    for number in range(200):
+        client.set(f"filler:{number}", "x" * 100_000)
+
+
+def webhook(client: Any, ahead: float) -> None:
+    client.zadd(keys.file_queues(), {"files": 1})
+    client.zadd(keys.webhooks("files"), {"run": time.time() + ahead})
+
+
+def submitted_run(client: Any) -> None:
+    client.zadd(keys.file_queues(), {"files": 1})
+    client.rpush("rq:queue:files", "run")
+
+
+def failed_job(client: Any) -> None:
+    worker(client)
+    client.zadd("rq:failed:q", {"job": time.time() + 60})
+
+
+def damaged_run(client: Any) -> None:
+    client.hset(keys.run("x"), "a", "b")
+    client.zadd(keys.runs(), {"x": time.time() + 60})
+
+
+PLANTED: dict[FaultKind, tuple[Plant, str]] = {
+    "wrong_scores": (wrong_scores, "Worker w has computed wrong scores; it has stopped, 0.0 h ago"),
+    "refuses_writes": (lambda client: memory_left(client, -1), "Redis takes no writes, and all wait for it"),
+    "no_workers": (waiting_chunk, "Nothing is scored in queue q: no workers, 1 chunk waits"),
+    "no_runners": (submitted_run, "No runner takes queue files, where 1 submitted run waits"),
+    "nearly_full": (lambda client: memory_left(client, 4), "Redis is nearly full"),
+    "evicts": (evicting, "Redis has evicted"),
+    "stuck_run": (quiet_run, "s, and workers are free"),
+    "lost_worker": (dead_worker, "Worker w has died, or cannot reach Redis"),
+    "refusing_worker": (
+        refusing_worker,
+        "Worker w leaves chunks to other workers: no such directory",
+    ),
+    "slow_worker": (slow_worker, "Worker c is slow: 10 times the time for a token of its peers"),
+    "set_aside": (
+        lambda client: client.lpush(
+            keys.set_aside(), SetAside(job="odd", queue="q", reason="not JSON", at=1.0).written()
+        ),
+        "1 job could not be read, the last one: not JSON",
+    ),
+    "failed_jobs": (failed_job, "1 job of queue q failed for good"),
+    "webhooks": (lambda client: webhook(client, 30), "1 webhook of queue files could not be delivered"),
+    "damaged": (damaged_run, "1 key in Redis cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_planted_fault_is_named_by_status_json_and_metric(kind: FaultKind, server: Server) -> None:
+    plant, sentence = PLANTED[kind]
+    plant(server.client)
+    told = verdict(read_cluster(server.client))
+    assert sentence in told.sentence
+    assert told.faults[0].kind == kind
+    shown = CliRunner().invoke(rankmill, ["status", "--redis", server.url], env={"COLUMNS": "200"}).output
+    shown = " ".join(shown.split())  # lines may break
+    assert sentence in shown
+    assert told.faults[0].remedy in shown
+    state = CliRunner().invoke(rankmill, ["status", "--json", "--redis", server.url]).stdout
+    assert json.loads(state)["verdict"]["faults"][0]["kind"] == kind
+    registry = exporter_registry(ClusterView(server.client))
+    assert registry.get_sample_value("rankmill_faults", {"kind": kind}) == 1
+
+
+def test_a_cluster_at_work_is_well(server: Server) -> None:
+    worker(server.client)
+    worker(server.client, "loads", doing="loading")
+    waiting_chunk(server.client)
+    webhook(server.client, -1)  # a runner sends it soon
+    server.client.zadd(keys.runners("files"), {"runner": time.time() + 60})
+    told = verdict(read_cluster(server.client))
+    assert (told.sentence, told.faults) == ("All is well: 2 workers, 1 run", ())
+
+
+def test_a_run_is_not_stuck_while_its_workers_load(server: Server) -> None:
+    quiet_run(server.client)
+    worker(server.client, doing="proving")
+    assert not verdict(read_cluster(server.client)).faults
+
+
+def test_the_worst_comes_first(server: Server) -> None:
+    dead_worker(server.client)
+    waiting_chunk(server.client)
+    told = verdict(read_cluster(server.client))
+    assert [fault.kind for fault in told.faults] == ["no_workers", "lost_worker"]
+    assert told.sentence.endswith("(and 1 other fault)")
