@@ -19,8 +19,8 @@ from rankmill.cluster.snapshot import (
 )
 
 FaultKind = Literal[
-    "wrong_scores", "refuses_writes", "no_workers", "no_runners", "nearly_full", "evicts", "stuck_run", "lost_worker",
-    "refusing_worker", "slow_worker", "set_aside", "failed_jobs", "webhooks", "damaged",
+    "wrong_scores", "refuses_writes", "no_workers", "no_runners", "nearly_full", "evicts", "stuck_run",
+    "lost_worker", "refusing_worker", "slow_worker", "set_aside", "failed_jobs", "webhooks", "damaged",
 ]  # fmt: skip
 """Kinds of faults, the worst first."""
 
