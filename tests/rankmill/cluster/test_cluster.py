@@ -166,7 +166,7 @@ def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: py
             stored_run(store)
         sent.clear()
         read_cluster(client)
-        assert len(sent) == 4
+        assert len(sent) == 5
 
 
 def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
