@@ -20,7 +20,7 @@ import redis
 from pydantic import BaseModel, ConfigDict
 
 from rankmill.cluster.snapshot import Snapshot, read_cluster
-from rankmill.cluster.verdict import verdict
+from rankmill.cluster.verdict import with_verdict
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Periodic, system
@@ -215,8 +215,7 @@ def _cluster_json(client: redis.Redis, history: History) -> WSGIApplication:
         found: dict[str, object] = {"series": history.series(), "rates": history.rates.model_dump()}
         status = HTTPStatus.OK
         try:
-            cluster = read_cluster(client, page=page)
-            found |= {"cluster": cluster.model_dump(), "verdict": verdict(cluster).model_dump()}
+            found["cluster"] = with_verdict(read_cluster(client, page=page)).model_dump()
         except (redis.RedisError, OSError) as error:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             found["error"] = mask_passwords(" ".join(str(error).split()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
@@ -51,6 +50,17 @@ class Verdict(BaseModel):
     faults: tuple[ClusterFault, ...]
 
 
+class Told(Snapshot):
+    """A cluster, and the verdict on it."""
+
+    verdict: Verdict
+
+
+def with_verdict(cluster: Snapshot) -> Told:
+    """The cluster, and the verdict on it, to be written as one."""
+    return Told(**dict(cluster), verdict=verdict(cluster))
+
+
 def verdict(cluster: Snapshot) -> Verdict:
     """The verdict on a cluster; one that does not answer has no snapshot, and so no verdict."""
     faults = tuple(sorted(_faults(cluster), key=lambda fault: KINDS.index(fault.kind)))
@@ -59,11 +69,6 @@ def verdict(cluster: Snapshot) -> Verdict:
     more = len(faults) - 1
     rest = f" (and {_count(more, 'other fault')})" if more else ""
     return Verdict(sentence=f"{faults[0].text}{rest}", faults=faults)
-
-
-def cluster_json(cluster: Snapshot) -> str:
-    """The verdict on a cluster, and the cluster."""
-    return json.dumps({"verdict": verdict(cluster).model_dump(), **cluster.model_dump(mode="json")})
 
 
 def _at_work(cluster: Snapshot) -> str:

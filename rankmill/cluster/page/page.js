@@ -367,7 +367,7 @@ async function look() {
   clearTimeout(waiting);
   try {
     const reply = await fetch(`api/cluster.json?page=${page}`, {signal: AbortSignal.timeout(10000)});
-    const {cluster, verdict, rates, series, error} = await reply.json();
+    const {cluster, rates, series, error} = await reply.json();
     showPlots(series);
     if (cluster) {
       showNow(cluster, rates);
@@ -376,7 +376,7 @@ async function look() {
       showWorkers(cluster, rates);
       showQueues(cluster);
       showDamaged(cluster);
-      notice("", verdict);
+      notice("", cluster.verdict);
     } else {
       notice(`Redis is away: ${error.replace(/\.$/, "")}. Workers and producers wait and go on when it is back.`);
     }
