@@ -9,6 +9,7 @@ ROOMS = {
         "cli": "commands", "runner": "submitted runs", "gateway": "dialects, keys, HTTP, gRPC",
         "registry": "push, pull, aliases, promote", "lab": "tune, quantize, mine",
         "score": "a file from end to end", "cluster": "snapshot, page, exporter",
+        "testing": "clients without a server",
     }),
     "rankmill.producer": ("pairs in, scores out", "d", {
         "client": "Client, its asyncio twin, runs", "local": "embedded server, processes",

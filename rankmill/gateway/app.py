@@ -35,7 +35,14 @@ _ABOUT = (
 )
 
 
-def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopback: bool = False) -> FastAPI:
+def make_app(
+    settings: Settings,
+    redis_url: str,
+    needed: KeysNeeded,
+    *,
+    is_loopback: bool = False,
+    gateway: Gateway | None = None,
+) -> FastAPI:
     """The application for the workers of a server.
 
     Parameters
@@ -47,13 +54,15 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
     is_loopback
         Whether it is served on an address that only this host reaches: then, as with `gateway_hosts`, it
         answers to known names only.
+    gateway
+        Its parts; default: those for the server.
 
     Raises
     ------
     ConfigError
         A setting does not fit.
     """
-    gateway = Gateway(settings, redis_url, needed)
+    gateway = gateway or Gateway(settings, redis_url, needed)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -217,7 +217,7 @@ def test_a_run_does_not_miss_workers_while_another_run_looks_for_them(
         presence.check(since=-3600)  # as another run's task or thread does meanwhile
         return QueueWorkers(scoring=frozenset({"w"}), other=frozenset())
 
-    monkeypatch.setattr("rankmill.producer.collect.presence.queue_workers", look)
+    monkeypatch.setattr(RunStore, "workers", look)
     presence = WorkerPresence(RunStore(fakeredis.FakeRedis()), "redis://r", "q", seconds=60)
     presence.check(since=-3600)
     assert looks == 1

@@ -28,7 +28,7 @@ DIRECTION = {
         "worker", "offline", "queue", "rq", "engine", "models", "backends", "batches", "host"
     ],
     "rankmill.producer": ["client", "local", "files", "collect"],
-    "rankmill": ["cli", "runner", "gateway", "registry", "lab", "score", "cluster"],
+    "rankmill": ["cli", "runner", "gateway", "registry", "lab", "score", "cluster", "testing"],
 }  # fmt: skip
 """The parts of a room from the top to the bottom: each may import those after it, and no other."""
 

@@ -202,7 +202,7 @@ MUTANTS = (
     ),
     Mutant(
         "a time without writes counts as time without workers", "producer/collect/presence.py",
-        "elif refusal := refuses_writes(self._store.redis):",
+        "elif refusal := self._store.refusal():",
         "elif refusal := None:",
         kept=True,
     ),

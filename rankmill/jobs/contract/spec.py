@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.errors import SpecError, WireError
 from rankmill.jobs.contract.prompts import MAX_TEMPLATE_CHARS, answers_of
 from rankmill.jobs.contract.schema import Inputs
 
@@ -154,6 +154,44 @@ class SpecOptions(TypedDict, total=False):
     all_labels: bool
     deterministic: bool
     inputs: Inputs
+
+
+_SHOWN_OUTPUTS = 20
+
+
+def choose_output(label: str | None, labels: Sequence[str], model: str) -> int | None:
+    """Which of a model's outputs is the score; ``None`` if there is only one.
+
+    Parameters
+    ----------
+    label
+        Name or number of an output, as asked for.
+    labels
+        Names of the outputs, in order.
+    model
+        Name of the model.
+
+    Raises
+    ------
+    SpecError
+        The model has no such output, or has several and none was asked for.
+    """
+    names = ", ".join(f"{number}: {name}" for number, name in enumerate(labels[:_SHOWN_OUTPUTS]))
+    names += ", and more" if len(labels) > _SHOWN_OUTPUTS else ""
+    if label is None and len(labels) > 1:
+        raise SpecError(
+            f"model {model} has {len(labels)} outputs; name the one to score by with --label ({names}), "
+            "or take all with --all-labels"
+        )
+    if label is None:
+        return None
+    numbers = [number for number, name in enumerate(labels) if name == label]
+    numbers = numbers or [number for number, name in enumerate(labels) if name.lower() == label.lower()]
+    if len(numbers) != 1 and label.isdecimal() and int(label) < len(labels):
+        numbers = [int(label)]
+    if len(numbers) != 1:
+        raise SpecError(f"model {model} has no output {label!r}; it has {names}", option="label")
+    return numbers[0] if len(labels) > 1 else None
 
 
 def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:

@@ -16,13 +16,13 @@ null where they are not known: how many there are (int32), or which (JSON).
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.errors import RowFault, WireError
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, check_format
 
 MAX_TEXT_CHARS = 1 << 22
@@ -154,6 +154,22 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
     if tokens is not None and pa.types.is_int32(tokens.type) and (pc.min(tokens).as_py() or 0) < 0:
         raise WireError("a row has less than no tokens")
     return scores, errors, tokens
+
+
+def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
+    """Why a row with these texts, by their names, cannot be tokenized; ``None``: nothing is wrong with it."""
+    for name, text in texts.items():
+        if text is None:
+            return "null", f"{name} is null"
+    for name, text in texts.items():
+        if text is not None and len(text) > MAX_TEXT_CHARS:
+            return "too_long", f"the {name} is too long, {MAX_TEXT_CHARS:,} characters are taken: shorten it"
+    return None
+
+
+def names_of_texts(inputs: Inputs) -> tuple[str, ...]:
+    """What the texts of a row are called in the reasons why it has no score."""
+    return ("query", "passage") if inputs == "pairs" else (inputs.removesuffix("s"),)
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -29,6 +29,10 @@ from rankmill.jobs.protocol.accounts import END, Accountant
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.script import Script
+from rankmill.jobs.protocol.submitted.store import FileRunStore
+from rankmill.jobs.protocol.worker_report import QueueWorkers, queue_workers
+from rankmill.jobs.runtime.connection import refuses_writes
+from rankmill.jobs.runtime.durability import Durability, read_durability
 from rankmill.jobs.runtime.patience import cannot_serve, each_reply, sending
 from rankmill.jobs.system import system
 
@@ -96,6 +100,26 @@ class RunStore:
     def later(self, do: Callable[[], None]) -> None:
         """Call `do`, which uses this store, while the caller goes on."""
         system.Thread(target=do, name="later", daemon=True).start()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.redis.close()
+
+    def durability(self) -> Durability | None:
+        """How the server keeps data; ``None`` if it cannot serve now."""
+        return read_durability(self.redis)
+
+    def files(self, queue: str, ttl: int) -> FileRunStore:
+        """The submitted runs of files on this server; parameters as of `FileRunStore`."""
+        return FileRunStore(self.redis, queue, ttl)
+
+    def workers(self, queue: str) -> QueueWorkers:
+        """The live workers of a queue, by kind."""
+        return queue_workers(self.redis, queue)
+
+    def refusal(self) -> str | None:
+        """Why the server takes no writes now, if it takes none."""
+        return refuses_writes(self.redis)
 
     def restore(self, run: Run) -> None:
         """Write the run to the server if it is not there, or not there any more.

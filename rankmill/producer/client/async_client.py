@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import update_wrapper
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import redis
 
@@ -59,6 +59,16 @@ class LoopStore(RunStore):
         self._streams = client.streams
         self._background: set[asyncio.Task[None]] = set()
 
+    async def probe(self) -> None:
+        """Ask whether a server answers; raises what redis-py does."""
+        await self.redis.loop_client.execute_command("PING")
+
+    async def end(self) -> None:
+        """Close the connections."""
+        await self.redis.streams.close()
+        await self.redis.line.close()
+        await self.redis.loop_client.aclose()
+
     @property
     def patrol_seconds(self) -> float:
         return max(_PATROL_SECONDS, _PATROL_SECONDS_PER_RUN * len(self._streams))
@@ -81,15 +91,17 @@ class _LoopResolver(Resolver):
         return bridge.wait(asyncio.to_thread(super().choice, model))
 
 
-class _LoopClient(Client):
+class LoopClient(Client):
     """A client whose methods `bridge.run` calls."""
 
     _resolver_class = _LoopResolver
+    store: LoopStore
 
-    def _connect(self, url: str) -> RunStore:
-        self._beginning = asyncio.Semaphore(_BEGINNING)
-        self.redis = LoopRedis(url, self.settings.redis_wait_seconds)
-        return LoopStore(self.redis)
+    def _store_at(self, url: str) -> LoopStore:
+        return LoopStore(LoopRedis(url, self.settings.redis_wait_seconds))
+
+    def _opened(self) -> None:
+        self._beginning = asyncio.Semaphore(_BEGINNING)  # the first call looks at the server
 
     def start(self, *args: Any, **options: Any) -> ScoringRun:
         bridge.wait(self._beginning.acquire())
@@ -241,12 +253,15 @@ class AsyncClient:
         settings: Settings | None = None,
         **options: Any,
     ) -> None:
-        self._client = _LoopClient(
+        self._client = self._loop_client(
             redis_url, no_workers_seconds=no_workers_seconds, settings=settings, **options
         )
         self._opening: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> AsyncClient:
+    def _loop_client(self, redis_url: str | None, **options: Any) -> LoopClient:
+        return LoopClient(redis_url, **options)
+
+    async def __aenter__(self) -> Self:
         await self._open()
         return self
 
@@ -271,9 +286,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections; runs that are not finished stay on the server until they expire."""
-        await self._client.redis.streams.close()
-        await self._client.redis.line.close()
-        await self._client.redis.loop_client.aclose()
+        await self._client.store.end()
 
     async def _open(self) -> None:
         """See once whether a server answers."""
@@ -287,13 +300,12 @@ class AsyncClient:
     async def _probe(self) -> None:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                probe: Any = self._client.redis.loop_client
-                await probe.execute_command("PING")
+                await self._client.store.probe()
         except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
             if failed := connection_failed(self._client.url, error):
                 raise failed from None
         else:
-            await bridge.run(self._client.note_durability, self._client.redis)
+            await bridge.run(self._client.note_durability)
 
 
 def _failed(task: asyncio.Task[None]) -> bool:

@@ -17,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
-import redis
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
@@ -27,7 +26,7 @@ from rankmill.jobs.contract.spec import ScoreSpec, SpecOptions
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import connect
-from rankmill.jobs.runtime.durability import Durability, read_durability, warn_of_risks
+from rankmill.jobs.runtime.durability import Durability, warn_of_risks
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings, load_settings, run_spec
@@ -43,7 +42,7 @@ from rankmill.producer.client.runs import (
     ranked,
     read_together,
 )
-from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file, submitted_files
+from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver, collect_detached, expired, submit_detached
 from rankmill.producer.collect.earlier import EarlierScores
@@ -115,7 +114,8 @@ class Client:
             raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
         self.url = url
         self.durability: Durability | None = None
-        self.store = self._connect(url)
+        self.store = self._store_at(url)
+        self._opened()
         self._resolver = self._resolver_class(self.settings.registry)
         self._shadows = system.Semaphore(_SHADOWS)
         self._cleaner = RunCleaner(self.store)
@@ -168,17 +168,18 @@ class Client:
 
     def close(self) -> None:
         """Close the connections, and end the embedded server and workers, if any."""
-        self.store.redis.close()
+        self.store.close()
         self._ends.close()
 
-    def _connect(self, url: str) -> RunStore:
-        client = connect(url, self.settings.redis_wait_seconds)
-        self.note_durability(client)
-        return RunStore(client)
+    def _store_at(self, url: str) -> RunStore:
+        return RunStore(connect(url, self.settings.redis_wait_seconds))
 
-    def note_durability(self, client: redis.Redis) -> None:
+    def _opened(self) -> None:
+        self.note_durability()
+
+    def note_durability(self) -> None:
         """Look how the server keeps data, and warn of what concerns all runs."""
-        self.durability = read_durability(client)
+        self.durability = self.store.durability()
         warn_of_risks(self.durability, self.url, "every run")
 
     def _warn_of_losses(self) -> None:
@@ -466,7 +467,7 @@ class Client:
     @property
     def files(self) -> FileRunStore:
         """The submitted runs of files on the server."""
-        return submitted_files(self.store.redis, self.settings)
+        return self.store.files(self.settings.file_queue, self.settings.file_run_ttl)
 
     def submit_file(
         self, inputs: str | Sequence[str], output: str, *, webhook: str | None = None, **options: Any

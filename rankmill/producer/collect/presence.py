@@ -8,8 +8,6 @@ import math
 from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable, RunFailed
 from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.worker_report import queue_workers
-from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
@@ -74,7 +72,7 @@ class WorkerPresence:
     def _look(self) -> None:
         try:
             with waiting(most=0):
-                found = queue_workers(self._store.redis, self._queue)
+                found = self._store.workers(self._queue)
         except RedisUnavailable:  # other commands wait for the server
             self._seen = system.monotonic()
             return
@@ -82,7 +80,7 @@ class WorkerPresence:
             raise RunFailed(wrong_worker_message(self._queue))
         if found.scoring:
             self._seen = system.monotonic()
-        elif refusal := refuses_writes(self._store.redis):  # no worker can say that it is there
+        elif refusal := self._store.refusal():  # no worker can say that it is there
             self._seen = system.monotonic()
             self._warn(f"{refusal}; until it takes writes, nobody sees whether workers listen")
 

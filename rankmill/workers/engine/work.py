@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import RowFault, SpecError, too_long
-from rankmill.jobs.contract.wire import MAX_CHUNK_BYTES, MAX_TEXT_CHARS
+from rankmill.jobs.contract.wire import MAX_CHUNK_BYTES, MAX_TEXT_CHARS, names_of_texts, text_fault
 from rankmill.workers.backends.base import DeviceLost, Logits
 from rankmill.workers.batches.planner import Rows
 from rankmill.workers.batches.tokens import Tokens
@@ -147,18 +147,14 @@ def _row_of(model: Model) -> str:
 def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: PairScores) -> Rows:
     """The rows that have texts, and none that is too long to be tokenized; the others get an error."""
     columns = (queries,) if passages is None else (queries, passages)
-    names = (_row_of(model),) if passages is None else ("query", "passage")
+    names = names_of_texts(model.inputs)
     alike = len(set(map(len, columns))) == 1
     if alike and not any(text is None or len(text) > MAX_TEXT_CHARS for text in chain(*columns)):
         return np.arange(len(queries))
     complete = []
     for row, texts in enumerate(zip(*columns, strict=True)):
-        long = [name for name, text in zip(names, texts, strict=True) if len(text or "") > MAX_TEXT_CHARS]
-        if None in texts:
-            scored.fail(row, "null", f"{names[texts.index(None)]} is null")
-        elif long:
-            most = f"{MAX_TEXT_CHARS:,} characters are taken"
-            scored.fail(row, "too_long", f"the {long[0]} is too long, {most}: shorten it")
+        if fault := text_fault(dict(zip(names, texts, strict=True))):
+            scored.fail(row, *fault)
         else:
             complete.append(row)
     return np.asarray(complete, dtype=np.intp)

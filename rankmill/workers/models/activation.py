@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -50,44 +50,6 @@ def activation(asked: str, saved: str | None, model: str, outputs: int = 1) -> A
         why = f"activation softmax is for several outputs, and model {model} has one"
         raise SpecError(why, option="activation")
     return lambda logits: _softmax(function(logits))
-
-
-def choose_output(label: str | None, labels: Sequence[str], model: str) -> int | None:
-    """Which of a model's outputs is the score; ``None`` if there is only one.
-
-    Parameters
-    ----------
-    label
-        Name or number of an output, as asked for.
-    labels
-        Names of the outputs, in order.
-    model
-        Name of the model.
-
-    Raises
-    ------
-    SpecError
-        The model has no such output, or has several and none was asked for.
-    """
-    names = ", ".join(f"{number}: {name}" for number, name in enumerate(labels[:_SHOWN]))
-    names += ", and more" if len(labels) > _SHOWN else ""
-    if label is None and len(labels) > 1:
-        raise SpecError(
-            f"model {model} has {len(labels)} outputs; name the one to score by with --label ({names}), "
-            "or take all with --all-labels"
-        )
-    if label is None:
-        return None
-    numbers = [number for number, name in enumerate(labels) if name == label]
-    numbers = numbers or [number for number, name in enumerate(labels) if name.lower() == label.lower()]
-    if len(numbers) != 1 and label.isdecimal() and int(label) < len(labels):
-        numbers = [int(label)]
-    if len(numbers) != 1:
-        raise SpecError(f"model {model} has no output {label!r}; it has {names}", option="label")
-    return numbers[0] if len(labels) > 1 else None
-
-
-_SHOWN = 20
 
 
 def _sigmoid(logits: Logits) -> Logits:

@@ -16,7 +16,7 @@ from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.schema import Inputs
-from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec, choose_output
 from rankmill.jobs.model_files import model_folder
 from rankmill.jobs.system import system
 from rankmill.workers.backends.alone import Alone
@@ -24,7 +24,7 @@ from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFil
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
 from rankmill.workers.backends.speed import Combination
-from rankmill.workers.models.activation import Activation, activation, choose_output
+from rankmill.workers.models.activation import Activation, activation
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.encoder import TextEncoder
 from rankmill.workers.models.fast_texts import FastTexts

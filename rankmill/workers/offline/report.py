@@ -7,9 +7,8 @@ from typing import Any
 
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec, choose_output
 from rankmill.workers.backends.registry import BACKENDS, choose_device
-from rankmill.workers.models.activation import choose_output
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.loading import ANY_LENGTH, find_max_length, one_line
 from rankmill.workers.models.prompts import answers, prompt_template, tokenizer_for

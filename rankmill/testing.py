@@ -1,0 +1,556 @@
+"""Clients without workers, a server and torch, for the tests of services that score with rankmill.
+
+They are the clients themselves, with a store of runs in this process; `FakeWorkers` scores what is put there.
+So inputs, options, errors, order, timeouts and handles are the real ones.
+
+>>> client = FakeClient()
+>>> client.rank("how far is the moon", ["Cheese.", "The moon is 384,400 km away."])[0].index
+1
+>>> client.score([("a query", None)]).errors
+{0: 'passage is null'}
+
+A function gives other scores, and workers may be away, or late:
+
+>>> workers = FakeWorkers(lambda query, passage: -len(passage))
+>>> FakeClient(workers=workers).score([("q", "four")]).tolist()
+[-4.0]
+>>> workers.seconds = 60.0
+>>> FakeClient(workers=workers).score([("q", "four")], timeout=0.01)
+Traceback (most recent call last):
+rankmill.jobs.contract.errors.RunTimeout: run ...: 0 rows were done when the time was over; ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
+from rankmill.jobs.contract.errors import RunFailed, SpecError
+from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+from rankmill.jobs.contract.run import Run, Settled
+from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec, choose_output
+from rankmill.jobs.contract.wire import decode_rows, names_of_texts, text_fault
+from rankmill.jobs.protocol.accounts import Accountant
+from rankmill.jobs.protocol.queues import QueueCapacity
+from rankmill.jobs.protocol.runs import Deleted, DetachedChunks, RunStore
+from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome, new_file_run
+from rankmill.jobs.protocol.submitted.request import FileOrder
+from rankmill.jobs.protocol.submitted.store import FileRunStore
+from rankmill.jobs.protocol.worker_report import QueueWorkers
+from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.jobs.system import system
+from rankmill.producer.client.aio import bridge
+from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopStore
+from rankmill.producer.client.sync_client import Client
+
+Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
+"""Gets a query and a passage, a text, or a list of messages. Returns the score, one for each label, or a text
+that says why there is none. If it raises `RunFailed`, the run fails."""
+
+URL = "redis://fake.invalid:6379/0"
+"""A server that nobody finds, should somebody look."""
+
+_LOOK_SECONDS = 0.005
+_MOST_TOKENS = 512
+
+_WORD = re.compile(r"\w+")
+
+
+def shared_words(*texts: Any) -> float:
+    """The share of the query's words that the passage has, from 0 to 1, and a little that tells rows apart.
+
+    Of a text or a conversation a number from 0 to 1 that its characters decide.
+    """
+    if len(texts) == 1:
+        return _by_chance(*texts)
+    query, passage = (set(_WORD.findall(text.lower())) for text in texts)
+    return len(query & passage) / max(len(query), 1) + _by_chance(*texts) / 1000
+
+
+def _by_chance(*texts: Any) -> float:
+    return zlib.crc32(json.dumps(texts).encode()) / 2**32
+
+
+@dataclass
+class FakeRun:
+    """A run that was submitted.
+
+    Attributes
+    ----------
+    asked
+        What it asks for: its spec, rows, priority, queue.
+    is_complete
+        Whether all of its scores were collected.
+    is_cancelled
+        Whether it was cancelled, or failed, before.
+    """
+
+    asked: Run
+    is_complete: bool = False
+    is_cancelled: bool = False
+    _told: bool = False
+    """Whether others who collect it are told that it was cancelled."""
+    _chunks: DetachedChunks | None = None
+    _payloads: dict[int, Payload] = field(default_factory=dict)
+    _waiting: dict[int, float] = field(default_factory=dict)
+    """When the chunks without a result were submitted."""
+    _results: dict[int, ChunkResult] = field(default_factory=dict)
+    _entries: Iterator[int] = field(default_factory=lambda: count(1))
+
+
+class FakeWorkers:
+    """Scores in place of workers and their server. Everything may be changed at any time.
+
+    Parameters
+    ----------
+    score
+        Gives the score of a row (`Scoring`).
+    labels
+        Names of the model's outputs, if it has several; `score` gives one number for each.
+    count
+        How many workers there are. Without any, waits end with `RunTimeout`, or with `NoWorkers` after
+        `no_workers_seconds`.
+    seconds
+        How long a chunk takes.
+
+    Attributes
+    ----------
+    runs
+        The runs of pairs that were submitted, in order.
+    files
+        The runs of files that were submitted, by their ids; `end_file` ends them.
+    """
+
+    def __init__(
+        self,
+        score: Scoring = shared_words,
+        *,
+        labels: Sequence[str] = (),
+        count: int = 1,
+        seconds: float = 0.0,
+    ) -> None:
+        self.score, self.labels, self.count, self.seconds = score, tuple(labels), count, seconds
+        self.runs: list[FakeRun] = []
+        self.files: dict[str, FileRun] = {}
+        self._known: dict[str, FakeRun] = {}
+        self._words: dict[int, str] = {}
+        self._lock = system.RLock()
+
+    @contextmanager
+    def everywhere(self) -> Iterator[FakeWorkers]:
+        """All clients that are made within the block are scored here, whoever makes them and wherever.
+
+        So are those of `CrossEncoder`, and embedded ones. If nothing names a server, ``REDIS_URL`` does.
+        """
+
+        def alone(kind: type[Client], /, *, settings: Settings | None = None, **options: Any) -> Client:
+            return kind(URL, no_workers_seconds=None, settings=settings or load_settings(options))
+
+        def shared(kind: type[Client], settings: Settings) -> Client:
+            return alone(kind, settings=settings)
+
+        own: list[tuple[type, str, Any]] = [
+            (Client, "_store_at", lambda *_: _Store(self)),
+            (LoopClient, "_store_at", lambda *_: _LoopStore(self)),
+            (Client, "embedded", classmethod(alone)),
+            (Client, "_shared", classmethod(shared)),
+        ]
+        before = [(kind, name, vars(kind)[name]) for kind, name, _ in own]
+        names_server = "REDIS_URL" in os.environ
+        os.environ.setdefault("REDIS_URL", URL)
+        for each in own:
+            setattr(*each)
+        try:
+            yield self
+        finally:
+            for each in before:
+                setattr(*each)
+            if not names_server:
+                os.environ.pop("REDIS_URL", None)
+
+    def end_file(self, run_id: str, reason: str = "", *, rows: int = 0, row_errors: int = 0) -> None:
+        """End a submitted run of files: it has failed if there is a `reason`, else it is done."""
+        run = self.files[run_id]
+        outcome = RunOutcome(
+            output=run.order.request.output or "", rows=rows, row_errors=row_errors, resumed_rows=0,
+            errors_file=None, seconds=0.0, model=run.order.spec.model, revision=None,
+            precision="fp32", retries=0,
+        )  # fmt: skip
+        done = run if reason else run.changed(rows=rows, outcome=outcome)
+        self.files[run_id] = done.end("failed" if reason else "done", reason)
+
+    # What a server would know
+
+    def _begin(self, run: Run) -> None:
+        with self._lock:
+            if run.id not in self._known:
+                self._known[run.id] = FakeRun(run)
+                self.runs.append(self._known[run.id])
+
+    def _find(self, run_id: str) -> FakeRun | None:
+        """The run, unless it has ended or expired."""
+        found = self._known.get(run_id)
+        return found if found and system.now() < found.asked.created + found.asked.ttl else None
+
+    def _end(self, run: Run, *, left: bool, tell: bool) -> int:
+        """Forget a run, of which chunks may be left; return how many of them had no result."""
+        with self._lock:
+            found = self._known.pop(run.id, None)
+            if found is None:
+                return 0
+            waiting = len(found._waiting)
+            found.is_cancelled, found.is_complete, found._told = left, not left, tell
+            found._payloads, found._waiting, found._results = {}, {}, {}
+            return waiting
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"fake-{number}" for number in range(1, self.count + 1)]
+
+    def _collect(self, run: FakeRun, after: int) -> list[tuple[str, ChunkResult]]:
+        """Score the chunks that are due, and return all results after one of them."""
+        latest = system.monotonic() - self.seconds
+        due = [chunk for chunk, since in list(run._waiting.items()) if self.count and since <= latest]
+        for chunk in due:
+            if payload := run._payloads.get(chunk):
+                result = self._scored(run.asked, chunk, payload)
+                with self._lock:
+                    if run._waiting.pop(chunk, None) is not None:
+                        run._results[next(run._entries)] = result
+        with self._lock:
+            return [(str(entry), result) for entry, result in run._results.items() if entry > after]
+
+    # What a worker would do
+
+    def _scored(self, run: Run, chunk: int, payload: Payload) -> ChunkResult:
+        names, spec = self._names, run.spec
+        rows = list(zip(*decode_rows(payload.pairs, run.inputs), strict=True))
+        called = names_of_texts(run.inputs)
+        faults = [text_fault(dict(zip(called, texts, strict=True))) for texts in rows]
+        reasons = [fault and fault[1] for fault in faults]
+        sizes = [sum(len(_WORD.findall(text or "")) for text in texts) for texts in rows]
+        worker, found, labels = names[chunk % len(names)], list[str](), tuple[str, ...]()
+        try:
+            if run.inputs == "tokens":
+                found = [self._found(texts[0] or "").model_dump_json() for texts in rows]
+                scores = np.array(sizes, np.float32)
+            else:
+                labels, scores = self._scores(spec, rows, reasons)
+        except (RunFailed, SpecError) as error:
+            why = str(error)
+            return ChunkFailure(chunk=chunk, message=why, fatal=True, worker=worker, option=error.option)
+        missing = np.array([reason is not None for reason in reasons])
+        tokens = None
+        if found:
+            tokens = pa.array(found, pa.string(), mask=missing)
+        elif payload.row_tokens:
+            tokens = pa.array(sizes, pa.int32(), mask=missing)
+        return ChunkScores(
+            chunk=chunk,
+            scores=_as_arrow(scores, missing),
+            errors=pa.array(reasons, pa.string()),
+            stats=ChunkStats(
+                worker=worker, device="cpu", device_name="fake", backend="fake",
+                precision="fp32" if spec.precision in OPEN_PRECISIONS else spec.precision,
+                revision=spec.revision, attempt=1, tokens=sum(sizes), padded_tokens=sum(sizes), batches=1,
+                seconds=0.0, labels=labels,
+            ),
+            tokens=tokens,
+        )  # fmt: skip
+
+    def _scores(
+        self, spec: ScoreSpec, rows: Sequence[Sequence[str | None]], reasons: list[str | None]
+    ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+        """The labels of the scores, and the scores; it adds the `reasons` of rows without one."""
+        several = max(len(self.labels), 1)
+        logits = np.zeros((len(rows), several), np.float32)
+        for row, texts in enumerate(rows):
+            if reasons[row] is None:
+                given = self._one(texts if spec.inputs != "conversations" else [json.loads(texts[0] or "")])
+                if isinstance(given, str):
+                    reasons[row] = given
+                elif not np.isfinite(given).all():
+                    reasons[row] = "the model's output is not a number in fp32"
+                else:
+                    logits[row] = given
+        scores = _activated(logits, spec)
+        if spec.all_labels and several > 1:
+            return self.labels, scores
+        chosen = choose_output(spec.label, self.labels or ("LABEL_0",), spec.model)
+        return (), scores[:, chosen or 0]
+
+    def _one(self, texts: Sequence[Any]) -> float | Sequence[float] | str:
+        if self.labels and self.score is shared_words:
+            return [_by_chance(*texts, label) for label in self.labels]
+        return self.score(*texts)
+
+    def _found(self, asked: str) -> TokensFound:
+        """Words as tokens, whose ids are their checksums."""
+        wanted = TokensAsked.read_json(asked, "what is asked for")
+        if wanted.ids is not None:
+            text = " ".join(self._words.get(each, "[UNK]") for each in wanted.ids)
+            return TokensFound(text=text, ids=(), words=(), special=(), spans=(), most=_MOST_TOKENS)
+        places = list(_WORD.finditer(wanted.text or ""))
+        ids = [zlib.crc32(each[0].encode(errors="replace")) % 2**31 for each in places]
+        self._words |= {number: each[0] for number, each in zip(ids, places, strict=True)}
+        return TokensFound(
+            text="", ids=tuple(ids), words=tuple(each[0] for each in places), special=(False,) * len(ids),
+            spans=tuple(each.span() for each in places), most=_MOST_TOKENS,
+            labels=(self.labels or ("LABEL_0",)) if wanted.about else (),
+        )  # fmt: skip
+
+
+def _activated(logits: npt.NDArray[np.float32], spec: ScoreSpec) -> npt.NDArray[np.float32]:
+    """Logits ``[n, outputs]`` as the spec's activation makes them; the model's own is none."""
+    several = logits.shape[1] > 1
+    if spec.activation == "softmax" and not several:
+        why = f"activation softmax is for several outputs, and model {spec.model} has one"
+        raise SpecError(why, option="activation")
+    found: npt.NDArray[np.floating[Any]] = logits
+    if spec.activation == "sigmoid" or (spec.activation == "probability" and not several):
+        found = 1 / (1 + np.exp(-logits))
+    elif spec.activation in {"softmax", "probability"}:
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        found = powers / powers.sum(axis=1, keepdims=True)
+    return found.astype(np.float32)
+
+
+def _as_arrow(scores: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_]) -> pa.Array:
+    if scores.ndim == 1:
+        return pa.array(scores, mask=missing)
+    return pa.FixedSizeListArray.from_arrays(scores.ravel(), scores.shape[1], mask=pa.array(missing))
+
+
+class _Store(RunStore):
+    """Runs in this process; what a client asks of a store, as `RunStore` has it."""
+
+    def __init__(self, workers: FakeWorkers) -> None:
+        self.redis = None
+        self.accountant = Accountant()
+        self._workers = workers
+
+    def close(self) -> None:
+        pass
+
+    def durability(self) -> None:
+        return None
+
+    def refusal(self) -> None:
+        return None
+
+    def files(self, queue: str, ttl: int) -> FileRunStore:
+        return _FileStore(self._workers, ttl)
+
+    def workers(self, queue: str) -> QueueWorkers:
+        return QueueWorkers(scoring=frozenset(self._workers._names), other=frozenset())
+
+    def capacity(self, queue: str) -> QueueCapacity:
+        return QueueCapacity(workers=self._workers.count)
+
+    def restore(self, run: Run) -> None:
+        if not self.was_cancelled(run):
+            self._workers._begin(run)
+
+    def load(self, run_id: str) -> Run | None:
+        found = self._workers._find(run_id)
+        return found.asked if found else None
+
+    def exists(self, run_id: str) -> bool:
+        return self._workers._find(run_id) is not None
+
+    def was_cancelled(self, run: Run) -> bool:
+        return any(each._told for each in self._workers.runs if each.asked.id == run.id)
+
+    def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
+        return mine
+
+    def enqueue(self, run: Run, payloads: Mapping[int, Payload], *, new: bool = False) -> None:
+        if new:
+            self.restore(run)
+        if found := self._workers._find(run.id):
+            found._payloads |= payloads
+            found._waiting |= dict.fromkeys(payloads, system.monotonic())
+
+    def payload(self, run: Run, chunk: int) -> bytes | None:
+        found = self._workers._find(run.id)
+        return found._payloads[chunk].pairs if found and chunk in found._payloads else None
+
+    def write_chunks(self, run: Run, chunks: DetachedChunks) -> None:
+        if found := self._workers._find(run.id):
+            found._chunks = chunks
+
+    def detached_chunks(self, run_id: str) -> DetachedChunks | None:
+        found = self._workers._find(run_id)
+        return found._chunks if found else None
+
+    def failed_attempts(self, run: Run) -> Mapping[int, int]:
+        return {}
+
+    def count_attempts(self, run: Run, failed: Mapping[int, int]) -> list[int]:
+        return list(failed)
+
+    def results(self, run: Run, *, block_ms: int, after: str = "0", **_: Any) -> Any:
+        until = system.monotonic() + block_ms / 1000
+        while found := self._workers._find(run.id):
+            results = self._workers._collect(found, int(after))
+            left = until - system.monotonic()
+            if results or left <= 0:
+                return results
+            self._pause(min(left, _LOOK_SECONDS))
+        return []
+
+    def _pause(self, seconds: float) -> None:
+        system.sleep(seconds)
+
+    def forget(self, run: Run, chunks: Iterable[int], entries: Iterable[str], *_: Any, **__: Any) -> None:
+        if found := self._workers._find(run.id):
+            for chunk in chunks:
+                found._payloads.pop(chunk, None)
+            for entry in entries:
+                found._results.pop(int(entry), None)
+
+    def note(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def scored_rows(self, run: Run) -> dict[int, int]:
+        return {}
+
+    def unlist(self, run: Run) -> None:
+        pass
+
+    def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
+        return []
+
+    def put_back(self, run: Run, chunks: Iterable[int]) -> int:
+        return 0
+
+    def delete(self, run: Run, chunks: Iterable[int], *, tell: bool = False, **_: Any) -> Deleted:
+        return Deleted(self._workers._end(run, left=tell or bool(list(chunks)), tell=tell), [])
+
+
+class _FileStore(FileRunStore):
+    """Submitted runs of files in this process."""
+
+    def __init__(self, workers: FakeWorkers, ttl: int) -> None:
+        self._runs, self.ttl = workers.files, ttl
+
+    def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
+        run = new_file_run(order, run_id)
+        self._runs[run.id] = run
+        return run
+
+    def has(self, run_id: str) -> bool:
+        return run_id in self._runs
+
+    def find(self, prefix: str) -> list[str]:
+        return sorted(run_id for run_id in self._runs if run_id.startswith(prefix))
+
+    def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
+        self._runs[run.id] = run.end("cancelled")
+        return self._runs[run.id]
+
+    def _read(self, raw: bytes, run_id: str) -> FileRun | None:
+        return self._runs.get(run_id)
+
+    def _is_gone(self, run_id: str) -> bool:
+        return False
+
+
+class _LoopStore(_Store, LoopStore):
+    """As `_Store`, for code that waits in the event loop."""
+
+    def __init__(self, workers: FakeWorkers) -> None:
+        super().__init__(workers)
+        self._background = set()
+
+    @property
+    def patrol_seconds(self) -> float:
+        return 0.2
+
+    async def probe(self) -> None:
+        pass
+
+    async def end(self) -> None:
+        pass
+
+    def _pause(self, seconds: float) -> None:
+        bridge.wait(asyncio.sleep(seconds))
+
+
+class FakeClient(Client):
+    """`Client` without a server; `workers` score, and several clients may have the same.
+
+    Parameters are those of `Client`; the URL of a server need not be given.
+    """
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        *,
+        workers: FakeWorkers | None = None,
+        no_workers_seconds: float | None = 60.0,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        self.workers = workers or FakeWorkers()
+        super().__init__(
+            redis_url or URL, no_workers_seconds=no_workers_seconds, settings=settings, **options
+        )
+
+    def _store_at(self, url: str) -> RunStore:
+        return _Store(self.workers)
+
+
+class _FakeLoopClient(LoopClient):
+    def __init__(self, redis_url: str | None, *, workers: FakeWorkers, **options: Any) -> None:
+        self.workers = workers
+        super().__init__(redis_url, **options)
+
+    def _store_at(self, url: str) -> LoopStore:
+        return _LoopStore(self.workers)
+
+
+class FakeAsyncClient(AsyncClient):
+    """`AsyncClient` without a server, as `FakeClient`."""
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        *,
+        workers: FakeWorkers | None = None,
+        no_workers_seconds: float | None = 60.0,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        self.workers = workers or FakeWorkers()
+        super().__init__(
+            redis_url or URL, no_workers_seconds=no_workers_seconds, settings=settings, **options
+        )
+
+    def _loop_client(self, redis_url: str | None, **options: Any) -> LoopClient:
+        return _FakeLoopClient(redis_url, workers=self.workers, **options)
+
+
+if "pytest" in sys.modules:  # it takes a while to import, and whoever has it has imported it
+    import pytest
+
+    @pytest.fixture
+    def fake_workers() -> Iterator[FakeWorkers]:
+        """Workers for all clients that a test makes, also those of the service that it tests."""
+        with FakeWorkers().everywhere() as workers:
+            yield workers
