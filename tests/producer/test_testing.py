@@ -121,7 +121,8 @@ def test_scores_are_an_array_in_order_with_the_reasons_of_rows_without_one(side:
     client = side.make()
     scores = client.score([*PAIRS, (None, "p"), ("q", None)], timeout=60)
     assert type(scores) is Scores
-    assert (scores.shape, scores.dtype) == ((52,), np.float32)
+    assert scores.shape == (52,)
+    assert scores.dtype == np.float32
     assert np.flatnonzero(np.isnan(scores)).tolist() == [50, 51]
     assert scores.errors == {50: "query is null", 51: "passage is null"}
     again = client.score(PAIRS[::-1], timeout=60)
