@@ -439,8 +439,11 @@ class _Store(RunStore):
     def put_back(self, run: Run, chunks: Iterable[int]) -> int:
         return 0
 
+    def wrong(self, run_ids: Iterable[str]) -> None:
+        return None
+
     def delete(self, run: Run, chunks: Iterable[int], *, tell: bool = False, **_: Any) -> Deleted:
-        return Deleted(self._workers._end(run, left=tell or bool(list(chunks)), tell=tell), [])
+        return Deleted(self._workers._end(run, left=tell or bool(list(chunks)), tell=tell), None)
 
 
 class _FileStore(FileRunStore):
