@@ -7,18 +7,21 @@ curl localhost:8000/rerank --json '{"query": "how far is the moon", "passages": 
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from rankmill import AsyncClient, RankmillError
 
 TIMEOUT = 30
+
+T = TypeVar("T")
 
 
 class Query(BaseModel):
@@ -43,11 +46,31 @@ app = FastAPI(lifespan=lifespan)
 async def rerank(asked: Query, request: Request) -> list[dict[str, Any]]:
     """Passages by their numbers, the best first."""
     client: AsyncClient = request.app.state.client
-    ranked = await client.rank(asked.query, asked.passages, top_k=asked.top_k, timeout=TIMEOUT)
+    ranked = await unless_gone(
+        request, client.rank(asked.query, asked.passages, top_k=asked.top_k, timeout=TIMEOUT)
+    )
     return [
         {"index": each.index, "score": None if each.error else each.score, "error": each.error}
         for each in ranked
     ]
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for `work`. If the caller goes first, cancel it, and with it its run."""
+
+    async def caller_goes() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = asyncio.create_task(work), asyncio.create_task(caller_goes())
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(499, "the caller has gone")
+        return await working
+    finally:
+        working.cancel()
+        gone.cancel()
 
 
 @app.exception_handler(RankmillError)

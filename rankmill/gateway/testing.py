@@ -48,9 +48,14 @@ def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
 @contextmanager
 def fake_gateway(workers: FakeWorkers, **options: Any) -> Iterator[str]:
     """Serve `gateway_app` within the block, on a free port of this host; yields its URL."""
-    server = uvicorn.Server(
-        uvicorn.Config(gateway_app(workers, **options), log_config=None, access_log=False)
-    )
+    with served(gateway_app(workers, **options)) as url:
+        yield url
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Serve an application of any service within the block, in a thread; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = system.Thread(target=server.run, args=([listener],), name="fake-gateway", daemon=True)
         thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,8 +14,13 @@ from typing import Any
 
 import pytest
 
+from examples import fastapi_service
+from rankmill.gateway.testing import served
+from rankmill.testing import FakeWorkers, fake_workers
 from tests.conftest import ENVIRON, Server, run_command, wait_for
 from tests.harness.tools import free_port
+
+__all__ = ["fake_workers"]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -38,6 +44,26 @@ def test_the_notebook(tmp_path: Path) -> None:
     assert int(relevant.partition("%")[0].rpartition(" ")[2]) >= 80
     assert best.endswith("passage 1")
     assert other.endswith("passage 0")
+
+
+def test_the_fastapi_service_cancels_the_run_of_a_caller_that_goes(
+    fake_workers: FakeWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fastapi_service, "TIMEOUT", 3600)
+    body = b'{"query": "q", "passages": ["a", "b"]}'
+    head = "POST /rerank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+    fake_workers.seconds = 3600
+    with served(fastapi_service.app) as url:
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as caller:
+            caller.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+            wait_for(lambda: bool(fake_workers.runs))
+        wait_for(lambda: fake_workers.runs[0].is_cancelled)
+        fake_workers.seconds = 0
+        with socket.create_connection(("127.0.0.1", port)) as caller:
+            caller.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+            assert caller.recv(4096).startswith(b"HTTP/1.1 200")
+    assert not fake_workers.runs[1].is_cancelled
 
 
 def test_the_fastapi_service(shared_queue: Server, tmp_path: Path) -> None:
