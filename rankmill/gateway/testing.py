@@ -55,7 +55,8 @@ def fake_gateway(workers: FakeWorkers, **options: Any) -> Iterator[str]:
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
     """Serve an application of any service within the block, in a thread; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = system.Thread(target=server.run, args=([listener],), name="fake-gateway", daemon=True)
         thread.start()
