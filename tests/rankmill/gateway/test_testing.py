@@ -42,7 +42,7 @@ def test_what_goes_wrong_has_the_gateways_answers() -> None:
         assert client.post("/rerank", json=body).status_code in {413, 422}
         workers.seconds = 60
         answer = client.post("/rerank", json=body)
-        assert (answer.status_code, answer.json()["error_type"]) == (424, "backend")  # as TEI has it
+        assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")  # as TEI has it
         assert client.get("/ready").status_code == 200
         assert [run.is_cancelled for run in workers.runs] == [False, False, True]
 
