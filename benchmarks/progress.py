@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.simulated import FIRST, simulated_cluster
 from rankmill import Client
@@ -36,7 +37,7 @@ def main() -> None:
         print(f"{workers} workers:", measure(workers, rows, args.chunk_size), flush=True)
 
 
-def measure(workers: int, rows: int, chunk_size: int | str) -> str:
+def measure(workers: int, rows: int, chunk_size: int | Literal["auto"]) -> str:
     """Score `rows` pairs and describe the progress that was shown."""
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -12,10 +12,10 @@ So inputs, options, errors, order, timeouts and handles are the real ones.
 A function gives other scores, and workers may be away, or late:
 
 >>> workers = FakeWorkers(lambda query, passage: -len(passage))
->>> FakeClient(workers=workers).score([("q", "four")]).tolist()
+>>> FakeClient(fake_workers=workers).score([("q", "four")]).tolist()
 [-4.0]
 >>> workers.seconds = 60.0
->>> FakeClient(workers=workers).score([("q", "four")], timeout=0.01)
+>>> FakeClient(fake_workers=workers).score([("q", "four")], timeout=0.01)
 Traceback (most recent call last):
 rankmill.jobs.contract.errors.RunTimeout: run ...: 0 rows were done when the time was over; ...
 """
@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome, new_fil
 from rankmill.jobs.protocol.submitted.request import FileOrder
 from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers
-from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.jobs.runtime.settings import Settings, SettingsOptions, load_settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.aio import bridge
 from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopStore
@@ -496,7 +496,7 @@ class _LoopStore(_Store, LoopStore):
 
 
 class FakeClient(Client):
-    """`Client` without a server; `workers` score, and several clients may have the same.
+    """`Client` without a server; `fake_workers` score, and several clients may have the same.
 
     Parameters are those of `Client`; the URL of a server need not be given.
     """
@@ -505,27 +505,27 @@ class FakeClient(Client):
         self,
         redis_url: str | None = None,
         *,
-        workers: FakeWorkers | None = None,
+        fake_workers: FakeWorkers | None = None,
         no_workers_seconds: float | None = 60.0,
         settings: Settings | None = None,
-        **options: Any,
+        **options: Unpack[SettingsOptions],
     ) -> None:
-        self.workers = workers or FakeWorkers()
+        self.fake_workers = fake_workers or FakeWorkers()
         super().__init__(
             redis_url or URL, no_workers_seconds=no_workers_seconds, settings=settings, **options
         )
 
     def _store_at(self, url: str) -> RunStore:
-        return _Store(self.workers)
+        return _Store(self.fake_workers)
 
 
 class _FakeLoopClient(LoopClient):
-    def __init__(self, redis_url: str | None, *, workers: FakeWorkers, **options: Any) -> None:
-        self.workers = workers
+    def __init__(self, redis_url: str | None, *, fake_workers: FakeWorkers, **options: Any) -> None:
+        self.fake_workers = fake_workers
         super().__init__(redis_url, **options)
 
     def _store_at(self, url: str) -> LoopStore:
-        return _LoopStore(self.workers)
+        return _LoopStore(self.fake_workers)
 
 
 class FakeAsyncClient(AsyncClient):
@@ -535,18 +535,18 @@ class FakeAsyncClient(AsyncClient):
         self,
         redis_url: str | None = None,
         *,
-        workers: FakeWorkers | None = None,
+        fake_workers: FakeWorkers | None = None,
         no_workers_seconds: float | None = 60.0,
         settings: Settings | None = None,
-        **options: Any,
+        **options: Unpack[SettingsOptions],
     ) -> None:
-        self.workers = workers or FakeWorkers()
+        self.fake_workers = fake_workers or FakeWorkers()
         super().__init__(
             redis_url or URL, no_workers_seconds=no_workers_seconds, settings=settings, **options
         )
 
     def _loop_client(self, redis_url: str | None, **options: Any) -> LoopClient:
-        return _FakeLoopClient(redis_url, workers=self.workers, **options)
+        return _FakeLoopClient(redis_url, fake_workers=self.fake_workers, **options)
 
 
 if "pytest" in sys.modules:  # it takes a while to import, and whoever has it has imported it

@@ -81,7 +81,7 @@ class _FakeGateway(Gateway):
         )  # fmt: skip
         self.load = self.scoring.load = _Load(settings, empty, workers)
         self.scoring.client = FakeAsyncClient(
-            workers=workers, settings=settings, no_workers_seconds=_NO_WORKERS_SECONDS
+            fake_workers=workers, settings=settings, no_workers_seconds=_NO_WORKERS_SECONDS
         )
 
 

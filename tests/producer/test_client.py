@@ -253,6 +253,7 @@ def test_a_typo_in_an_option_is_named_with_the_option_that_was_meant(shared_serv
     url = shared_server.url
     typed = Client(url, model="demo", queue="nobody")
     client: Any = typed
+    made: Any = Client
     calls: list[tuple[str, Callable[[], object]]] = [
         (  # so that mypy finds it: without its error, this comment would be one
             "modle: there is no such option, the nearest is model",
@@ -264,7 +265,7 @@ def test_a_typo_in_an_option_is_named_with_the_option_that_was_meant(shared_serv
         ("timeuot: .* is timeout", lambda: client.score_models(PAIRS, ["demo"], timeuot=9)),
         ("topk: .* is top_k", lambda: client.submit_file("a.csv", "b.csv", topk=3)),
         ("modle: .* is model", lambda: client.submit_file("a.csv", "b.csv", modle="m")),
-        (r"quue: .* is queue \(set in the options given\)", lambda: Client(url, quue="q")),
+        (r"quue: .* is queue \(set in the options given\)", lambda: made(url, quue="q")),
         ("max_lenth: .* is max_length", lambda: CrossEncoder("demo", redis_url=url, max_lenth=9)),
         ("timeout: there is no such option$", lambda: client.submit(PAIRS, timeout=9)),
     ]
@@ -368,7 +369,7 @@ def test_a_run_that_cannot_be_scored_says_why(client: Client) -> None:
 
 
 @pytest.mark.parametrize("pair", ["ab", ("q",), ("q", 5), 7, ("q", "p", "x"), (b"q", b"p")])
-def test_what_is_no_pair_is_named(pair: object, client: Client, shared_queue: Server) -> None:
+def test_what_is_no_pair_is_named(pair: Any, client: Client, shared_queue: Server) -> None:
     refused = pytest.raises(InputError, match=r"pair 1 is .*, not a query and a passage")
     with nothing_left(shared_queue), refused:
         client.submit([("q", "p"), pair])
@@ -550,7 +551,7 @@ def test_bad_options_are_named(client: Any) -> None:
     with pytest.raises(ConfigError, match="speed: "):
         client.submit(PAIRS, speed="high")
     with pytest.raises(ConfigError, match=r"queues: .*set in the options given"):
-        Client("redis://127.0.0.1:1", queues="q")
+        Client("redis://127.0.0.1:1", queues="q")  # type: ignore[call-arg]
 
 
 def test_a_client_needs_a_server() -> None:

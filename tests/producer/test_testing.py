@@ -94,7 +94,7 @@ def side(request: pytest.FixtureRequest) -> Iterator[Side]:
         options = {**usual, **options}
         made: Any
         if fakes:
-            made = (FakeAsyncClient if is_async else FakeClient)(workers=fakes, **options)
+            made = (FakeAsyncClient if is_async else FakeClient)(fake_workers=fakes, **options)
         else:
             made = (AsyncClient if is_async else Client)(url, **options)
         clients.append(Blocking(made, loop) if is_async else made)
@@ -276,7 +276,7 @@ def labelled_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_labels_of_texts(side: Side, request: pytest.FixtureRequest) -> None:
     if side.is_fake:
-        client: Any = FakeClient(workers=FakeWorkers(labels=["LABEL_0", "LABEL_1"]), chunk_size=16)
+        client: Any = FakeClient(fake_workers=FakeWorkers(labels=["LABEL_0", "LABEL_1"]), chunk_size=16)
     else:
         client = side.make(model=str(request.getfixturevalue("labelled_model")))
     texts = [f"text {row}" for row in range(20)]
@@ -297,7 +297,7 @@ def test_labels_of_texts(side: Side, request: pytest.FixtureRequest) -> None:
 
 def test_workers_may_be_late_fail_and_come_back() -> None:
     workers = FakeWorkers(lambda query, passage: float(len(passage)), seconds=60)
-    client = FakeClient(workers=workers)
+    client = FakeClient(fake_workers=workers)
     run = client.submit([("q", "four")])
     with pytest.raises(RunTimeout):
         run.scores(timeout=0.01)
@@ -319,7 +319,7 @@ def test_workers_may_be_late_fail_and_come_back() -> None:
 
 def test_a_mistake_in_the_function_that_scores_is_seen() -> None:
     with pytest.raises(ZeroDivisionError):
-        FakeClient(workers=FakeWorkers(lambda query, passage: 1 / 0)).score(PAIRS, timeout=5)
+        FakeClient(fake_workers=FakeWorkers(lambda query, passage: 1 / 0)).score(PAIRS, timeout=5)
 
 
 def test_the_clients_of_a_service_are_fake_within_the_fixture(fake_workers: FakeWorkers) -> None:
@@ -347,7 +347,7 @@ def test_after_the_fixture_clients_are_real_again(monkeypatch: pytest.MonkeyPatc
 
 def test_submitted_files_end_as_the_test_says() -> None:
     workers = FakeWorkers()
-    client = FakeClient(workers=workers)
+    client = FakeClient(fake_workers=workers)
     done, failed = (client.submit_file("a.csv", f"{name}.csv") for name in ("done", "failed"))
     workers.end_file(done.id, rows=3)
     workers.end_file(failed.id, "the input is not there")
@@ -396,7 +396,10 @@ def test_a_wait_of_one_task_leaves_the_others_their_time() -> None:
     workers, others = FakeWorkers(seconds=3600), FakeWorkers()
 
     async def main() -> None:
-        async with FakeAsyncClient(workers=workers) as client, FakeAsyncClient(workers=others) as other:
+        async with (
+            FakeAsyncClient(fake_workers=workers) as client,
+            FakeAsyncClient(fake_workers=others) as other,
+        ):
             waits = asyncio.create_task(client.score(PAIRS))
             while not workers.runs:
                 await asyncio.sleep(0)

@@ -8,8 +8,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
 
 import rankmill
+from rankmill.jobs.runtime.settings import Settings, SettingsOptions
+from tests.harness.documents import ROOT
 
 
 def raised(kind: type) -> Iterator[str]:
@@ -27,6 +33,29 @@ def test_every_documented_error_is_imported_from_the_package() -> None:
     assert [
         name for name in sorted(named) if not hasattr(rankmill, name) and not hasattr(builtins, name)
     ] == []
+
+
+def test_the_options_of_a_client_are_the_settings() -> None:
+    given, kept = get_type_hints(SettingsOptions), get_type_hints(Settings)
+    assert given.keys() == Settings.model_fields.keys() - {"redis_url"}  # which is a parameter
+    looser = {"label", *(name for name in given if kept[name] == tuple[str, ...])}
+    wrong = [name for name in given if name not in looser and given[name] != kept[name] | None]
+    assert not wrong
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_wrong_calls_in_a_project_without_stubs(tmp_path: Path) -> None:
+    """``make check`` has the stubs of pandas; a library without types must not turn a union into anything."""
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = true\nfollow_imports = silent\n"
+        "[mypy-pandas.*,pyarrow.*,opentelemetry.*]\nignore_missing_imports = true\nfollow_imports = skip\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", tmp_path / "mypy.ini", "--cache-dir", tmp_path]
+    done = subprocess.run(
+        [*command, ROOT / "tests" / "project" / "calls.py"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_package_imports_nothing_before_a_name_is_used() -> None:

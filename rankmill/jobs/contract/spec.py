@@ -136,8 +136,8 @@ class ScoreSpec(BaseModel):
     _inputs = field_validator("inputs")(inputs_fit)
 
 
-class SpecOptions(TypedDict, total=False):
-    """The fields of a `ScoreSpec` as options by name: ``**spec: Unpack[SpecOptions]``."""
+class OtherSpecOptions(TypedDict, total=False):
+    """As `SpecOptions`, but for ``all_labels``, which decides what a row's score is."""
 
     model: str
     revision: str | None
@@ -151,9 +151,14 @@ class SpecOptions(TypedDict, total=False):
     long_stride: int | None
     truncation_side: Side | None
     max_passage_tokens: int | None
-    all_labels: bool
     deterministic: bool
     inputs: Inputs
+
+
+class SpecOptions(OtherSpecOptions, total=False):
+    """The fields of a `ScoreSpec` as options by name: ``**spec: Unpack[SpecOptions]``."""
+
+    all_labels: bool
 
 
 _SHOWN_OUTPUTS = 20

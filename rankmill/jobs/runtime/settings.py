@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -211,6 +211,87 @@ class Settings(GatewaySettings, WorkerSettings):
     webhook_secret: WebhookSecret
     webhook_hosts: Names
     webhook_seconds: float = Field(gt=0)
+
+
+class SettingsOptions(TypedDict, total=False):
+    """The settings as options by name, but for ``redis_url``; ``None``: not given."""
+
+    model: str | None
+    revision: str | None
+    precision: Precision | None
+    max_length: int | None
+    activation: Activation | None
+    instruction: str | None
+    prompt_template: str | None
+    label: str | int | None
+    long: Long | None
+    long_stride: int | None
+    truncation_side: Side | None
+    max_passage_tokens: int | None
+    all_labels: bool | None
+    deterministic: bool | None
+    inputs: Scored | None
+    redis_wait_seconds: float | None
+    device: Device | None
+    backend: BackendName | None
+    threads: Literal["auto"] | int | None
+    token_budget: Literal["auto"] | int | None
+    max_batch: Literal["auto"] | int | None
+    length_aware: bool | None
+    claim_ahead: Literal["auto"] | int | None
+    batch_wait_ms: float | None
+    heartbeat_seconds: float | None
+    lease_seconds: int | None
+    model_cache_size: int | None
+    model_cache_gib: float | None
+    model_idle_seconds: float | None
+    warm: str | Sequence[str] | None
+    cache_dir: str | None
+    cache_gib: float | None
+    registry: str | None
+    log_level: LogLevel | None
+    log_format: LogFormat | None
+    metrics_address: str | None
+    gateway_address: str | None
+    gateway_grpc_address: str | None
+    gateway_grpc_cert: str | None
+    gateway_grpc_key: str | None
+    gateway_grpc_client_ca: str | None
+    gateway_open: bool | None
+    gateway_open_metrics: bool | None
+    gateway_api_key: str | None
+    gateway_models: str | Sequence[str] | None
+    gateway_dialect: Literal["tei", "cohere", "jina", "infinity", "voyage", "vllm"] | None
+    gateway_hosts: str | Sequence[str] | None
+    gateway_origins: str | Sequence[str] | None
+    gateway_body_mib: int | None
+    gateway_pairs: int | None
+    gateway_requests: int | None
+    gateway_backlog_seconds: float | None
+    gateway_request_seconds: float | None
+    gateway_stop_seconds: float | None
+    gateway_files: str | None
+    gateway_file_mib: int | None
+    gateway_files_gib: float | None
+    gateway_model_gib: float | None
+    queue: str | None
+    chunk_size: Literal["auto"] | int | None
+    window: Literal["auto"] | int | None
+    window_mib: int | None
+    tenant: str | None
+    weight: float | None
+    run_ttl: int | None
+    max_retries: int | None
+    workers: Literal["auto"] | int | None
+    exporter_address: str | None
+    exporter_hosts: str | Sequence[str] | None
+    file_queue: str | None
+    file_run_ttl: int | None
+    runner_read: str | Sequence[str] | None
+    runner_write: str | Sequence[str] | None
+    webhook_secret: str | None
+    webhook_hosts: str | Sequence[str] | None
+    webhook_seconds: float | None
 
 
 _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})

@@ -10,7 +10,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import update_wrapper
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import redis
 
@@ -20,16 +31,19 @@ from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import connection_failed
 from rankmill.producer.client.aio import bridge
 from rankmill.producer.client.aio.connection import LoopRedis
-from rankmill.producer.client.runs import ScoringRun
+from rankmill.producer.client.runs import RowScore, ScoringRun
 from rankmill.producer.client.sync_client import Client
 
 if TYPE_CHECKING:
+    from rankmill.jobs.contract.priority import Priority
     from rankmill.jobs.contract.run import Progress
+    from rankmill.jobs.contract.spec import OtherSpecOptions
     from rankmill.jobs.protocol.submitted.record import FileRun
     from rankmill.jobs.registry.registry import Resolved
-    from rankmill.jobs.runtime.settings import Settings
+    from rankmill.jobs.runtime.settings import Settings, SettingsOptions
     from rankmill.producer.client.runs import RunStats, Scores
     from rankmill.producer.client.submitted import SubmittedFile
+    from rankmill.producer.collect.pairs import Conversations, Pairs, Texts
 
 
 P = ParamSpec("P")
@@ -111,10 +125,10 @@ class LoopClient(Client):
             self._beginning.release()
 
 
-class AsyncScoringRun:
+class AsyncScoringRun(Generic[RowScore]):
     """A submitted run, as `ScoringRun`; cancelling a task that reads it cancels it, unless it is detached."""
 
-    def __init__(self, run: ScoringRun) -> None:
+    def __init__(self, run: ScoringRun[RowScore]) -> None:
         self._run = run
 
     @property
@@ -159,8 +173,8 @@ class AsyncScoringRun:
         """Wait for all scores as `ScoringRun.scores` does."""
         return await self._read(self._run.scores, timeout, show_progress=show_progress)
 
-    async def __aiter__(self) -> AsyncIterator[float]:
-        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""
+    async def __aiter__(self) -> AsyncIterator[RowScore]:
+        """Yield the scores in input order, as `ScoringRun` does."""
         scores = iter(self._run)
         while (score := await self._read(next, scores, None)) is not None:
             yield score
@@ -251,7 +265,7 @@ class AsyncClient:
         *,
         no_workers_seconds: float | None = 60.0,
         settings: Settings | None = None,
-        **options: Any,
+        **options: Unpack[SettingsOptions],
     ) -> None:
         self._client = self._loop_client(
             redis_url, no_workers_seconds=no_workers_seconds, settings=settings, **options
@@ -273,7 +287,55 @@ class AsyncClient:
     score = _awaited(Client.score, _as_it_is)
     rank = _awaited(Client.rank, _as_it_is)
     classify = _awaited(Client.classify, _as_it_is)
-    submit = _awaited(Client.submit, AsyncScoringRun)
+    if TYPE_CHECKING:
+
+        @overload
+        async def submit(
+            self,
+            pairs: Pairs | None = None,
+            *,
+            texts: Texts | None = None,
+            messages: Conversations | None = None,
+            columns: tuple[str, ...] | None = None,
+            priority: Priority | None = None,
+            detached: bool = False,
+            all_labels: Literal[False] = False,
+            **spec: Unpack[OtherSpecOptions],
+        ) -> AsyncScoringRun[float]: ...
+
+        @overload
+        async def submit(
+            self,
+            pairs: Pairs | None = None,
+            *,
+            texts: Texts | None = None,
+            messages: Conversations | None = None,
+            columns: tuple[str, ...] | None = None,
+            priority: Priority | None = None,
+            detached: bool = False,
+            all_labels: Literal[True],
+            **spec: Unpack[OtherSpecOptions],
+        ) -> AsyncScoringRun[list[float]]: ...
+
+        @overload
+        async def submit(
+            self,
+            pairs: Pairs | None = None,
+            *,
+            texts: Texts | None = None,
+            messages: Conversations | None = None,
+            columns: tuple[str, ...] | None = None,
+            priority: Priority | None = None,
+            detached: bool = False,
+            all_labels: bool,
+            **spec: Unpack[OtherSpecOptions],
+        ) -> AsyncScoringRun[Any]: ...
+
+        async def submit(self, *pairs: Any, **options: Any) -> AsyncScoringRun[Any]: ...
+
+    else:
+        submit = _awaited(Client.submit, AsyncScoringRun)
+
     begin = _awaited(Client.begin, AsyncScoringRun)
     attach = _awaited(Client.attach, _attached)
 

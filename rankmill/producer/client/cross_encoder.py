@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from rankmill.jobs.runtime.settings import BASE, Settings, merge_settings, valid
 from rankmill.producer.client.runs import check_top_k
 from rankmill.producer.client.sync_client import Client
 from rankmill.producer.collect.pairs import COLUMNS, pair_of, rows_of, tables_of
+
+if TYPE_CHECKING:
+    from rankmill.producer.collect.pairs import Pairs
 
 _KNOWN_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 """Classes of torch.nn that workers compute themselves."""
@@ -181,6 +184,46 @@ class CrossEncoder:
     def close(self) -> None:
         """Close the connections; workers that were started here end when nothing else uses them."""
         self.client.close()
+
+    @overload
+    def predict(
+        self,
+        inputs: tuple[str, str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        activation_fn: Callable[[Any], Any] | None = None,
+        apply_softmax: bool | None = False,
+        convert_to_numpy: Literal[True] = True,
+        convert_to_tensor: Literal[False] = False,
+        **others: Any,
+    ) -> np.float32 | npt.NDArray[np.float32]: ...
+
+    @overload
+    def predict(
+        self,
+        inputs: Pairs | list[str] | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        activation_fn: Callable[[Any], Any] | None = None,
+        apply_softmax: bool | None = False,
+        convert_to_numpy: Literal[True] = True,
+        convert_to_tensor: Literal[False] = False,
+        **others: Any,
+    ) -> npt.NDArray[np.float32]: ...
+
+    @overload
+    def predict(
+        self, inputs: Pairs | list[str] | None = None, *, convert_to_numpy: Literal[False], **others: Any
+    ) -> list[Any]: ...
+
+    @overload
+    def predict(
+        self, inputs: Pairs | list[str] | None = None, *, convert_to_tensor: bool, **others: Any
+    ) -> Any: ...
 
     def predict(
         self,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,15 @@ from rankmill.jobs.system import system
 from rankmill.producer.client.show import as_html, shown
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from rankmill.producer.collect.driver import RunDriver
     from rankmill.producer.collect.scored import ScoredTable
+
+    RowScore = TypeVar("RowScore", default=float)
+    """A float, or with ``all_labels`` a list of them."""
+else:
+    RowScore = typing.TypeVar("RowScore")
 
 
 class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
@@ -192,7 +200,7 @@ class RunStats:
             self.reference = part.stats.reference or self.reference
 
 
-class ScoringRun:
+class ScoringRun(Generic[RowScore]):
     """A submitted run. Read its results once: all with `scores`, or in parts by iterating.
 
     Chunks beyond the window are submitted while the caller reads results. One thread at a time reads a run;
@@ -275,14 +283,14 @@ class ScoringRun:
         """
         return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[RowScore]:
         """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`.
 
         Each is a float, or with ``all_labels`` a list of them.
         """
         for part in self.tables():
             for score in part.scores.to_pylist():
-                yield math.nan if score is None else score
+                yield cast("RowScore", math.nan if score is None else score)
 
     def tables(self) -> Iterator[ScoredTable]:
         """Yield the input as tables in input order, each with its scores, errors and statistics."""
@@ -331,7 +339,7 @@ class ScoringRun:
 
 
 def read_together(
-    runs: Sequence[ScoringRun], timeout: float | None, show_progress: bool | None = False
+    runs: Sequence[ScoringRun[Any]], timeout: float | None, show_progress: bool | None = False
 ) -> list[Scores]:
     """Wait for the scores of runs over the same tables, a table of each at a time; as `ScoringRun.scores`."""
     deadline = math.inf if timeout is None else system.monotonic() + timeout

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import pyarrow as pa
 
@@ -22,14 +22,14 @@ from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
 from rankmill.jobs.contract.run import Run, new_run
 from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Inputs
-from rankmill.jobs.contract.spec import ScoreSpec, SpecOptions
+from rankmill.jobs.contract.spec import OtherSpecOptions, ScoreSpec, SpecOptions
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.durability import Durability, warn_of_risks
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors
-from rankmill.jobs.runtime.settings import Settings, load_settings, run_spec
+from rankmill.jobs.runtime.settings import Settings, SettingsOptions, load_settings, run_spec
 from rankmill.jobs.system import system
 from rankmill.producer.client.joined import rows_by_version, split_run, start_each
 from rankmill.producer.client.runs import (
@@ -104,7 +104,7 @@ class Client:
         *,
         no_workers_seconds: float | None = 60.0,
         settings: Settings | None = None,
-        **options: Any,
+        **options: Unpack[SettingsOptions],
     ) -> None:
         self.settings = settings or load_settings(options)
         url = redis_url or self.settings.redis_url
@@ -127,7 +127,7 @@ class Client:
             self._presence = WorkerPresence(self.store, url, self.settings.queue, no_workers_seconds)
 
     @classmethod
-    def embedded(cls, *, settings: Settings | None = None, **options: Any) -> Client:
+    def embedded(cls, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]) -> Client:
         """A client with its own server and workers on this host, for a notebook or a script.
 
         They end with `close`, the ``with`` block, or this process, even if it is killed. It needs
@@ -386,6 +386,48 @@ class Client:
         options: SpecOptions = {"activation": "probability", "all_labels": True, **spec}
         return classified(self.score(texts=texts, timeout=timeout, **options))
 
+    @overload
+    def submit(
+        self,
+        pairs: Pairs | None = None,
+        *,
+        texts: Texts | None = None,
+        messages: Conversations | None = None,
+        columns: tuple[str, ...] | None = None,
+        priority: Priority | None = None,
+        detached: bool = False,
+        all_labels: Literal[False] = False,
+        **spec: Unpack[OtherSpecOptions],
+    ) -> ScoringRun[float]: ...
+
+    @overload
+    def submit(
+        self,
+        pairs: Pairs | None = None,
+        *,
+        texts: Texts | None = None,
+        messages: Conversations | None = None,
+        columns: tuple[str, ...] | None = None,
+        priority: Priority | None = None,
+        detached: bool = False,
+        all_labels: Literal[True],
+        **spec: Unpack[OtherSpecOptions],
+    ) -> ScoringRun[list[float]]: ...
+
+    @overload
+    def submit(
+        self,
+        pairs: Pairs | None = None,
+        *,
+        texts: Texts | None = None,
+        messages: Conversations | None = None,
+        columns: tuple[str, ...] | None = None,
+        priority: Priority | None = None,
+        detached: bool = False,
+        all_labels: bool,
+        **spec: Unpack[OtherSpecOptions],
+    ) -> ScoringRun[Any]: ...
+
     def submit(
         self,
         pairs: Pairs | None = None,
@@ -396,7 +438,7 @@ class Client:
         priority: Priority | None = None,
         detached: bool = False,
         **spec: Unpack[SpecOptions],
-    ) -> ScoringRun:
+    ) -> ScoringRun[Any]:
         """Start a run; its first chunks are in the queue when this returns.
 
         Parameters

@@ -17,20 +17,29 @@ from rankmill.jobs.contract.spec import SpecOptions
 from rankmill.jobs.contract.wire import is_text, text_bytes
 
 if TYPE_CHECKING:
-    import pandas as pd
 
     class ArrowStream(Protocol):
-        """A table of any library that gives Arrow's stream."""
+        """A table or a column of any library that gives Arrow's stream."""
 
         def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
-    Table: TypeAlias = pd.DataFrame | pa.Table | pa.RecordBatch | ArrowStream
+    class Relation(Protocol):
+        """One of DuckDB, whose types lack Arrow's stream."""
+
+        def fetchone(self) -> object: ...
+
+    # No class of a library that may have no types: to a type checker it would be anything.
+    Table: TypeAlias = ArrowStream | Relation
     Array: TypeAlias = np.ndarray[Any, Any]
-    Column: TypeAlias = pd.Series[Any] | pa.Array | pa.ChunkedArray | ArrowStream
-    Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table | Column
-    Conversations: TypeAlias = Iterable[Sequence[Mapping[str, Any]] | None] | Table | Column
+    Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table
+    Conversations: TypeAlias = Iterable[Sequence[Mapping[str, Any]] | None] | Table
     Pairs: TypeAlias = (
-        Iterable[tuple[str | None, str | None]] | Iterable[Mapping[str, str | None]] | Array | Table
+        Iterable[tuple[str | None, str | None]]
+        | Iterable[list[str]]
+        | Iterable[list[str | None]]
+        | Iterable[Mapping[str, str | None]]
+        | Array
+        | Table
     )
     Rows: TypeAlias = Pairs | Texts | Conversations
 

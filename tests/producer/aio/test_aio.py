@@ -87,7 +87,7 @@ def test_its_calls_answer_as_the_plain_clients(
         plain = Client(shared_queue.url, **options).rank("the big cat", passages, top_k=5, timeout=60)
         assert [each.index for each in ranked] == [each.index for each in plain]
         with pytest.raises(InputError, match="pair 0 is 'ab', not a query and a passage"):
-            await client.submit(["ab"])
+            await client.submit(cast("Any", ["ab"]))
         with pytest.raises(RunFailed, match="no such directory"):
             await client.score(PAIRS, model="/gone/model", timeout=60)
         run = await client.submit(PAIRS)

@@ -185,7 +185,7 @@ def test_what_cannot_be_detached_leaves_nothing(alone: Client) -> None:
     with pytest.raises(InputError, match="there are no pairs"):
         alone.submit([], detached=True)
     with pytest.raises(InputError, match="pair 1 is"):
-        alone.submit([("a", "b"), "c"], detached=True)
+        alone.submit([("a", "b"), "c"], detached=True)  # type: ignore[arg-type]
     assert not queued(alone)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -87,7 +88,7 @@ def test_a_pair_of_conversations_gets_both_scores(
 ) -> None:
     model = make_decoder(tmp_path / "model", "qwen3", task="classifier", template=TEMPLATE)
     workers()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": 1, "chosen": exchange("why", "moon"), "rejected": exchange("why", "big cat")},
         {"id": 2, "chosen": exchange("how", "tea"), "rejected": [{"role": "tool", "content": "x"}]},
     ]

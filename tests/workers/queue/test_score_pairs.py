@@ -72,7 +72,7 @@ def test_scores_are_those_of_the_model_in_the_order_of_the_pairs(
     assert value["scores"][len(PAIRS) + 1] is not None
     assert value["errors"] == [{"row": len(PAIRS), "error": "query is null"}]
     assert value["stats"]["precision"] == "fp32"
-    by_client = Client(shared_queue.url, **spec).score(map(tuple, PAIRS), timeout=60)
+    by_client = Client(shared_queue.url, **spec).score(PAIRS, timeout=60)
     assert np.float32(value["scores"][: len(PAIRS)]).tolist() == pytest.approx(by_client.tolist(), abs=1e-6)
     empty = result_of(queue.enqueue("rankmill.score_pairs", pairs=[], **spec)).return_value
     assert (empty["scores"], empty["errors"]) == ([], [])
