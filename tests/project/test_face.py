@@ -50,11 +50,9 @@ def test_a_type_checker_finds_wrong_calls_in_a_project_without_stubs(tmp_path: P
         "[mypy]\nstrict = true\nfollow_imports = silent\n"
         "[mypy-pandas.*,pyarrow.*,opentelemetry.*]\nignore_missing_imports = true\nfollow_imports = skip\n"
     )
-    command = [sys.executable, "-m", "mypy", "--config-file", tmp_path / "mypy.ini", "--cache-dir", tmp_path]
-    done = subprocess.run(
-        [*command, ROOT / "tests" / "project" / "calls.py"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    options = ["--config-file", str(tmp_path / "mypy.ini"), "--cache-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mypy", *options, "tests/project/calls.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
