@@ -30,6 +30,7 @@ completes commands, options and their values.
 ```sh
 eval "$(_RANKMILL_COMPLETE=bash_source rankmill)"          # into ~/.bashrc
 eval "$(_SCORE_FILE_COMPLETE=bash_source score-file)"
+eval "$(_SCORE_WORKERS_COMPLETE=bash_source score-workers)"
 ```
 """
 
