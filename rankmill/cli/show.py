@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,8 @@ from rich.console import Console
 from rich.segment import Segment
 
 from rankmill.jobs.contract.shown import shown, shown_json
+
+_WIDE = 100_000
 
 
 class _Plain(Console):
@@ -22,8 +25,14 @@ class _Plain(Console):
 
 
 def console() -> Console:
-    """A console on standard output that reads no text as markup."""
-    return _Plain(markup=False, highlight=False, emoji=False)
+    """A console on standard output that reads no text as markup.
+
+    Where no terminal says how wide it is, nor ``COLUMNS``, no line is too long: a program reads whole names.
+    """
+    found = _Plain(markup=False, highlight=False, emoji=False)
+    if not found.is_terminal and "COLUMNS" not in os.environ:
+        found.width = _WIDE
+    return found
 
 
 def echo(text: str = "", *, err: bool = False) -> None:

@@ -96,6 +96,8 @@ def test_it_is_scored_as_score_file_does(
     waited = run_command("rankmill", "wait", run_id, "--redis", queue.url)
     assert waited.code == 0, waited.err
     assert f"{ROWS} of {ROWS} rows scored; scores are in {output}" in waited.out
+    quiet = run_command("rankmill", "wait", run_id, "-q", "--redis", queue.url)
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
     undisturbed = tmp_path / "undisturbed.parquet"
     assert run_command("score-file", source, "-o", undisturbed, *options).code == 0
     assert damage(output, undisturbed) == UNHARMED

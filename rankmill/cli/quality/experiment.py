@@ -75,7 +75,7 @@ def experiment(files: tuple[str, ...], asked: ExperimentOptions, quiet: bool) ->
     if asked.restart:
         (asked.output / RECORDS).unlink(missing_ok=True)
     results = _run(plans, asked.output, quiet)
-    _report(asked.output, experiments, results)
+    _report(asked.output, experiments, results, quiet=quiet)
 
 
 def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:
@@ -111,12 +111,15 @@ def _outcome(result: CellResult) -> str:
     return ", ".join(parts)
 
 
-def _report(folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult]) -> None:
+def _report(
+    folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult], *, quiet: bool
+) -> None:
     from rankmill.lab.report import write_report  # matplotlib is slow to import
 
     write_measurements(folder / "measurements.parquet", results)
     path = write_report(folder, experiments, results)
-    click.echo(f"the report is in {path}, every measurement in {folder / 'measurements.parquet'}")
+    if not quiet:
+        click.echo(f"the report is in {path}, every measurement in {folder / 'measurements.parquet'}")
 
 
 def _check_names(experiments: Sequence[Experiment]) -> None:

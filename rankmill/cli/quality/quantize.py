@@ -70,8 +70,10 @@ def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: b
     )  # fmt: skip
     if as_json:
         click.echo((asked.output / RECIPE).read_text(encoding="utf-8"), nl=False)
-    else:
+        return
+    if not quiet:
         console().print(_table(made))
+    if not quiet or not made.best.kept:
         click.echo(_verdict(made, asked.output, asked.threshold))
 
 

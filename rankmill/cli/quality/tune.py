@@ -108,7 +108,10 @@ def tune(file: str, asked: TuneOptions, model: str | None, config: str | None, q
     text = _config(tuned, settings, asked.objective, file, config, asked.output)
     asked.output.write_text(text, encoding="utf-8")
     records_file.unlink(missing_ok=True)
-    click.echo(f"the best settings are in {asked.output}; use them: score-file INPUT --config {asked.output}")
+    if not quiet:
+        click.echo(
+            f"the best settings are in {asked.output}; use them: score-file INPUT --config {asked.output}"
+        )
 
 
 def _check_output(output: Path) -> None:

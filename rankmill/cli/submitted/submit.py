@@ -29,7 +29,7 @@ def submit(request: FileRequest, settings: Settings, webhook: str | None, as_jso
     options.server(settings)
     client = Client(settings=settings)
     run = client.submit_request(request, webhook=webhook)
-    if not client.files.runners():
+    if not quiet and not client.files.runners():
         click.echo(
             f"no runner takes runs of queue {settings.file_queue!r} yet; start one with: rankmill runner",
             err=True,

@@ -45,7 +45,7 @@ def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, 
     client = Client(settings=settings)
     submitted = find_submitted(client.files, run_id)
     if submitted is None and isinstance(detached := client.attach(run_id), ScoringRun):
-        _wait_for_scores(detached, timeout, as_json)
+        _wait_for_scores(detached, timeout, as_json=as_json, quiet=quiet)
         return
     submitted = submitted or SubmittedFile(client.files, run_id)
     with ExitStack() as stack:
@@ -58,15 +58,21 @@ def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, 
                 shown[0](run.progress, 0, "")
 
         run = submitted.wait(timeout, on_look=look)
-    echo(json_of(run) if as_json else describe(run))
+    if as_json:
+        echo(json_of(run))
+    elif not quiet:
+        echo(describe(run))
     sys.exit(ExitCode.ROW_ERRORS if run.outcome and run.outcome.row_errors else 0)
 
 
-def _wait_for_scores(run: ScoringRun, timeout: float | None, as_json: bool) -> None:
+def _wait_for_scores(run: ScoringRun, timeout: float | None, *, as_json: bool, quiet: bool) -> None:
     scores = run.scores(timeout)
     counts = {"id": run.id, "rows": len(scores), "row_errors": len(scores.errors)}
     line = f"run {run.id}: {len(scores):,} rows are scored, {len(scores.errors):,} of them have an error"
-    echo(json.dumps(counts) if as_json else line)
+    if as_json:
+        echo(json.dumps(counts))
+    elif not quiet:
+        echo(line)
     sys.exit(ExitCode.ROW_ERRORS if scores.errors else 0)
 
 

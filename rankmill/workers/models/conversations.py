@@ -98,8 +98,10 @@ def read_messages(text: str) -> Messages:
         found = json.loads(text)
     except ValueError:
         raise ValueError("a conversation is a list of messages in JSON, and this is not JSON") from None
-    if not isinstance(found, list) or not found:
-        raise ValueError("a conversation is a list of messages")
+    if found == []:
+        raise ValueError("the conversation is empty: it has no message")
+    if not isinstance(found, list):
+        raise ValueError(f"a conversation is a list of messages, and this is {found!r:.40}")
     for number, message in enumerate(found):
         if not isinstance(message, dict):
             raise ValueError(f"message {number} is no object with a role and a content")

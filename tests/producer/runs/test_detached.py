@@ -165,6 +165,8 @@ def test_commands_wait_for_it_and_list_its_errors(alone: Client) -> None:
     waited = CliRunner().invoke(rankmill, ["wait", run.id, *server])
     assert waited.exit_code == 3
     assert f"run {run.id}: 20 rows are scored, 10 of them have an error" in waited.output
+    quiet = CliRunner().invoke(rankmill, ["wait", run.id, "-q", *server])
+    assert (quiet.exit_code, quiet.output) == (3, "")
     listed = CliRunner().invoke(rankmill, ["errors", run.id, "--json", *server])
     rows = [json.loads(line) for line in listed.output.splitlines()]
     assert rows[0] == {"row": 10, "error": "no memory", "attempts": 2, "worker": "w"}

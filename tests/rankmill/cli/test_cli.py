@@ -61,6 +61,36 @@ def test_every_failure_is_one_line_and_the_code_of_its_kind(
     assert (done.exit_code, done.stdout, done.stderr) == (code, "", f"some-command: {line}\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["evalute"], "Did you mean 'evaluate'?"),
+        (["stauts"], "Did you mean 'status'?"),
+        (["models", "pusch"], "Did you mean 'push'?"),
+        (["workers", "drian"], "Did you mean 'drain'?"),
+        (["score", "a.csv", "--colums", "a,b"], "'--columns'"),
+    ],
+)
+def test_what_is_misspelt_gets_a_suggestion(words: list[str], meant: str) -> None:
+    done = CliRunner().invoke(rankmill, words)
+    assert (done.exit_code, meant in done.stderr.splitlines()[-1]) == (2, True), done.stderr
+
+
+def test_tables_are_as_wide_as_they_are_where_no_terminal_reads(server: Server) -> None:
+    """And names whole: a program cannot put together what is cut at 80 columns."""
+    names = [f"{'very-' * 40}long-{number}" for number in range(2)]
+    for name in names:
+        report = WorkerReport(device="cpu", started=system.now(), beat=system.now(), models=(), answers=())
+        announce_worker(server.client, name, report, 60)
+        server.client.sadd("rq:workers", f"rq:worker:{name}")
+        server.client.sadd("rq:queues", f"rq:queue:{name}")
+    for command in ("status", "workers"):
+        done = CliRunner().invoke(rankmill, [command, "--redis", server.url], env={"COLUMNS": None})
+        assert all(any(name in line for line in done.stdout.splitlines()) for name in names), done.output
+    narrow = CliRunner().invoke(rankmill, ["status", "--redis", server.url], env={"COLUMNS": "60"})
+    assert max(map(len, narrow.stdout.splitlines())) <= 60
+
+
 def test_notes_stand_in_the_same_line() -> None:
     error = errors.RunFailed("it failed")
     error.add_note("7 rows are kept")

@@ -118,6 +118,7 @@ def test_reward_models(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found.scores[: len(CHATS)], wanted, atol=1e-5)
     reasons = [found.errors[row] for row in range(len(CHATS), len(CHATS) + len(bad))]
     assert "message 0 has no role" in reasons[0]
+    assert "the conversation is empty: it has no message" in reasons[1]
     assert "no tools here" in reasons[3]
     assert "message 0 has no content" in reasons[4]
     assert reasons[5] == "conversation is null"
