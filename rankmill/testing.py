@@ -39,7 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
-from rankmill.jobs.contract.errors import RunFailed, SpecError
+from rankmill.jobs.contract.errors import ConfigError, RunFailed, SpecError
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
@@ -59,8 +59,7 @@ from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopS
 from rankmill.producer.client.sync_client import Client
 
 Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
-"""Gets a query and a passage, a text, or a list of messages. Returns the score, one for each label, or a text
-that says why there is none. If it raises `RunFailed`, the run fails."""
+"""As `FakeWorkers` has it."""
 
 URL = "redis://fake.invalid:6379/0"
 """A server that nobody finds, should somebody look."""
@@ -103,8 +102,6 @@ class FakeRun:
     asked: Run
     is_complete: bool = False
     is_cancelled: bool = False
-    _told: bool = False
-    """Whether others who collect it are told that it was cancelled."""
     _chunks: DetachedChunks | None = None
     _payloads: dict[int, Payload] = field(default_factory=dict)
     _waiting: dict[int, float] = field(default_factory=dict)
@@ -119,9 +116,10 @@ class FakeWorkers:
     Parameters
     ----------
     score
-        Gives the score of a row (`Scoring`).
+        Gets a query and a passage, a text, or a list of messages. Returns the score, or as text why there is
+        none; if it raises `RunFailed`, the run fails. Default: the share of the query's words in the passage.
     labels
-        Names of the model's outputs, if it has several; `score` gives one number for each.
+        Names of the model's outputs, if it has several; `score` returns a number for each.
     count
         How many workers there are. Without any, waits end with `RunTimeout`, or with `NoWorkers` after
         `no_workers_seconds`.
@@ -148,14 +146,16 @@ class FakeWorkers:
         self.runs: list[FakeRun] = []
         self.files: dict[str, FileRun] = {}
         self._known: dict[str, FakeRun] = {}
+        self._told: set[str] = set()
+        """Runs of which others who collect them are told that they are cancelled."""
         self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
     @contextmanager
     def everywhere(self) -> Iterator[FakeWorkers]:
-        """All clients that are made within the block are scored here, whoever makes them and wherever.
+        """Score for all clients that are made within the block, whoever makes them and wherever.
 
-        So are those of `CrossEncoder`, and embedded ones. If nothing names a server, ``REDIS_URL`` does.
+        That includes `CrossEncoder` and embedded clients. If nothing names a server, ``REDIS_URL`` does.
         """
 
         def alone(kind: type[Client], /, *, settings: Settings | None = None, **options: Any) -> Client:
@@ -214,7 +214,8 @@ class FakeWorkers:
             if found is None:
                 return 0
             waiting = len(found._waiting)
-            found.is_cancelled, found.is_complete, found._told = left, not left, tell
+            found.is_cancelled, found.is_complete = left, not left
+            self._told |= {run.id} if tell else set()
             found._payloads, found._waiting, found._results = {}, {}, {}
             return waiting
 
@@ -284,7 +285,12 @@ class FakeWorkers:
                 given = self._one(texts if spec.inputs != "conversations" else [json.loads(texts[0] or "")])
                 if isinstance(given, str):
                     reasons[row] = given
-                elif not np.isfinite(given).all():
+                    continue
+                wanted = (len(self.labels),) if self.labels else ()
+                if given is None or np.shape(given) != wanted:
+                    numbers = f"{len(self.labels)} numbers" if self.labels else "a number"
+                    raise ConfigError(f"score: it returns {given!r:.80}, and not {numbers} or a text")
+                if not np.isfinite(given).all():
                     reasons[row] = "the model's output is not a number in fp32"
                 else:
                     logits[row] = given
@@ -374,7 +380,7 @@ class _Store(RunStore):
         return self._workers._find(run_id) is not None
 
     def was_cancelled(self, run: Run) -> bool:
-        return any(each._told for each in self._workers.runs if each.asked.id == run.id)
+        return run.id in self._workers._told
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
         return mine
@@ -514,6 +520,10 @@ class FakeClient(Client):
         super().__init__(
             redis_url or URL, no_workers_seconds=no_workers_seconds, settings=settings, **options
         )
+
+    @classmethod
+    def embedded(cls, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]) -> Client:
+        return cls(no_workers_seconds=None, settings=settings or load_settings(options))
 
     def _store_at(self, url: str) -> RunStore:
         return _Store(self.fake_workers)

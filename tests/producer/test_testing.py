@@ -320,6 +320,17 @@ def test_workers_may_be_late_fail_and_come_back() -> None:
 def test_a_mistake_in_the_function_that_scores_is_seen() -> None:
     with pytest.raises(ZeroDivisionError):
         FakeClient(fake_workers=FakeWorkers(lambda query, passage: 1 / 0)).score(PAIRS, timeout=5)
+    for answer in (None, [1.0, 2.0]):
+        workers = FakeWorkers(lambda query, passage, answer=answer: answer)
+        with pytest.raises(ConfigError, match=r"^score: it returns .*, and not a number or a text$"):
+            FakeClient(fake_workers=workers).score(PAIRS, timeout=5)
+    several = FakeClient(fake_workers=FakeWorkers(lambda text: 1.0, labels=["a", "b"]))
+    with pytest.raises(ConfigError, match=r"^score: it returns 1.0, and not 2 numbers or a text$"):
+        several.classify(["x"], timeout=5)
+
+
+def test_an_embedded_fake_starts_nothing() -> None:
+    assert FakeClient.embedded(model="m", workers=2).score(PAIRS[:1], timeout=5).shape == (1,)
 
 
 def test_the_clients_of_a_service_are_fake_within_the_fixture(fake_workers: FakeWorkers) -> None:

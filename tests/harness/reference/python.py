@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import rankmill
+from rankmill import testing
 from rankmill.jobs.contract import errors
 from rankmill.jobs.contract.errors import RankmillError
 
@@ -21,8 +22,8 @@ _INTRO = """\
 from rankmill import Client
 ```
 
-All names below are imported from `rankmill`. This page is made from their docstrings
-(`python -m tests.harness.reference`). [Python in a service](../guides/python.md) shows how they are used.
+All names below are imported from `rankmill`, those with Fake from `rankmill.testing`. This page is made from
+their docstrings (`python -m tests.harness.reference`). [Python in a service](../guides/python.md) shows how they are used.
 
 """
 
@@ -37,11 +38,24 @@ _FIRST = (
     "RunStats",
     "SubmittedFile",
 )
+_TESTING = ("FakeWorkers", "FakeRun", "FakeClient", "FakeAsyncClient")
+"""Those of `rankmill.testing`."""
+
 _INSIDE = {"begin", "files", "note_durability", "start", "submit_request", "tables"}
 """Methods for rankmill's own rooms."""
 _WIDTH = 88
 
-_INHERITED = {"Classified", "Connection", "Ranked", "ScoreSpec", "Scores", "ScoringWorker"}
+_INHERITED = {
+    "FakeAsyncClient",
+    "FakeClient",
+    "FakeRun",
+    "Classified",
+    "Connection",
+    "Ranked",
+    "ScoreSpec",
+    "Scores",
+    "ScoringWorker",
+}
 """Classes whose own methods are not for callers: what they are made from is."""
 
 
@@ -51,17 +65,22 @@ def page() -> str:
         name for name in rankmill.__all__ if name not in _FIRST and not _is_error(getattr(rankmill, name))
     ]
     names = [*_FIRST, *others]
+    names += _TESTING
     contents = "\n".join(f"- [{name}](#{name.lower()}): {_first_line(name)}" for name in names)
     return _INTRO + contents + "\n" + "".join(map(_section, names)) + _errors()
 
 
+def _named(name: str) -> Any:
+    return getattr(testing if name in _TESTING else rankmill, name)
+
+
 def _first_line(name: str) -> str:
-    text = (inspect.getdoc(getattr(rankmill, name)) or "").split("\n\n")[0].replace("\n", " ")
+    text = (inspect.getdoc(_named(name)) or "").split("\n\n")[0].replace("\n", " ")
     return re.sub("::$", ".", _inline(text))
 
 
 def _section(name: str) -> str:
-    found = getattr(rankmill, name)
+    found = _named(name)
     parts = [f"\n## {name}\n"]
     parts.append(_signature(name, found))
     parts.append(_markdown(inspect.getdoc(found) or ""))

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from rankmill.gateway import testing
 from rankmill.gateway.testing import fake_gateway, gateway_app
-from rankmill.testing import FakeWorkers
+from rankmill.testing import FakeWorkers, fake_workers
+
+__all__ = ["fake_workers"]
+
+gateway_url = testing._fake_gateway  # a plugin's fixture, which is called fake_gateway
 
 pytestmark = pytest.mark.own_precision
 
@@ -45,6 +50,17 @@ def test_what_goes_wrong_has_the_gateways_answers() -> None:
         assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")  # as TEI has it
         assert client.get("/ready").status_code == 200
         assert [run.is_cancelled for run in workers.runs] == [False, False, True]
+
+
+def test_the_fixture_is_the_url_of_a_gateway(
+    request: pytest.FixtureRequest, fake_workers: FakeWorkers
+) -> None:
+    url = request.getfixturevalue("fake_gateway")
+    body = b'{"query": "q", "texts": ["a"]}'
+    asked = urllib.request.Request(f"{url}/rerank", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        assert answer.status == 200
+    assert fake_workers.runs[0].is_complete
 
 
 def test_a_gateway_without_workers_says_so() -> None:
