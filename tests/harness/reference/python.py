@@ -23,7 +23,8 @@ from rankmill import Client
 ```
 
 All names below are imported from `rankmill`, those with Fake from `rankmill.testing`. This page is made from
-their docstrings (`python -m tests.harness.reference`). [Python in a service](../guides/python.md) shows how they are used.
+their docstrings (`python -m tests.harness.reference`). [Python in a service](../guides/python.md) shows how
+they are used.
 
 """
 
