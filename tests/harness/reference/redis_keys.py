@@ -9,8 +9,8 @@ from rankmill.jobs.contract import keys
 _INTRO = """\
 # Redis keys
 
-Each key expires; [the architecture](../explanation/architecture.md#redis-keys) says when.
-RQ keeps its own keys, `rq:…`.
+Each of these keys expires; [the architecture](../explanation/architecture.md#redis-keys) says when.
+RQ keeps its own keys, `rq:…`: jobs and their results expire, the lists of its queues and workers do not.
 
 This page is made from the code (`python -m tests.harness.reference`).
 
