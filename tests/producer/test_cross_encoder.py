@@ -439,7 +439,7 @@ def test_nothing_stays_behind_in_redis(ours: CrossEncoder, shared_queue: Server)
 
 def test_what_is_not_a_pair(ours: CrossEncoder) -> None:
     with pytest.raises(InputError, match=r"pair 1 is .*, not a query and a passage"):
-        ours.predict([("q", "p"), ("q", 3)])  # type: ignore[arg-type]
+        ours.predict([("q", "p"), ("q", 3)])  # type: ignore[list-item]
     with pytest.raises(InputError, match=r"pair 0 is .*'ab'.*, not a query and a passage"):
         ours.predict(iter(["ab", "cd"]))  # type: ignore[arg-type]  # not the pair of a and b
 

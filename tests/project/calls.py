@@ -34,6 +34,9 @@ def right(client: Client, model: CrossEncoder, pairs: Iterator[tuple[str, str]])
     assert_type(client.submit(PAIRS).errors, dict[int, str])
     assert_type(model.predict(PAIRS), npt.NDArray[np.float32])
     float(model.predict(("q", "p")))
+    float(model.predict(["q", "p"]))
+    model.predict(PAIRS, convert_to_tensor=True).cpu()
+    assert_type(len(model.predict(PAIRS, convert_to_numpy=False)), int)
     Client("redis://h", model="m", chunk_size="auto", warm=["m"], label=1, revision=None)
     FakeClient(model="m", fake_workers=FakeWorkers(lambda query, passage: 1.0, seconds=0.1))
 
@@ -66,7 +69,7 @@ def wrong(client: Client, model: CrossEncoder) -> None:
     FakeClient(quue="q")  # type: ignore[call-arg]  # option
     for score in client.submit(PAIRS):
         score.upper()  # type: ignore[attr-defined]  # a float
-    model.predict([("q", "p", "x")])  # type: ignore[arg-type]  # three texts
+    model.predict([("q", "p", "x")])  # type: ignore[list-item]  # three texts
     model.predict(PAIRS).upper()  # type: ignore[attr-defined]  # an array
     model.predict(7)  # type: ignore[call-overload]  # a number
 

@@ -188,7 +188,7 @@ class CrossEncoder:
     @overload
     def predict(
         self,
-        inputs: tuple[str, str],
+        inputs: tuple[str, str] | list[str],
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
@@ -203,7 +203,7 @@ class CrossEncoder:
     @overload
     def predict(
         self,
-        inputs: Pairs | list[str] | None = None,
+        inputs: Pairs | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
@@ -217,13 +217,11 @@ class CrossEncoder:
 
     @overload
     def predict(
-        self, inputs: Pairs | list[str] | None = None, *, convert_to_numpy: Literal[False], **others: Any
+        self, inputs: Pairs | None = None, *, convert_to_numpy: Literal[False], **others: Any
     ) -> list[Any]: ...
 
     @overload
-    def predict(
-        self, inputs: Pairs | list[str] | None = None, *, convert_to_tensor: bool, **others: Any
-    ) -> Any: ...
+    def predict(self, inputs: Pairs | None = None, *, convert_to_tensor: bool, **others: Any) -> Any: ...
 
     def predict(
         self,
