@@ -31,7 +31,7 @@ class Proof(BaseModel):
     machine
         Name of the CPU or GPU, and the number of threads.
     release
-        Of rankmill, with a digest of the code that scores.
+        Of rankmill.
     versions
         Of the packages that compute, by name.
     way
@@ -40,6 +40,9 @@ class Proof(BaseModel):
         What the scores were compared with: a key of `REFERENCES`.
     probes, longest
         How many pairs were scored, and tokens of the longest of them.
+    rows, tokens
+        The most rows, and the most padded tokens, of a batch that was compared; larger ones are compared
+        before they are answered.
     difference
         Largest difference from the reference.
     company
@@ -67,6 +70,8 @@ class Proof(BaseModel):
     reference: Literal["exact", "own"]
     probes: int = Field(ge=1)
     longest: int = Field(ge=1)
+    rows: int = Field(ge=0)
+    tokens: int = Field(ge=0)
     difference: Figure
     company: Figure
     own: Figure

@@ -236,7 +236,7 @@ class Engine:
             The device failed.
         """
         if self.model.prove_again is not None and not (proof := self.model.prove_again()).holds:
-            raise ScoresChanged(str(proof))
+            raise ScoresChanged(self.model, str(proof))
         self._proven, self._had_errors = system.monotonic(), False
 
     def _batch(self, parts: list[Part]) -> Batch:
@@ -245,6 +245,10 @@ class Engine:
     def _begin(self, parts: list[Part]) -> Pending:
         if self._way == "equal" and len(_by_length(parts)) > 1:
             raise _Unlike
+        if self.model.prove_batch:
+            proof = self.model.prove_batch(rows_in(parts), self._planned(parts))
+            if proof is not None and not proof.holds:
+                raise ScoresChanged(self.model, str(proof))
         return self._headroom.submit(self.model.backend, self._batch(parts))
 
     def _cut(self, parts: list[Part]) -> None:
@@ -327,8 +331,12 @@ class Engine:
             metrics.count_batch(done, tokens_in(parts), sum(computed), budget)
 
 
-class ScoresChanged(Exception):
-    """The probes have other scores than when the model was loaded: the device computes wrong things."""
+class ScoresChanged(DeviceLost):
+    """Probes have wrong scores, though they were right when the model was loaded, or in smaller batches."""
+
+    def __init__(self, model: Model, figures: str) -> None:
+        super().__init__(figures)
+        self.model = model
 
 
 class _TooLarge(Exception):

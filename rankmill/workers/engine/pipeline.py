@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -266,9 +265,11 @@ class Pipeline:
 
     def _run(self) -> None:
         """The forward thread."""
-        with suppress(ScoresChanged):
+        try:
             while self.step():
                 pass
+        except ScoresChanged as error:
+            self.answer(partial(self.changed, error.model, str(error)))  # earlier answers may be wrong too
 
     def step(self, *, wait: bool = True) -> bool:
         """Begin a forward, or finish the oldest of up to `Backend.depth` that are in progress.
@@ -311,11 +312,7 @@ class Pipeline:
 
     def _prove(self, engine: Engine) -> None:
         """Score the probes again; what was answered since the last time may be wrong if they have changed."""
-        try:
-            engine.prove()
-        except ScoresChanged as error:
-            self.answer(partial(self.changed, engine.model, str(error)))  # earlier answers may be wrong too
-            raise
+        engine.prove()
         self.proven(engine.model)
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:

@@ -1,4 +1,4 @@
-"""How a loaded model scores the probes: the way of every pair, in several companies."""
+"""How a loaded model scores the probes: the way of every pair, in several companies and sizes of batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from rankmill.jobs.contract.proof import Way
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.batches.planner import Rows, WaitingRows
-from rankmill.workers.batches.tokens import Ids, Tokens
+from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.work import PairScores, Work, prepare
 from rankmill.workers.models.loading import Model
@@ -47,10 +47,6 @@ class Probed:
 
     Attributes
     ----------
-    companies
-        Logits ``[probes, outputs]`` in batches as they are planned, beside unlike rows, and alone; then, if
-        rows share beginnings, beside such rows; if they are packed, as planned again and again. NaN where a
-        probe was not scored.
     tokens
         Digests of the probes' token ids; of a probe without tokens that of none.
     errors
@@ -58,43 +54,101 @@ class Probed:
     """
 
     def __init__(self, model: Model, way: Way) -> None:
-        self._engine = Engine(model, _BUDGET, way=way, counted=False)
+        self._model, self._way = model, way
         work = prepare(model, *columns_of(SCORED, model.inputs), counted=False)
         self._tokens, self._rows, self.errors = work.tokens, work.rows, dict(work.scored.errors)
         self.tokens = [digest([])] * len(SCORED)
-        for row, ids in zip(work.rows.tolist(), _ids(work.tokens), strict=True):
+        for row, ids in zip(work.rows.tolist(), ids_of(work.tokens), strict=True):
             self.tokens[row] = digest(ids)
+
+    def companies(self) -> list[Logits]:
+        """Logits ``[probes, outputs]`` in batches as they are planned, beside unlike rows, and alone.
+
+        If rows share beginnings, then beside such rows; if they are packed, as planned again and again. NaN
+        where a probe was not scored.
+        """
+        tokens = self._tokens
+        order = np.argsort(-tokens.lengths, kind="stable")
+        rest, beside = order[1:-_BESIDE_LONGEST], order[-_BESIDE_LONGEST:]
+        unlike = [np.concatenate([order[:1], beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
+        alone = [order[::-1][place : place + 1] for place in range(min(_ALONE, len(order)))]
         planned = self._planned()
         turned = [[rows[::-1] for rows in planned], planned]  # other rows, of the same shape
-        batches = [planned, _unlike(work.tokens), _alone(work.tokens)]
-        if model.backend.shares_prefixes and work.tokens.groups is not None and len(work.rows):
-            batches.append([_alike(work.tokens.groups)])
-        batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if way == "packed" else []
-        self.companies = [self._in_batches(each) for each in batches]
-        lost = np.setdiff1d(np.arange(len(work.rows)), [row for rows in planned for row in rows])
-        self.errors.update((row, "it is in no batch") for row in work.rows[lost].tolist())
+        batches = [planned, unlike, alone]
+        if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):
+            _, of, members = np.unique(tokens.groups, return_inverse=True, return_counts=True)
+            # What rows of several beginnings share is worth computing once.
+            alike = np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE])
+            batches.append([np.flatnonzero(alike)])
+        batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if self._way == "packed" else []
+        found = [self._in_batches(each) for each in batches]
+        lost = np.setdiff1d(np.arange(len(self._rows)), np.concatenate([*planned, np.zeros(0, np.intp)]))
+        self.errors.update((row, "it is in no batch") for row in self._rows[lost].tolist())
+        return found
+
+    def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
+        """Probes and their logits in a batch of so many `rows`, and in one of so many padded `tokens`.
+
+        The first repeats the shortest probes, the second all from the longest on. Each is of two pieces of
+        work, as batches of several chunks are.
+        """
+        lengths = self._tokens.lengths
+        order = np.argsort(lengths, kind="stable")
+        shortest, longest = order[:_ALONE], order[::-1]
+        if self._way == "equal":
+            shortest, longest = order[:1], order[-1:]
+        most = max(tokens // max(int(lengths[longest[0]]), 1), 1)
+        for places in (np.resize(shortest, rows), np.resize(longest, most)):
+            works = [
+                self._work(self._tokens.take(part), np.arange(len(part)))
+                for part in np.array_split(places, 2)
+                if len(part)
+            ]
+            engine = self._engine(max(len(places) * int(lengths[places].max()), 1))
+            engine.finish(engine.submit([(work, work.rows) for work in works]))
+            yield self._rows[places], np.concatenate([self._logits(work) for work in works])
 
     def _planned(self) -> list[Rows]:
         """Batches as the engine plans them."""
         waiting, batches = WaitingRows[Work](), []
-        work = Work(self._tokens, self._rows, PairScores(np.zeros(0, np.float32)), len(self._rows))
-        self._engine.queue(work, waiting)
+        self._engine(_BUDGET).queue(self._work(self._tokens, self._rows), waiting)
         while waiting.batches:
             batches += [rows for _, rows in waiting.take()]
         return batches
 
+    @property
+    def size(self) -> int:
+        """Tokens of all probes."""
+        return int(self._tokens.lengths.sum())
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the longest of the probes that make the batch of the most rows."""
+        return int(np.sort(self._tokens.lengths)[:_ALONE].max(initial=1))
+
+    def _engine(self, budget: int) -> Engine:
+        return Engine(self._model, budget, way=self._way, counted=False)
+
+    def _work(self, tokens: Tokens, rows: Rows, count: int | None = None) -> Work:
+        scored = PairScores(self._model.no_scores(len(rows) if count is None else count), counted=False)
+        return Work(tokens, rows, scored, len(rows))
+
     def _in_batches(self, batches: Sequence[Rows]) -> Logits:
-        scored = PairScores(self._engine.model.no_scores(len(SCORED)), counted=False)
-        work = Work(self._tokens, self._rows, scored, len(self._rows))
+        engine, work = self._engine(_BUDGET), self._work(self._tokens, self._rows, len(SCORED))
         for rows in batches:
-            self._engine.finish(self._engine.submit([(work, rows)]))
-        self.errors.update(scored.errors)
-        return scored.scores.reshape(len(SCORED), -1)
+            engine.finish(engine.submit([(work, rows)]))
+        self.errors.update(work.scored.errors)
+        return self._logits(work)
+
+    def _logits(self, work: Work) -> Logits:
+        return work.scored.scores.reshape(len(work.scored.scores), -1)
 
 
 def tokens_of(model: Model, probes: Sequence[Probe]) -> list[str]:
-    """Digests of the token ids of probes."""
-    return [digest(ids) for ids in _ids(model.tokenizer(*columns_of(probes, model.inputs)))]
+    """Digests of the token ids of probes, which all have a text."""
+    return [
+        digest(ids) for ids in ids_of(prepare(model, *columns_of(probes, model.inputs), counted=False).tokens)
+    ]
 
 
 def digest(value: object) -> str:
@@ -102,27 +156,7 @@ def digest(value: object) -> str:
     return blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
-def _ids(tokens: Tokens) -> Iterator[list[int]]:
+def ids_of(tokens: Tokens) -> Iterator[list[int]]:
+    """The token ids of each row."""
     for start, end in zip(tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist(), strict=True):
         yield tokens.ids[start:end].tolist()
-
-
-def _unlike(tokens: Tokens) -> list[Rows]:
-    """Batches whose rows have very different lengths."""
-    order = np.argsort(-tokens.lengths, kind="stable")
-    longest, others = order[:1], order[1:]
-    beside = others[-_BESIDE_LONGEST:]  # the shortest
-    rest = others[:-_BESIDE_LONGEST]
-    return [np.concatenate([longest, beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
-
-
-def _alike(groups: Ids) -> Rows:
-    """Rows that begin alike, of several beginnings, in one batch: what they share is worth computing once."""
-    _, of, members = np.unique(groups, return_inverse=True, return_counts=True)
-    return np.flatnonzero(np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE]))
-
-
-def _alone(tokens: Tokens) -> list[Rows]:
-    """The shortest rows, each in a batch of its own."""
-    order = np.argsort(tokens.lengths, kind="stable")
-    return [order[place : place + 1] for place in range(min(_ALONE, len(order)))]

@@ -1,4 +1,4 @@
-"""Proves a model's scores before a worker serves them, and keeps on this host what was proven.
+"""Checks a model's scores before a worker serves them, and keeps on this host what was found.
 
 The worker's own way (`probing`) is compared with transformers' own model (`models/reference.py`).
 Where a way does not pass, the next is taken: rows of equal lengths alone, another backend, fp32.
@@ -6,16 +6,16 @@ Where a way does not pass, the next is taken: rows of equal lengths alone, anoth
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
-from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,14 @@ from rankmill.jobs.contract.proof import Proof, Way
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.model_files import weight_files
-from rankmill.jobs.runtime.hosts import cpu_flags
+from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS, cpu_flags
 from rankmill.jobs.runtime.limits import free_memory
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import Logits, is_rounded
+from rankmill.workers.backends.base import Logits, OutOfMemory, is_rounded
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.engine.probing import Probed, digest, tokens_of
+from rankmill.workers.engine.spec_check import SpecCheck
 from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import lock, version
 from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
@@ -55,14 +56,16 @@ _CHOSEN = 16
 _LONGEST = 160
 """Characters of an error in a proof."""
 
+_BATCH_SECONDS = 0.5
+"""Longest time of the largest batch that is compared at load; larger ones are compared when they come."""
+
+_FACTOR, _ROWS = 4, 1024
+"""That batch has at most so many times the tokens of the device's first budget, and so many rows."""
+
 DEMO_FIGURES = shipped("examples", "demo-model.json")
 """What transformers makes of the demo model, so that its first proof needs neither that nor torch."""
 
-_TOP = Path(__file__).resolve().parents[1]
-
 logger = logging.getLogger(__name__)
-
-Kept = TypeVar("Kept", bound=BaseModel)
 
 
 class Own(BaseModel):
@@ -94,16 +97,8 @@ class Own(BaseModel):
     drift: float
 
 
-class Deviation(BaseModel):
-    """How far transformers itself is off in a precision and on a device, on the same probes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    largest: float
-
-
 class Shipped(BaseModel):
-    """What transformers makes of a shipped model: ``own``, and how far it is off in bf16 on a CPU.
+    """What transformers makes of a shipped model, and how far it is off in bf16 on a CPU.
 
     ``of`` is a digest of all that it is true of.
     """
@@ -112,7 +107,17 @@ class Shipped(BaseModel):
 
     of: str
     own: Own
-    bf16: Deviation
+    bf16: float
+
+
+class Kept(BaseModel):
+    """What a host keeps of a check: all that it depends on, the proof, and what was compared with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    about: dict[str, Any]
+    proof: Proof
+    own: Own
 
 
 def load_proven(
@@ -123,7 +128,7 @@ def load_proven(
     versions: VersionStore | None = None,
     on_proof: Callable[[], None] = lambda: None,
 ) -> Loaded:
-    """Load a model, and prove its scores or take what this host knows of them.
+    """Load a model, and check its scores or take what this host knows of them.
 
     The parameters are those of `rankmill.workers.models.loading.load`; `on_proof` is called when the model is
     loaded. The first backend, precision and way that passes is taken.
@@ -160,7 +165,13 @@ def load_proven(
                     if failed:
                         logger.warning("%s is scored by another way: %s", spec.model, proof)
                     proving.take(way)
-                    return replace(loaded, proof=proof, prove_again=partial(proving.again, way))
+                    return replace(
+                        loaded,
+                        proof=proof,
+                        prove_again=partial(proving.again, way),
+                        prove_batch=partial(proving.batch, way),
+                        check_spec=SpecCheck(loaded, spec.prompt_template, proving.folder),
+                    )
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
                 if proof.wrong:
@@ -169,7 +180,7 @@ def load_proven(
 
 
 class Proving:
-    """The proofs of one loaded model.
+    """The check of one loaded model.
 
     Parameters
     ----------
@@ -189,7 +200,7 @@ class Proving:
             all_labels=True,
             inputs=spec.inputs,
         )
-        self._loaded, self._folder = loaded, folder / "proofs"
+        self._loaded, self.folder = loaded, folder / "proofs"
         self._shares_prefixes = loaded.backend.shares_prefixes
         self.ways: tuple[Way, ...] = ("padded", "equal")
         if loaded.backend.shares_prefixes:
@@ -207,6 +218,8 @@ class Proving:
             "length": self._length,
             "probes": digest((SCORED, over_the_limit(self._limit))),
         }
+        self._known: tuple[Own, float, Literal["exact", "own"]] | None = None
+        self._proof: Proof | None = None
 
     def take(self, way: Way) -> None:
         """Let the backend score by a way from now on."""
@@ -214,25 +227,44 @@ class Proving:
         self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
-        """The known proof of a way, or a new one; also if memory was short for it, and no longer is."""
-        find_out = partial(self._known, "proof", self._about(way), Proof, lambda: self.measured(way))
-        known = find_out()
-        if known.reference == "exact" or self._is_large():
-            return known
-        self._forget(way)
-        return find_out()
+        """What this host knows of a way; else what is found out now, while its other workers wait for it."""
+        file = self._file(way)
+        if not self._read(way):
+            with _alone(file):
+                if not self._read(way):
+                    self._keep(way, self.measured(way))
+        assert self._proof
+        return self._proof
 
     def again(self, way: Way) -> Proof:
-        """Measure it again; if it no longer holds, forget the proof."""
+        """Score the probes again; if they do not have their scores, what is kept is forgotten."""
+        assert self._proof
         with self._loaded.about.lock:
-            proof = self.measured(way)
+            proof = self.measured(way, rows=self._proof.rows, tokens=self._proof.tokens)
         if not proof.holds:
-            self._forget(way)
+            with suppress(OSError):
+                self._file(way).unlink(missing_ok=True)
         return proof
 
-    def _forget(self, way: Way) -> None:
-        with suppress(OSError):
-            self._file("proof", self._about(way)).unlink(missing_ok=True)
+    def batch(self, way: Way, rows: int, tokens: int) -> Proof | None:
+        """Compare batches of so many rows and padded tokens, or somewhat larger ones; ``None`` if such were.
+
+        One that is wrong is kept, so that no worker of this host serves the model.
+        """
+        assert self._proof
+        if rows <= self._proof.rows and tokens <= self._proof.tokens:
+            return None
+        sizes = max(self._proof.rows, _rounded_up(rows)), max(self._proof.tokens, _rounded_up(tokens))
+        with self._loaded.about.lock:
+            probed = self._probed(way)
+        wrong, difference = self._repeated(probed, *sizes)
+        changed = {"rows": sizes[0], "tokens": sizes[1], "wrong": wrong}
+        largest = {"difference": max(difference, self._proof.difference)}
+        self._keep(way, self._proof.model_copy(update=changed | largest))
+        return self._proof
+
+    def _file(self, way: Way) -> Path:
+        return self.folder / f"{digest(sorted(self._about(way).items()))}.json"
 
     def _about(self, way: Way) -> dict[str, Any]:
         """All that a proof of this way depends on."""
@@ -245,60 +277,63 @@ class Proving:
             "precision": backend.precision,
             "flags": digest(sorted(cpu_flags())),
             "forced": forced_kernels(),
-            "copies": self._loaded.copies,
+            "copies": [*self._loaded.copies],
             "release": _release(),
             "versions": _versions(backend.name, backend.precision),
-            **({"kind": self._loaded.kind} if self._loaded.kind else {}),
+            "kind": self._loaded.kind,
         }
 
-    def _file(self, kind: str, about: dict[str, Any]) -> Path:
-        return self._folder / f"{kind}-{digest(sorted(about.items()))}.json"
-
-    def _known(self, kind: str, about: dict[str, Any], of: type[Kept], find_out: Callable[[], Kept]) -> Kept:
-        """What this host knows; else what is found out now, while its other workers wait for it."""
-        file = self._file(kind, about)
-        if (known := self._read(file, of)) is not None:
-            return known
-        with self._alone(file):
-            if (known := self._read(file, of)) is not None:
-                return known
-            found = find_out()
-            if self._loaded.revision:
-                with suppress(OSError):  # then each worker finds it out for itself
-                    write_json(file, {**about, "found": found.model_dump()})
-            return found
-
-    def _read(self, file: Path, of: type[Kept]) -> Kept | None:
-        if strangers(self._folder, self._folder.parent):
-            return None
+    def _read(self, way: Way) -> bool:
+        """Take over what is kept of this very way, unless memory was short for it, and no longer is."""
+        if strangers(self.folder, self.folder.parent):
+            return False
         try:
-            return of.model_validate(read_json(file).get("found"))
+            kept = Kept.model_validate(read_json(self._file(way)))
         except ValidationError:  # there is none, or it is damaged
-            return None
+            return False
+        about = json.loads(json.dumps(self._about(way)))
+        if kept.about != about or (kept.proof.reference == "own" and not self._is_large()):
+            return False
+        self._proof, self._known = kept.proof, (kept.own, kept.proof.own, kept.proof.reference)
+        return True
 
-    @contextmanager
-    def _alone(self, file: Path) -> Iterator[None]:
-        locked = None
-        with suppress(OSError):
-            locked = lock(file.with_suffix(".lock"))
-        try:
-            yield
-        finally:
-            if locked:
-                locked.close()
+    def _keep(self, way: Way, proof: Proof) -> None:
+        self._proof = proof
+        assert self._known
+        if self._loaded.revision:
+            kept = Kept(about=self._about(way), proof=proof, own=self._known[0])
+            with suppress(OSError):  # then each worker finds it out for itself
+                write_json(self._file(way), kept.model_dump())
 
-    def measured(self, way: Way) -> Proof:
-        """What the probes show now, whatever is known."""
+    def _probed(self, way: Way) -> Probed:
+        self.take(way)
+        return Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
+
+    def measured(self, way: Way, rows: int | None = None, tokens: int | None = None) -> Proof:
+        """What the probes show now, whatever is known, also in batches of so many rows and padded tokens."""
         began, backend = system.monotonic(), self._loaded.backend
-        own, off, reference = self._reference()
+        own, off, reference = self._known = self._known or self._reference()
         theirs = np.array(own.logits, np.float32)
         if not np.isfinite(theirs).all(axis=1).any():
             raise SpecError(f"model {self._spec.model}: its output is no number; its weights are damaged")
         bound = _TIMES * off
         if backend.precision == "fp32" or reference == "own":
             bound = max(bound, _FLOOR, _PART * _largest(theirs))
-        self.take(way)
-        probed = Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
+        probed, at = self._probed(way), system.monotonic()
+        companies = probed.companies()
+        if rows is None or tokens is None:
+            rows, tokens = self._first_sizes(probed, len(companies), system.monotonic() - at)
+        wrong = self._other_bits(companies) or self._wrong(own, probed, theirs, bound)
+        difference = max(_largest(ours - theirs) for ours in companies)
+        while not wrong and difference <= bound:
+            try:
+                wrong, repeated = self._repeated(probed, rows, tokens, bound)
+                difference = max(difference, repeated)
+                break
+            except OutOfMemory:
+                if rows == tokens == 1:
+                    raise
+                rows, tokens = max(rows // 2, 1), max(tokens // 2, 1)
         proof = Proof(
             digest=self._loaded.revision,
             backend=backend.name,
@@ -310,20 +345,47 @@ class Proving:
             reference=reference,
             probes=len(SCORED),
             longest=own.longest,
-            difference=max(_largest(ours - theirs) for ours in probed.companies),
-            company=max(_largest(ours - probed.companies[0]) for ours in probed.companies),
+            rows=rows,
+            tokens=tokens,
+            difference=difference,
+            company=max(_largest(ours - companies[0]) for ours in companies),
             own=off,
             bound=bound,
-            spearman=_spearman(probed.companies[0], theirs),
-            wrong=self._other_bits(probed) or self._wrong(own, probed, theirs, bound),
+            spearman=_spearman(companies[0], theirs),
+            wrong=wrong,
         )
         seconds = system.monotonic() - began
         logger.info("measured the scores of %s in %.1f s: %s", self._spec.model, seconds, proof)
         return proof
 
-    def _other_bits(self, probed: Probed) -> str | None:
+    def _first_sizes(self, probed: Probed, companies: int, seconds: float) -> tuple[int, int]:
+        """Rows and padded tokens of the largest batches that are compared before any answer."""
+        speed = 2 * probed.size / max(seconds, 1e-6)  # the probes are scored twice, and some more often
+        most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
+        tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
+        return min(_ROWS, max(tokens // probed.shortest, 1)), tokens
+
+    def _repeated(
+        self, probed: Probed, rows: int, tokens: int, bound: float | None = None
+    ) -> tuple[str | None, float]:
+        """Why large batches have other scores than their rows, and by how much they differ at most."""
+        assert self._known
+        bound = self._proof.bound if bound is None and self._proof else bound
+        assert bound is not None
+        theirs, most = np.array(self._known[0].logits, np.float32), 0.0
+        for places, ours in probed.repeated(rows, tokens):
+            expected = theirs[places]
+            lost = int((np.isfinite(expected).all(axis=1) & ~np.isfinite(ours).all(axis=1)).sum())
+            difference = _largest(ours - expected)
+            if lost or difference > bound:
+                what = f"{lost} rows without a score" if lost else f"scores that differ by {difference:.2g}"
+                return f"a batch of {len(places)} rows has {what}", most
+            most = max(most, difference)
+        return None, most
+
+    def _other_bits(self, companies: list[Logits]) -> str | None:
         """Why a model is not deterministic: its scores depend on more than the pair."""
-        first, *others = probed.companies
+        first, *others = companies
         if self._loaded.kind is None or all(_same_bits(first, each) for each in others):
             return None
         return "it is to be deterministic, and a pair alone has not the same bits each time"
@@ -363,35 +425,23 @@ class Proving:
 
     def _reference(self) -> tuple[Own, float, Literal["exact", "own"]]:
         """What transformers makes of the probes, and how far it is off in the worker's precision."""
-        backend = self._loaded.backend
-        of_device = {**_of_device(backend.device), "precision": backend.precision}
-        if is_rounded(backend.precision):
-            of_device["backend"] = backend.name  # as each rounds in its own way
-        large = self._is_large()
+        backend, large = self._loaded.backend, self._is_large()
         here = "" if large or backend.device != "cpu" else backend.precision
         if here in ("fp32", "bf16") and (known := self._shipped()):
-            return known.own, known.bf16.largest if here == "bf16" else 0.0, "exact"
-        about = {**self._model, "code": _code("models/reference.py"), "versions": _versions("torch", "fp32")}
-        about |= of_device if large else {}
-        with _Model(self._spec, self._loaded, self._length, self._limit, large=large) as model:
-            own = self._known("own", about, Own, model.own)
-            if not large and (backend.device, backend.precision) == ("cpu", "fp32"):
-                return own, 0.0, "exact"
-            off = self._known("deviation", {**about, **of_device}, Deviation, lambda: model.deviation(own))
-        return own, off.largest, "own" if large else "exact"
+            return known.own, known.bf16 if here == "bf16" else 0.0, "exact"
+        return *self.asked(large=large), "own" if large else "exact"
 
     def _shipped(self) -> Shipped | None:
         """What came with this model, if it is of these probes."""
         if self._spec.model != "demo" or not DEMO_FIGURES.is_file():
             return None
-        known = Shipped.model_validate_json(DEMO_FIGURES.read_bytes())
-        return known if known.of == digest(sorted(self._model.items())) else None
+        known = Shipped.model_validate(read_json(DEMO_FIGURES))
+        return known if known.of == self.of_model else None
 
-    def to_ship(self) -> Shipped:
-        """What is shipped with a model: measured with the loaded one in bf16 on a CPU."""
-        with _Model(self._spec, self._loaded, self._length, self._limit, large=False) as model:
-            own = model.own()
-            return Shipped(of=digest(sorted(self._model.items())), own=own, bf16=model.deviation(own))
+    @property
+    def of_model(self) -> str:
+        """A digest of all that transformers' figures depend on."""
+        return digest(sorted(self._model.items()))
 
     def _is_large(self) -> bool:
         """Whether the model is too large to be run in fp32 beside the loaded one."""
@@ -400,76 +450,71 @@ class Proving:
         size = sum(file.stat().st_size for file in files)
         return size > _LARGEST or size > free_memory() // 2
 
+    def asked(self, *, large: bool) -> tuple[Own, float]:
+        """What transformers makes of the probes: in fp32 on the CPU unless the model is too `large`.
 
-class _Model:
-    """Transformers' model: loaded when it is needed, and unloaded at the end."""
-
-    def __init__(self, spec: ScoreSpec, loaded: Loaded, length: int, limit: int, *, large: bool) -> None:
-        self._spec, self._loaded, self._large = spec, loaded, large
-        self._length, self._limit = length, limit
-        self._loaded_model: Any = None
-
-    def __enter__(self) -> _Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._loaded_model is not None:
-            self._loaded_model.close()
-
-    def _get(self) -> Any:
+        Also how far it is off in the worker's precision on its device; of a large model, with padding there.
+        """
         # It imports torch, which a known proof does not need.
         from rankmill.workers.models.reference import ReferenceModel
 
-        if self._loaded_model is None:
-            self._loaded_model = ReferenceModel(self._spec, self._loaded.source, self._loaded.revision)
-            if self._large:
-                self._cast("bf16" if self._is_rounded else self._loaded.backend.precision)
-        return self._loaded_model
-
-    @property
-    def _is_rounded(self) -> bool:
-        return is_rounded(self._loaded.backend.precision)
-
-    def _cast(self, precision: str) -> None:
         backend = self._loaded.backend
-        self._get().cast(precision, backend.device, BACKENDS[backend.name].rounding)
+        rounds, rounding = is_rounded(backend.precision), BACKENDS[backend.name].rounding
+        model = ReferenceModel(self._spec, self._loaded.source, self._loaded.revision)
+        try:
+            if large:
+                model.cast("bf16" if rounds else backend.precision, backend.device, rounding)
+            tokens = [model.tokens(probe, self._length) for probe in SCORED]
+            logits = _logits(model, tokens)
+            first = next(row for row in tokens if row["input_ids"])
+            over = [model.tokens(probe, self._limit)["input_ids"] for probe in over_the_limit(self._limit)]
+            own = Own(
+                logits=tuple(map(tuple, logits.tolist())),
+                scores={
+                    asked: tuple(map(tuple, values.tolist()))
+                    for asked, values in model.scores(logits).items()
+                },
+                labels=tuple(model.labels(logits.shape[1])),
+                tokens=tuple(digest(ids) for ids in [*(row["input_ids"] for row in tokens), *over]),
+                longest=max(len(row["input_ids"]) for row in tokens),
+                drift=_largest(model.logits([first])[0] - logits[tokens.index(first)]),
+            )
+            if not large and (backend.device, backend.precision) == ("cpu", "fp32"):
+                return own, 0.0
+            if large and not rounds:
+                found = _logits(model, tokens[1:], tokens[0])
+            else:
+                model.cast(backend.precision, backend.device, rounding)
+                found = _logits(model, tokens)[1:]
+            return own, _largest(found - logits[1:])
+        finally:
+            model.close()
 
-    def own(self) -> Own:
-        """Logits, scores and tokens of the probes; in fp32 on the CPU unless the model is too large."""
-        model = self._get()
-        tokens = [model.tokens(probe, self._length) for probe in SCORED]
-        over = [model.tokens(probe, self._limit)["input_ids"] for probe in over_the_limit(self._limit)]
-        logits = self._logits(tokens)
-        first = next(row for row in tokens if row["input_ids"])
-        again = model.logits([first])[0]
-        scores = model.scores(logits)
-        return Own(
-            logits=tuple(map(tuple, logits.tolist())),
-            scores={asked: tuple(map(tuple, values.tolist())) for asked, values in scores.items()},
-            labels=tuple(model.labels(logits.shape[1])),
-            tokens=tuple(digest(ids) for ids in [*(row["input_ids"] for row in tokens), *over]),
-            longest=max(len(row["input_ids"]) for row in tokens),
-            drift=_largest(again - logits[tokens.index(first)]),
-        )
 
-    def _logits(self, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
-        """Logits ``[probes, outputs]``; NaN for a probe without tokens."""
-        places = [place for place, row in enumerate(tokens) if row["input_ids"]]
-        found = self._get().logits([tokens[place] for place in places], *beside)
-        logits = np.full((len(tokens), found.shape[1]), np.nan, np.float32)
-        logits[places] = found
-        return logits
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    locked = None
+    with suppress(OSError):
+        locked = lock(file.with_suffix(".lock"))
+    try:
+        yield
+    finally:
+        if locked:
+            locked.close()
 
-    def deviation(self, own: Own) -> Deviation:
-        """How far it is off in the worker's precision on its device; of a large model, with padding there."""
-        model = self._get()
-        tokens = [model.tokens(probe, self._length) for probe in SCORED]
-        if self._large and not self._is_rounded:
-            found = self._logits(tokens[1:], tokens[0])
-        else:
-            self._cast(self._loaded.backend.precision)
-            found = self._logits(tokens)[1:]
-        return Deviation(largest=_largest(found - np.array(own.logits, np.float32)[1:]))
+
+def _logits(model: Any, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
+    """Logits ``[probes, outputs]``; NaN for a probe without tokens."""
+    places = [place for place, row in enumerate(tokens) if row["input_ids"]]
+    found = model.logits([tokens[place] for place in places], *beside)
+    logits = np.full((len(tokens), found.shape[1]), np.nan, np.float32)
+    logits[places] = found
+    return logits
+
+
+def _rounded_up(size: int) -> int:
+    """The next power of two, so that few sizes are compared while batches grow."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
@@ -520,20 +565,8 @@ def _of_device(device: str) -> dict[str, str]:
     return {"device": device, "machine": f"{device_name(device)}, {threads()} threads"}
 
 
-@cache
 def _release() -> str:
-    return f"{version('rankmill')} {_code('backends', 'batches', 'engine', 'models')}"
-
-
-@cache
-def _code(*places: str) -> str:
-    """A digest of modules of workers: whoever changes one proves again."""
-    files = [file for place in places for file in _modules(_TOP / place)]
-    return blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
-
-
-def _modules(place: Path) -> list[Path]:
-    return sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    return version("rankmill")
 
 
 @cache

@@ -63,6 +63,8 @@ class Model:
     """Of a deterministic spec, what decides the bits of scores beside pairs and model (`Alone.kind`)."""
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes once more."""
+    prove_batch: Callable[[int, int], Proof | None] | None = None
+    """Compares batches of so many rows and padded tokens; ``None`` if such batches were compared."""
     inputs: Inputs = "pairs"
     """What its rows are."""
     averages: bool = False
@@ -89,7 +91,8 @@ class Loaded:
 
     ``held`` keeps the files of a registry's version on this host, ``source`` is where the files are,
     ``copies`` names the kept files that were loaded in their place.
-    ``proof`` is what was proven of the scores; ``prove_again`` as of `Model`.
+    ``proof`` is what was proven of the scores; ``prove_again`` and ``prove_batch`` as of `Model`;
+    ``check_spec`` compares what a spec adds.
     """
 
     about: Description
@@ -101,6 +104,8 @@ class Loaded:
     copies: tuple[str, ...] = ()
     proof: Proof | None = None
     prove_again: Callable[[], Proof] | None = None
+    prove_batch: Callable[[int, int], Proof | None] | None = None
+    check_spec: Callable[[ScoreSpec, Model], None] = lambda spec, model: None
 
     @property
     def kind(self) -> str | None:
@@ -120,7 +125,7 @@ class Loaded:
             longest = find_max_length(spec, about)
             refuses = spec.long == "refuse"
             tokenizer = tokenizer_for(spec, about, ANY_LENGTH if refuses else longest)
-            return Model(
+            model = Model(
                 name=spec.model,
                 tokenizer=tokenizer,
                 backend=self.backend,
@@ -134,6 +139,7 @@ class Loaded:
                 proof=self.proof,
                 kind=self.kind,
                 prove_again=self.prove_again,
+                prove_batch=self.prove_batch,
                 inputs=spec.inputs,
                 averages=spec.long == "split-mean",
                 encoder=TextEncoder(about.tokenizer, longest, about.labels)
@@ -141,6 +147,8 @@ class Loaded:
                 else None,
                 lock=about.lock,
             )
+            self.check_spec(spec, model)
+            return model
 
 
 def load_model(spec: ScoreSpec, device: str, backend: str = "auto", cache_dir: str = "auto") -> Model:

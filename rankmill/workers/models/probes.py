@@ -7,7 +7,7 @@ them after other messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rankmill.jobs.contract.schema import Inputs
@@ -24,11 +24,15 @@ _WORDS = _TEXT.split()
 
 
 class Probe(NamedTuple):
-    """A pair of texts; in a conversation messages may come before it, as role and content."""
+    """A pair of texts; in a conversation messages may come before it, as role and content.
+
+    ``is_null``: the row has no text, and so no score.
+    """
 
     query: str
     passage: str
     before: tuple[tuple[str, str], ...] = ()
+    is_null: bool = False
 
     @property
     def messages(self) -> Messages:
@@ -70,19 +74,40 @@ _SHORT = (
     ("donaudampfschifffahrtsgesellschaft", "a" * 40),
 )
 
+_NULL = Probe("", "", is_null=True)
+
+_SAME = _words(45, 3, 11)
+"""More than 200 characters with which several texts begin."""
+
+_MOON, _SEA = f"{_SAME} moon", f"{_SAME} sea"
+
+_LENGTHS = (16, 56, 88, 120, 184, 248, 376)
+"""Words of passages: with their query they have tokens near each power of two, and between."""
+
 _SYSTEM = (("system", "Be brief."),)
 _TURNS = (("user", "how far is the moon"), ("assistant", "Nobody knows."))
 
 SCORED = (
     Probe(_words(2 * LONGEST, 0, 11), _words(2 * LONGEST, 3)),
-    *(Probe(*pair) for pair in _SHORT),
+    *(Probe(*pair) for pair in _SHORT[:2]),
+    _NULL,
+    *(Probe(*pair) for pair in _SHORT[2:]),
     *(Probe("how far is it from here to the sea", text, _TURNS) for text in _alike("It", "now", 8)),
     Probe(_words(5), _words(24, 5), _SYSTEM),
     Probe(_words(5), _words(40, 9, 5), _SYSTEM + _TURNS),
-    Probe(_words(5), _words(61, 2, 3)),
-    Probe(_words(9, 4), _words(110, 8, 5)),
+    Probe("where", _MOON),
+    Probe("where", _SEA),
+    Probe("where", _MOON),
+    Probe(_SEA, "where"),
+    Probe(_MOON, "where"),
+    _NULL,
+    *(Probe(_words(5, length), _words(length, length, 5)) for length in _LENGTHS),
+    _NULL,
 )
-"""Pairs that are scored; the first is cut in both texts, and is as long as any."""
+"""Rows that are scored; the first is cut in both texts, and is as long as any. Some are equal, or almost."""
+
+OF_SPECS = tuple(SCORED[place] for place in (1, 4, 6, 8, 12, 17, 30)) + SCORED[-5:-1]
+"""Pairs whose tokens are compared for what a spec asks for."""
 
 AT_THE_LIMIT = (
     Probe("how far is the moon", "{long}"),
@@ -95,13 +120,17 @@ AT_THE_LIMIT = (
 _MOST_WORDS = 20_000
 
 
-def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str]]:
+def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]]:
     """Probes as the columns of a chunk with such rows."""
+
+    def column(text: Callable[[Probe], str]) -> list[str | None]:
+        return [None if each.is_null else text(each) for each in probes]
+
     if inputs == "texts":
-        return [[each.passage for each in probes]]
+        return [column(lambda each: each.passage)]
     if inputs == "conversations":
-        return [[json.dumps(each.messages) for each in probes]]
-    return [[each.query for each in probes], [each.passage for each in probes]]
+        return [column(lambda each: json.dumps(each.messages))]
+    return [column(lambda each: each.query), column(lambda each: each.passage)]
 
 
 def scored_length(config: Any) -> int:
@@ -116,5 +145,5 @@ def over_the_limit(limit: int) -> list[Probe]:
     text = _words(min(limit + 8, _MOST_WORDS), 1)
     return [
         Probe(query.replace("{long}", text), passage.replace("{long}", text))
-        for query, passage, _ in AT_THE_LIMIT
+        for query, passage, *_ in AT_THE_LIMIT
     ]

@@ -1,8 +1,8 @@
 """The model's own logits of the probes: transformers as sentence-transformers runs it, each pair alone.
 
 This is what a worker's scores are compared with, so it shares as little as it can with their way: its own
-tokenizer, read from the model's files and not from the cache, its own prompts and truncation, its own
-poolings and activation, and transformers' own forward. With one pair at a time there is no padding.
+tokens (`reference_tokens`), its own poolings and activation, and transformers' own forward. With one pair at
+a time there is no padding.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from rankmill.workers.backends.base import MATRIX, ROW, Logits, Rounding
 from rankmill.workers.batches.layout import SavedModule
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.description import read
-from rankmill.workers.models.probes import Probe
-from rankmill.workers.models.prompts import answers, is_structured, prompt_template
-from rankmill.workers.models.templates import template_options
+from rankmill.workers.models.prompts import answers
+from rankmill.workers.models.reference_tokens import ReferenceTokens, Row
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _KINDS = {
@@ -35,9 +34,6 @@ _KINDS = {
     "chain": AutoModel,
     "causal": AutoModelForCausalLM,
 }
-
-Row = dict[str, list[int]]
-"""Token ids, mask and types of a pair, by their names in transformers."""
 
 
 class ReferenceModel:
@@ -55,61 +51,13 @@ class ReferenceModel:
         self._source, self._revision, self._device = source, revision, "cpu"
         self._about = about = read(source, revision)  # not what is kept of it
         self._inputs = spec.inputs
-        self._template = prompt_template(spec, about) if spec.inputs == "pairs" else None
-        self._own_template = spec.prompt_template is None
+        self.tokens = ReferenceTokens(spec, about)
+        """Tokenizes a probe."""
         self._answers = answers(spec, about) if about.layout.task == "causal" else None
         self._model = _KINDS[about.layout.task].from_pretrained(
             source, revision=revision if isinstance(source, str) else None, config=about.config,
             dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
         ).eval()  # fmt: skip
-
-    def tokens(self, probe: Probe, max_length: int) -> Row:
-        """Token ids of a pair, and what else transformers' tokenizer says of them."""
-        tokenizer, prompt = self._about.tokenizer, self._about.layout.prompt
-        if self._inputs == "texts":
-            return dict(tokenizer(probe.passage, truncation=True, max_length=max_length))
-        if self._inputs == "conversations":
-            cut = {
-                "truncation": True,
-                "max_length": max_length,
-                **template_options(str(tokenizer.chat_template)),
-            }
-            try:
-                return dict(tokenizer.apply_chat_template(probe.messages, return_dict=True, **cut))
-            except Exception:  # of a template that knows no such message: then nobody can score it
-                if not probe.before:
-                    raise
-                return {"input_ids": []}
-        if self._template is None:
-            pair = [[prompt + probe.query, probe.passage]]
-            found = tokenizer(pair, truncation="longest_first", max_length=max_length)
-            return {name: values[0] for name, values in found.items()}
-        ids = self._chat(probe, prompt, truncation=True, max_length=max_length)
-        if len(ids) == max_length:  # what follows the passage is put back, as sentence-transformers does
-            short, long = (self._chat(Probe(text, text), prompt) for text in ("0", "1 2 3 4"))
-            same = 0
-            while same < min(len(short), len(long)) and short[-1 - same] == long[-1 - same]:
-                same += 1
-            ending = short[len(short) - same :] if same < min(len(short), len(long)) else []
-            keep = min(len(ending), max_length)
-            ids[max_length - keep :] = ending[len(ending) - keep :]
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
-
-    def _chat(self, probe: Probe, prompt: str, **cut: Any) -> list[int]:
-        layout, template = self._about.layout, str(self._template)
-        chat_format = layout.chat_format if self._own_template else "auto"
-        structured = is_structured(template, chat_format, self._about.config.model_type)
-        texts = {"system": prompt, "query": probe.query, "document": probe.passage}
-        messages = [
-            {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
-            for role, text in texts.items()
-            if role != "system" or text
-        ]
-        options = {**template_options(template), **layout.chat_options}
-        found = self._about.tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=True, return_dict=True, **options, **cut
-        )
-        return list(found["input_ids"])
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from rankmill import AsyncClient, Client
 from rankmill.cluster.exporter import ClusterView, exporter_registry
 from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.cache import read_json
 from rankmill.jobs.contract.errors import SpecError, WorkerError, WrongScores
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -599,13 +600,13 @@ def test_several_outputs_are_scored_by_a_graph_too(tmp_path: Path) -> None:
 
 
 def test_the_demo_model_ships_with_what_transformers_makes_of_it(tmp_path: Path, monkeypatch: Patch) -> None:
-    shipped = proving.Shipped.model_validate_json(proving.DEMO_FIGURES.read_bytes())
+    shipped = proving.Shipped.model_validate(read_json(proving.DEMO_FIGURES))
     now = figures()
     assert (shipped.of, shipped.own.tokens) == (now.of, now.own.tokens), (
         "python -m tests.harness.demo_figures"
     )
     np.testing.assert_allclose(shipped.own.logits, now.own.logits, atol=1e-4)
-    monkeypatch.setattr(proving, "_Model", None)  # nobody asks transformers
+    monkeypatch.setattr(proving.Proving, "asked", None)  # nobody asks transformers
     for precision in ("fp32", "bf16"):
         spec = ScoreSpec.model_validate({"model": "demo", "precision": precision})
         assert load_proven(spec, "cpu", "torch", str(tmp_path)).proof is not None

@@ -1,0 +1,146 @@
+"""Compares what a spec adds to a model's texts with transformers: length, side, instruction, windows.
+
+The scores of a model are compared when it is loaded (`proving`). Here only token ids are, when such a spec is
+first met on this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rankmill.jobs.cache import read_json, strangers, write_json
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.engine.probing import digest, ids_of
+from rankmill.workers.engine.work import prepare
+from rankmill.workers.host.disk_cache import version
+from rankmill.workers.models.loading import ANY_LENGTH, Loaded, Model, find_max_length
+from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of, over_the_limit
+from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
+
+_KEPT = 1000
+"""Specs of a model that a host remembers, the latest."""
+
+_OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
+"""Fields of a spec that change no token, or that the proof of the model is about."""
+
+
+class SpecCheck:
+    """Compares the tokens of each spec of a loaded model, once.
+
+    Parameters
+    ----------
+    loaded, template
+        The model, and the prompt template with which its scores were compared.
+    folder
+        Where this host keeps which specs it has compared.
+    """
+
+    def __init__(self, loaded: Loaded, template: str | None, folder: Path) -> None:
+        self._loaded, self._template, self._folder = loaded, template, folder
+        self._about = {
+            "model": loaded.revision,
+            "copy": loaded.about.copy,
+            "versions": [version(name) for name in ("rankmill", "transformers", "tokenizers")],
+            "probes": digest(OF_SPECS),
+        }
+        self._file = folder / f"specs-{digest(sorted(self._about.items()))}.json"
+        self._right: set[str] = set()
+        self._tokenizer: Any = None
+
+    def __call__(self, spec: ScoreSpec, model: Model) -> None:
+        """Compare the tokens of a spec, unless that was done.
+
+        Raises
+        ------
+        WorkerError
+            They are others.
+        """
+        asked = spec.model_dump(exclude=_OTHERS, exclude_defaults=True)
+        adds = asked.keys() - {"inputs", "prompt_template"}
+        if not adds and spec.prompt_template == self._template:
+            return
+        if spec.inputs == "tokens":
+            return
+        name = digest(sorted(asked.items()))
+        if name in self._right or name in (known := self._known()):
+            return
+        if self._tokenizer is None:
+            self._tokenizer = own_tokenizer(self._loaded.source, self._loaded.revision)
+        side = self._tokenizer.truncation_side
+        try:
+            self._compare(spec, model)
+        finally:
+            self._tokenizer.truncation_side = side
+        self._right.add(name)
+        if self._loaded.revision:
+            with suppress(OSError):
+                write_json(self._file, {**self._about, "specs": [*known, name][-_KEPT:]})
+
+    def _known(self) -> list[str]:
+        if strangers(self._folder, self._folder.parent):
+            return []
+        kept = read_json(self._file)
+        specs = kept.pop("specs", [])
+        return specs if kept == self._about and isinstance(specs, list) else []
+
+    def _compare(self, spec: ScoreSpec, model: Model) -> None:
+        limit = find_max_length(spec, self._loaded.about)
+        theirs = ReferenceTokens(spec, replace(self._loaded.about, tokenizer=self._tokenizer))
+        cut = spec.max_length is not None or limit <= LONGEST  # else its own limit, which was compared
+        probes = [*OF_SPECS, *(over_the_limit(limit) if cut else ())]
+        work = prepare(model, *columns_of(probes, spec.inputs), counted=False)
+        ours = list(zip(work.rows.tolist(), ids_of(work.tokens), strict=True))
+        for row, probe in enumerate(probes):
+            mine = [ids for place, ids in ours if place == row]
+            whole = theirs(probe, ANY_LENGTH)["input_ids"]
+            if model.refused_over is not None and len(whole) > limit:
+                expected = []
+            elif count := self._windows_of(spec, probe, theirs, limit):
+                parts = [*self._windows(probe, model)]
+                expected = [theirs(each, limit)["input_ids"] for each in parts] if len(parts) == count else []
+            else:
+                expected = [each for each in (theirs(probe, limit)["input_ids"],) if each]
+            if mine != expected:
+                asked = ", ".join(sorted(spec.model_dump(exclude=_OTHERS, exclude_defaults=True)))
+                raise WorkerError(
+                    f"model {spec.model} would not get its own tokens with the options of this run "
+                    f"({asked}): probe {row} has others than transformers'"
+                )
+
+    def _windows_of(self, spec: ScoreSpec, probe: Probe, theirs: ReferenceTokens, limit: int) -> int:
+        """How many windows a passage has; 0 if it stays whole."""
+        if not spec.long.startswith("split"):
+            return 0
+        passage = theirs.beginning(probe.passage)
+        if spec.inputs == "pairs":
+            room = limit - len(theirs(probe._replace(passage=""), ANY_LENGTH)["input_ids"])
+        else:
+            room = limit - len(theirs(Probe("", ""), ANY_LENGTH)["input_ids"])
+        tokens = len(self._tokenizer(passage, add_special_tokens=False)["input_ids"])
+        if not tokens > room >= limit // 4:
+            return 0
+        return 1 + len(range(0, tokens - room, min(spec.long_stride or max(room // 2, 1), room)))
+
+    def _windows(self, probe: Probe, model: Model) -> Iterator[Probe]:
+        """The windows of a passage, which have all of it, in order."""
+        if model.windows is None:
+            return
+        columns = [[text or "" for text in column] for column in columns_of([probe], model.inputs)]
+        if model.short_passages:
+            columns[-1] = model.short_passages.cut(columns[-1])
+        _, asked, read = model.windows.cut(columns[0], columns[1] if len(columns) > 1 else None)
+        parts, (text,) = read if read is not None else asked, columns[-1]
+        done = 0
+        for part in parts:
+            at = text.find(part, max(done - len(part), 0), done + len(part) + 1)
+            if at < 0 or text[done:at].strip():
+                break
+            done = max(done, at + len(part))
+            yield probe._replace(passage=part)
+        if text[done:].strip():
+            yield Probe("", "")  # a part of the passage is in no window

@@ -1,0 +1,103 @@
+"""The tokens that transformers and sentence-transformers make of a pair: what a worker's are compared with.
+
+It shares as little as it can with a worker's way: its own tokenizer, read from the model's files and not from
+the cache, its own prompts and truncation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.models.description import Description
+from rankmill.workers.models.probes import Probe
+from rankmill.workers.models.prompts import is_structured, prompt_template
+from rankmill.workers.models.templates import template_options
+
+Row = dict[str, list[int]]
+"""Token ids, mask and types of a pair, by their names in transformers."""
+
+
+def own_tokenizer(source: str | Path, revision: str | None) -> Any:
+    """The tokenizer of a model's files."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
+
+
+class ReferenceTokens:
+    """Tokenizes one pair, text or conversation at a time.
+
+    Parameters
+    ----------
+    spec
+        Prompt, instruction and truncation.
+    about
+        The model, with its own tokenizer.
+    """
+
+    def __init__(self, spec: ScoreSpec, about: Description) -> None:
+        self._spec, self._about, self._tokenizer = spec, about, about.tokenizer
+        self._prompt = about.layout.prompt if spec.instruction is None else spec.instruction
+        self._template = prompt_template(spec, about) if spec.inputs == "pairs" else None
+        if spec.truncation_side:
+            self._tokenizer.truncation_side = spec.truncation_side
+
+    def __call__(self, probe: Probe, max_length: int) -> Row:
+        """Token ids of a probe, and what else transformers' tokenizer says of them; none without a text."""
+        if probe.is_null:
+            return {"input_ids": []}
+        cut: dict[str, Any] = {"truncation": True, "max_length": max_length}
+        if self._spec.inputs == "texts":
+            return dict(self._tokenizer(self.beginning(probe.passage), **cut))
+        if self._spec.inputs == "conversations":
+            cut |= template_options(str(self._tokenizer.chat_template))
+            try:
+                return dict(self._tokenizer.apply_chat_template(probe.messages, return_dict=True, **cut))
+            except Exception:  # of a template that knows no such message: then nobody can score it
+                if not probe.before:
+                    raise
+                return {"input_ids": []}
+        passage = self.beginning(probe.passage)
+        if self._template is None:
+            found = self._tokenizer(
+                [[self._prompt + probe.query, passage]], **(cut | {"truncation": "longest_first"})
+            )
+            return {name: values[0] for name, values in found.items()}
+        ids = self._chat(probe.query, passage, **cut)
+        if len(ids) == max_length:  # what follows the passage is put back, as sentence-transformers does
+            short, long = (self._chat(text, text) for text in ("0", "1 2 3 4"))
+            same = 0
+            while same < min(len(short), len(long)) and short[-1 - same] == long[-1 - same]:
+                same += 1
+            ending = short[len(short) - same :] if same < min(len(short), len(long)) else []
+            keep = min(len(ending), max_length)
+            ids[max_length - keep :] = ending[len(ending) - keep :]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+    def beginning(self, passage: str) -> str:
+        """As much of a passage as a spec takes."""
+        most = self._spec.max_passage_tokens
+        while most:
+            found = self._tokenizer(passage, add_special_tokens=False, return_offsets_mapping=True)
+            if len(found["input_ids"]) <= most:
+                break
+            passage = passage[: found["offset_mapping"][most - 1][1]]
+        return passage
+
+    def _chat(self, query: str, passage: str, **cut: Any) -> list[int]:
+        layout, template = self._about.layout, str(self._template)
+        chat_format = layout.chat_format if self._spec.prompt_template is None else "auto"
+        structured = is_structured(template, chat_format, self._about.config.model_type)
+        texts = {"system": self._prompt, "query": query, "document": passage}
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
+            for role, text in texts.items()
+            if role != "system" or text
+        ]
+        options = {**template_options(template), **layout.chat_options}
+        found = self._tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=True, return_dict=True, **options, **cut
+        )
+        return list(found["input_ids"])

@@ -1,0 +1,245 @@
+"""Scorers that are wrong only in large batches, some lengths, after odd rows or for some specs.
+
+A plant is refused at load, or its first large batch is, or its first spec: no wrong score is answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.engine import engine as engines
+from rankmill.workers.engine import proving
+from rankmill.workers.engine.engine import Engine, ScoresChanged
+from rankmill.workers.engine.probing import Probed
+from rankmill.workers.engine.proving import load_proven
+from rankmill.workers.models import loading, tokenizer
+from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
+from tests.harness.models.tiny import cross_encoder, make_bert
+from tests.workers.engine.test_proving import in_the_logits
+
+pytestmark = pytest.mark.own_precision
+
+Patch = pytest.MonkeyPatch
+
+WORDS = [
+    "the",
+    "moon",
+    "is",
+    "far",
+    "away",
+    "and",
+    "nobody",
+    "knows",
+    "how",
+    "long",
+    "a",
+    "river",
+    "flows",
+    "under",
+    "old",
+    "stone",
+    "bridges",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("bert") / "model", positions=512)
+
+
+def in_batches(patch: Patch, wrong: Callable[[Any], Any]) -> None:
+    """Add 1 to the rows that `wrong` names of a batch."""
+    finish = engines.Engine._scatter
+
+    def scatter(self: Engine, parts: Any, logits: Logits) -> None:
+        lengths = np.concatenate([work.tokens.lengths[rows] for work, rows in parts])
+        logits = np.array(logits)
+        logits[wrong(lengths)] += 1
+        finish(self, parts, logits)
+
+    patch.setattr(engines.Engine, "_scatter", scatter)
+
+
+def from_row_40_on(patch: Patch) -> None:
+    in_batches(patch, lambda lengths: np.arange(len(lengths)) >= 40)
+
+
+def beyond_64_rows(patch: Patch) -> None:
+    in_batches(patch, lambda lengths: np.full(len(lengths), len(lengths) > 64))
+
+
+def beyond_4096_padded_tokens(patch: Patch) -> None:
+    in_batches(patch, lambda lengths: np.full(len(lengths), len(lengths) * lengths.max() > 4096))
+
+
+def in_rows_of_180_to_449_tokens(patch: Patch) -> None:
+    in_batches(patch, lambda lengths: (lengths >= 180) & (lengths <= 449))
+
+
+def half_a_percent_of_scale(patch: Patch) -> None:
+    in_the_logits(patch, lambda logits: logits * 1.005)
+
+
+def after_a_null_row(patch: Patch) -> None:
+    """The texts of a row after one without a text are those of the next."""
+    prepare = vars(engines)["prepare"]
+
+    def shifted(model: Any, queries: Any, passages: Any = None, **options: Any) -> Any:
+        if passages is not None and None in passages:
+            first = list(passages).index(None) + 1
+            passages = [*passages[:first], *passages[first + 1 :], *passages[first : first + 1]]
+        return prepare(model, queries, passages, **options)
+
+    patch.setattr(engines, "prepare", shifted)
+    patch.setattr("rankmill.workers.engine.probing.prepare", shifted)
+
+
+def texts_that_begin_alike_taken_for_one(patch: Patch) -> None:
+    call = tokenizer.PairTokenizer.__call__
+
+    def taken(texts: Any) -> list[str]:
+        first: dict[str, str] = {}
+        return [first.setdefault(text[:200], text) for text in texts]
+
+    patch.setattr(
+        tokenizer.PairTokenizer,
+        "__call__",
+        lambda self, queries, passages=None: call(
+            self, taken(queries), None if passages is None else taken(passages)
+        ),
+    )
+
+
+SCORERS = [
+    from_row_40_on, beyond_64_rows, beyond_4096_padded_tokens, in_rows_of_180_to_449_tokens,
+    half_a_percent_of_scale, after_a_null_row, texts_that_begin_alike_taken_for_one,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", SCORERS)
+def test_a_wrong_scorer_is_refused_at_load(
+    plant: Callable[[Patch], None], model: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(proving, "_BATCH_SECONDS", 60)  # however busy this machine is
+    plant(monkeypatch)
+    with pytest.raises(WorkerError, match="would not get its own scores"):
+        load_proven(ScoreSpec(model=str(model), precision="fp32"), "cpu", "torch", str(tmp_path))
+
+
+def test_a_batch_that_is_larger_than_any_is_compared_before_it_is_answered(
+    model: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(proving, "_BATCH_SECONDS", 1e-9)  # as with a model of billions of weights
+    spec = ScoreSpec(model=str(model), precision="fp32")
+    pairs = [("moon", " ".join(WORDS[: row % 9])) for row in range(200)]
+    expected = cross_encoder(model).predict(pairs)
+
+    def scored() -> Logits:
+        engine = Engine(load_proven(spec, "cpu", "torch", str(tmp_path)).model(spec), 1 << 14)
+        return engine.score(*zip(*pairs, strict=True)).scores
+
+    with monkeypatch.context() as wrong:
+        beyond_64_rows(wrong)
+        with pytest.raises(ScoresChanged, match=r"a batch of \d+ rows has scores that differ by 1"):
+            scored()
+        with pytest.raises(WorkerError, match=r"a batch of \d+ rows has scores that differ by 1"):
+            scored()  # this host remembers it
+    (file,) = (tmp_path / "proofs").glob("*.json")
+    file.unlink()
+    np.testing.assert_allclose(scored(), expected, atol=1e-4)
+    assert json.loads(file.read_text())["proof"]["rows"] >= 200
+    monkeypatch.setattr(Probed, "repeated", None)  # what is known is not compared again
+    np.testing.assert_allclose(scored(), expected, atol=1e-4)
+
+
+SPECS: dict[str, dict[str, Any]] = {
+    "max_length": {"max_length": 20},
+    "truncation_side": {"max_length": 20, "truncation_side": "left"},
+    "instruction": {"instruction": "find the river: "},
+    "max_passage_tokens": {"max_passage_tokens": 7},
+    "long": {"max_length": 24, "long": "split"},
+    "long_stride": {"max_length": 24, "long": "split", "long_stride": 3},
+    "refuse": {"max_length": 24, "long": "refuse"},
+}
+
+
+@pytest.mark.parametrize("asked", SPECS)
+def test_what_a_spec_adds_is_compared_when_it_is_first_met(
+    asked: str, model: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    spec = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", **SPECS[asked]})
+    loaded = load_proven(spec, "cpu", "torch", str(tmp_path))
+    loaded.model(spec)
+    (file,) = (tmp_path / "proofs").glob("specs-*.json")
+    assert len(json.loads(file.read_text())["specs"]) == 1
+    monkeypatch.setattr("rankmill.workers.engine.spec_check.own_tokenizer", None)  # it is known now
+    load_proven(spec, "cpu", "torch", str(tmp_path)).model(spec)
+    load_proven(spec, "cpu", "torch", str(tmp_path)).model(spec.model_copy(update={"activation": "sigmoid"}))
+
+
+FORGOTTEN: dict[str, tuple[str, Any]] = {
+    "max_length": ("find_max_length", lambda spec, about: 512),
+    "truncation_side": ("tokenizer_for", None),
+    "instruction": ("tokenizer_for", None),
+    "max_passage_tokens": ("_short_passages", lambda spec, about: None),
+    "long": ("_windows", lambda spec, about, tokenizer: None),
+    "long_stride": ("_windows", None),
+}
+
+
+@pytest.mark.parametrize("asked", FORGOTTEN)
+def test_what_a_spec_adds_and_is_forgotten_is_refused(
+    asked: str, model: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    plain = ScoreSpec(model=str(model), precision="fp32")
+    spec = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", **SPECS[asked]})
+    loaded = load_proven(plain, "cpu", "torch", str(tmp_path))
+    name, instead = FORGOTTEN[asked]
+    right = vars(loading)[name]
+    forget = {asked: None}
+    monkeypatch.setattr(
+        loading, name, instead or (lambda spec, *others: right(spec.model_copy(update=forget), *others))
+    )
+    with pytest.raises(WorkerError, match=rf"would not get its own tokens with the options .*{asked}"):
+        loaded.model(spec)
+
+
+def test_another_template_than_the_proven_one_is_compared(tmp_path: Path, monkeypatch: Patch) -> None:
+    folder = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
+    plain = ScoreSpec(model=str(folder), precision="fp32")
+    other = plain.model_copy(
+        update={"prompt_template": PAIR_TEMPLATE.replace("Judge", "Rate"), "instruction": "x"}
+    )
+    loaded = load_proven(plain, "cpu", "torch", str(tmp_path / "cache"))
+    loaded.model(other)
+    right = vars(loading)["tokenizer_for"]
+    monkeypatch.setattr(
+        loading,
+        "tokenizer_for",
+        lambda spec, *others: right(plain.model_copy(update={"instruction": "y"}), *others),
+    )
+    with pytest.raises(WorkerError, match="prompt_template"):
+        loaded.model(other.model_copy(update={"instruction": "z"}))
+
+
+def test_what_is_kept_of_another_model_is_not_believed(model: Path, tmp_path: Path) -> None:
+    other = make_bert(tmp_path / "other", seed=1)
+    spec = ScoreSpec(model=str(model), precision="fp32")
+    load_proven(spec, "cpu", "torch", str(tmp_path / "cache"))
+    load_proven(ScoreSpec(model=str(other), precision="fp32"), "cpu", "torch", str(tmp_path / "foreign"))
+    (mine,), (foreign,) = ((tmp_path / name / "proofs").glob("*.json") for name in ("cache", "foreign"))
+    right = json.loads(mine.read_text())["about"]
+    mine.write_bytes(foreign.read_bytes())  # under this name
+    proof = load_proven(spec, "cpu", "torch", str(tmp_path / "cache")).proof
+    assert proof
+    assert proof.holds
+    assert json.loads(mine.read_text())["about"] == right
