@@ -437,5 +437,8 @@ class Cluster:
 class SimulatedClient(Client):
     """A client of the world's server."""
 
-    def _connect(self, url: str) -> RunStore:
+    def _store_at(self, url: str) -> RunStore:
         return RunStore(world().redis.client(self.settings.redis_wait_seconds))
+
+    def _opened(self) -> None:
+        """Do not look at the server's settings, which the simulation does not have."""
