@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import struct
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,11 @@ from typing import Any
 
 from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
+
+_ACL_ENTRY = struct.Struct("<HHI")
+"""Tag, rights and number of an entry of Linux's access control lists, which follow a version of 4 bytes."""
+
+_ACL_USER, _ACL_GROUP = 0x02, 0x08
 
 _MODE = 0o775
 """Most that others may do with a folder of the cache, whatever the umask allows."""
@@ -76,13 +82,33 @@ def _strangers(folder: Path, *, above: bool = False) -> str | None:
     is_sticky = above and about.st_mode & stat.S_ISVTX
     if about.st_mode & stat.S_IWOTH and not is_sticky:
         return "can be written by everybody"
-    others = about.st_gid not in {os.getegid(), *os.getgroups()}
-    if about.st_mode & stat.S_IWGRP and others and not is_sticky:
-        return f"can be written by group {about.st_gid}, which is none of this process"
+    if about.st_mode & stat.S_IWGRP and not is_sticky:
+        if about.st_gid not in _groups():
+            return f"can be written by group {about.st_gid}, which is none of this process"
+        if listed := _in_its_list(folder):  # whose mask are the group's bits of a mode
+            return f"can be written by {listed}, as its access control list says"
     owner = about.st_uid
     if owner in {0, os.geteuid()} or owner == _owner_in(folder) or (above and owner in _unmapped()):
         return None
     return f"belongs to user {owner}"
+
+
+def _groups() -> set[int]:
+    return {os.getegid(), *os.getgroups()}
+
+
+def _in_its_list(folder: Path) -> str | None:
+    """A stranger who may write by the folder's POSIX access control list; ``None`` if there is none."""
+    try:
+        listed = os.getxattr(folder, "system.posix_acl_access")
+    except (OSError, AttributeError):  # it has none, or this system has no such lists
+        return None
+    for tag, rights, number in _ACL_ENTRY.iter_unpack(listed[4:]):
+        if rights & os.W_OK and tag == _ACL_USER and number not in {0, os.geteuid()}:
+            return f"user {number}"
+        if rights & os.W_OK and tag == _ACL_GROUP and number not in _groups():
+            return f"group {number}"
+    return None
 
 
 def _owner_in(folder: Path) -> int | None:

@@ -138,11 +138,14 @@ def _is_foreign(name: str, model: Any) -> bool:
 
 
 def _checkpoint(source: str | Path, revision: str | None) -> Iterable[Path]:
-    """The files with weights; not found for a model on the hub whose weights are in several files."""
+    """The files with weights; of a model on the hub the one, or else those that its index names."""
     if isinstance(source, Path):
         return weight_files(source)
-    file = model_file(source, revision, "model.safetensors")
-    return [] if file is None else [file]
+    if file := model_file(source, revision, "model.safetensors"):
+        return [file]
+    index = read_json(source, revision, "model.safetensors.index.json", dict) or {}
+    names = sorted(set(index.get("weight_map", {}).values()))
+    return [file for name in names if (file := model_file(source, revision, name))]
 
 
 def _shapes(file: Path) -> list[list[int]]:

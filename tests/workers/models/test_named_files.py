@@ -188,6 +188,25 @@ def test_a_model_on_the_hub_names_no_file_of_this_host(
         load_model(spec, "cpu", "torch", str(tmp_path / "another-cache"))
 
 
+def test_the_size_of_a_model_on_the_hub_whose_weights_are_in_several_files_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its config describes was made in memory first, and then refused."""
+    kept, commit = tmp_path / "hub" / "models--some--model", "0123456789abcdef" * 2 + "01234567"
+    folder = make_bert(kept / "snapshots" / commit)
+    put_weights(folder, "model-00001-of-00001.safetensors")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    spec = ScoreSpec(model="some/model", precision="fp32")
+    assert load_model(spec, "cpu", "torch", str(tmp_path / "cache")).revision == commit
+    edit(folder / "config.json", num_hidden_layers=200)
+    with pytest.raises(SpecError, match=r"parameters, but its config\.json describes|describes more than"):
+        load_model(spec, "cpu", "torch", str(tmp_path / "another-cache"))
+
+
 @pytest.mark.parametrize("place", [index, config])
 def test_weights_of_other_formats_are_not_loaded_by_any_name(
     place: Callable[[Path, str], None], tmp_path: Path
