@@ -12,6 +12,7 @@ made from models is.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import logging
 import os
 import signal
@@ -62,10 +63,14 @@ __all__ = [
 ]
 pytest_plugins = [
     "tests.harness.servers.buckets",
+    "tests.harness.held",
     "tests.harness.models.tiny",
     "tests.harness.processes",
     "tests.harness.servers.valkey",
 ]
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
+if not _HAS_TORCH:
+    pytest_plugins.append("tests.harness.without_torch")
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and so would all that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -142,7 +147,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start one process that forks for all of pytest-xdist's; it imports while they do."""
-    if config.getoption("numprocesses", None) and not config.getoption("collectonly"):
+    if _HAS_TORCH and config.getoption("numprocesses", None) and not config.getoption("collectonly"):
         os.environ[FORKS] = start_forks()
 
 

@@ -24,6 +24,7 @@ from rankmill.jobs.runtime.connection import client_for, connect
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.passwords import mask_passwords, mask_url, remember_password
 from tests.conftest import BIN, ENVIRON, Server, wait_for
+from tests.harness.tools import needs_package
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +142,7 @@ def test_the_rest_of_a_url_stays(url: str) -> None:
 
 
 def test_processes_do_not_show_the_password_to_others(server: Server, tmp_path: Path) -> None:
+    needs_package("torch")
     server.client.config_set("requirepass", "zqx1@/:zqx2")
     server.client.auth("zqx1@/:zqx2")
     url = f"{server.url.replace('unix://', 'unix://:zqx1%40%2F%3Azqx2@')}"

@@ -30,6 +30,7 @@ from rankmill.jobs.system import system
 from rankmill.registry.store import RegistryStore, WritableFolder, next_version
 from tests.harness.models.registries import put_version
 from tests.harness.servers.buckets import Bucket
+from tests.harness.tools import needs_package
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 100, "1_Pooling/config.json": b"[]"}
 
@@ -298,6 +299,7 @@ def test_an_alias_remembers_what_it_stood_for() -> None:
 
 
 def test_a_registry_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_package("s3fs")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")

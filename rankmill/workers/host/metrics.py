@@ -136,7 +136,7 @@ build.info(
     {
         "version": importlib.metadata.version("rankmill"),
         "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
+        "torch": next((each.version for each in importlib.metadata.distributions(name="torch")), "none"),
     }
 )
 ProcessCollector(registry=REGISTRY)
