@@ -32,8 +32,8 @@ from tests.conftest import (
     run_command,
     wait_for,
 )
-from tests.faults.conftest import Held
 from tests.harness.environ import ALL_ROOTS
+from tests.harness.held import Held
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.runs import SOME_BYTES, kept_bytes
 
@@ -138,84 +138,79 @@ def test_runs_whose_list_is_lost_are_scored_once(
 
 
 @pytest.fixture
-def undisturbed(source: Path, client: Client, tmp_path: Path, queue: Server) -> Path:
-    path = tmp_path / "undisturbed.parquet"
-    options = ["--model", client.settings.model, "--precision", "fp32", "--redis", queue.url]
-    assert run_command("score-file", source, "-o", path, *options).code == 0
+def held_source(tmp_path: Path) -> Path:
+    """As `source`; the worker of `held` does not go past its middle."""
+    path = tmp_path / "held.parquet"
+    texts = [f"river {n}" if n != ROWS // 2 else "hold" for n in range(ROWS)]
+    pq.write_table(pa.table({"id": range(ROWS), "query": ["big cat"] * ROWS, "passage": texts}), path)
     return path
 
 
-def wait_until_some_are_kept(runner: subprocess.Popen[bytes], output: Path, writes: int = 8) -> None:
-    """Wait for a number of writes to the journal."""
-    log = folder_of(output) / "journal.db-wal"
-    seen: set[int] = set()
+@pytest.fixture
+def held_client(held: Held) -> Client:
+    return Client(held.server.url, model=str(held.model), precision="fp32", chunk_size=CHUNK)
 
-    def some() -> bool:
-        with suppress(FileNotFoundError):
-            seen.add(log.stat().st_mtime_ns)
-        return len(seen) > writes
 
-    wait_for(some, runner)
+def as_if_undisturbed(output: Path, held: Held, source: Path) -> Damage:
+    """The damage of an output beside one that is made now."""
+    undisturbed = output.with_name("undisturbed.parquet")
+    options = ["--model", held.model, "--precision", "fp32", "--redis", held.server.url]
+    assert run_command("score-file", source, "-o", undisturbed, *options).code == 0
+    return damage(output, undisturbed)
 
 
 @pytest.mark.slow
 def test_a_runner_that_dies_is_followed_and_a_zombie_writes_nothing(
-    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, undisturbed: Path,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    before = finished_jobs(queue.client)
-    first = runners(queue, environ=SMALL)
-    run = client.submit_file(str(source), str(output))
-    wait_until_some_are_kept(first, output)
+    held: Held, held_client: Client, runners: StartRunner, held_source: Path, output: Path, tmp_path: Path
+) -> None:
+    before = finished_jobs(held.server.client)
+    first = runners(held.server, environ=SMALL)
+    run = held_client.submit_file(str(held_source), str(output))
+    wait_for(lambda: kept_bytes(output) > SOME_BYTES, first)
     first.kill()
     first.wait()
     kept = kept_rows(output)
-    zombie = runners(queue, environ=SMALL)
+    zombie = runners(held.server, environ=SMALL)
     log = tmp_path / "runner.log"
-    wait_for(
-        lambda: log.read_text().count("run begins: ") == 2, zombie
-    )  # a fast machine has soon scored the rest
+    wait_for(lambda: log.read_text().count("run begins: ") == 2, zombie)
     zombie.send_signal(signal.SIGSTOP)
-    third = runners(queue, environ=SMALL)
+    third = runners(held.server, environ=SMALL)
     wait_for(lambda: "another score-file is making" in run.status().reason, third)  # the zombie has its lock
+    held.go()
     zombie.send_signal(signal.SIGCONT)
     done = run.wait(60)
-    assert damage(output, undisturbed) == UNHARMED
     assert done.outcome
     assert done.outcome.resumed_rows >= kept > 0
     assert not folder_of(output).exists()
     chunks = -(-ROWS // CHUNK)
-    assert finished_jobs(queue.client) - before <= chunks + 3 * WINDOW
+    assert finished_jobs(held.server.client) - before <= chunks + 3 * WINDOW
+    assert as_if_undisturbed(output, held, held_source) == UNHARMED
     for runner in (zombie, third):
         assert runner.poll() is None
 
 
 @pytest.mark.slow
 def test_a_runner_keeps_its_run_when_the_server_loses_its_data(
-    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, undisturbed: Path
+    held: Held, held_client: Client, runners: StartRunner, held_source: Path, output: Path
 ) -> None:
-    runner = runners(queue, environ=SMALL)
-    run = client.submit_file(str(source), str(output))
-    waits = client.submit_file(str(source), str(output.with_name("other.parquet")))
-    wait_until_some_are_kept(runner, output)
-    queue.client.flushall()
-    wait_for(lambda: queue.client.exists(keys.file_run(run.id)), runner)
+    runner = runners(held.server, environ=SMALL)
+    run = held_client.submit_file(str(held_source), str(output))
+    waits = held_client.submit_file(str(held_source), str(output.with_name("other.parquet")))
+    wait_for(lambda: kept_bytes(output) > SOME_BYTES, runner)
+    held.server.client.flushall()
+    wait_for(lambda: held.server.client.exists(keys.file_run(run.id)), runner)
+    held.go()
     assert run.wait(60).state == "done"
-    assert damage(output, undisturbed) == UNHARMED
+    assert as_if_undisturbed(output, held, held_source) == UNHARMED
     with pytest.raises(RunExpired, match=f"there is no submitted run {waits.id}: .*has lost its data"):
         waits.status()
 
 
 def test_a_runner_that_is_stopped_hands_its_run_on_at_once(
-    held: Held, runners: StartRunner, tmp_path: Path, output: Path
+    held: Held, held_client: Client, runners: StartRunner, held_source: Path, output: Path
 ) -> None:
-    source = tmp_path / "held.parquet"
-    texts = [f"river {n}" if n != ROWS // 2 else "hold" for n in range(ROWS)]
-    pq.write_table(pa.table({"query": ["big cat"] * ROWS, "passage": texts}), source)
-    long_lease = {**SMALL, "RANKMILL_LEASE_SECONDS": "600"}
-    first = runners(held.server, environ=long_lease)
-    client = Client(held.server.url, model=str(held.model), precision="fp32", chunk_size=CHUNK)
-    run = client.submit_file(str(source), str(output))
+    first = runners(held.server, environ={**SMALL, "RANKMILL_LEASE_SECONDS": "600"})
+    run = held_client.submit_file(str(held_source), str(output))
     wait_for(lambda: kept_bytes(output) > SOME_BYTES, first)
     first.terminate()
     assert first.wait(timeout=60) == 0

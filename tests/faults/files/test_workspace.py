@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.faults.kills import finished_jobs, folder_of
 from tests.conftest import Outcome, Server, run_command, score_file, start_command, wait_for
-from tests.faults.conftest import Held
+from tests.harness.held import Held
 from tests.harness.runs import SOME_BYTES, kept_bytes
 
 ROWS, CHUNK = 800, 8

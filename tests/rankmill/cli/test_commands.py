@@ -27,7 +27,7 @@ from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import LogFormat
 from tests.conftest import Outcome, Server, StartWorker, score_file, start_command, wait_for
-from tests.harness.models.tiny import make_bert
+from tests.harness.held import Held
 
 
 def rankmill(*arguments: object) -> Outcome:
@@ -67,16 +67,12 @@ def test_status_runs_and_errors_of_a_live_run(server: Server, workers: StartWork
 
 
 @pytest.mark.slow
-def test_a_cancelled_score_file_says_so_and_can_be_continued(
-    server: Server, workers: StartWorker, tmp_path: Path
-) -> None:
-    model = make_bert(tmp_path / "model", hidden=128, layers=4)
-    rows = 600
+def test_a_cancelled_score_file_says_so_and_can_be_continued(held: Held, tmp_path: Path) -> None:
+    server, rows = held.server, 600
     source = tmp_path / "a.parquet"
-    passages = [f"{'the moon ' * 20}{row}" for row in range(rows)]
+    passages = [f"the moon {row}" if row != rows // 2 else "hold" for row in range(rows)]
     pq.write_table(pa.table({"query": ["cat"] * rows, "passage": passages}), source)
-    options = [source, "--redis", server.url, "--model", model, "--chunk-size", "16"]
-    workers(environ={"RANKMILL_BACKEND": "torch", "RANKMILL_PRECISION": "fp32"})  # there at once
+    options = [source, "--redis", server.url, "--model", held.model, "--chunk-size", "16"]
     process = start_command("score-file", *options)
 
     def scored() -> list[RunState]:
@@ -86,6 +82,7 @@ def test_a_cancelled_score_file_says_so_and_can_be_continued(
     done = rankmill("cancel", scored()[0].id[:8], "--redis", server.url)
     assert done.code == 0, done.err
     assert "is cancelled" in done.out
+    held.go()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     (line,) = [line for line in err.splitlines() if line.startswith("score-file: ")]
