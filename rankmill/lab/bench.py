@@ -79,6 +79,10 @@ class BenchFailed(RankmillError):
     """Workers died or took too long, so that the settings cannot be measured on this machine."""
 
 
+class BenchTimeout(BenchFailed):
+    """The time of a measurement is over."""
+
+
 class Bench:
     """A private server and workers, which end with the ``with`` block.
 
@@ -93,20 +97,22 @@ class Bench:
     ----------
     workers
         Number of workers.
+    deadline
+        The time (monotonic) after which every measurement fails.
 
     Raises
     ------
     EmbeddedError
         The workers cannot be started.
     BenchFailed
-        From every method that measures.
+        From every method that measures; `BenchTimeout` if the time is over.
     """
 
     def __init__(self, settings: Settings, timeout: float) -> None:
         self.settings = settings.model_copy(update={"redis_url": None})
         self.workers = len(worker_environs(settings))
         self._started = system.monotonic()
-        self._deadline = self._started + timeout
+        self.deadline = self._started + timeout
         self._timeout = timeout
         self._stack = contextlib.ExitStack()
 
@@ -179,8 +185,8 @@ class Bench:
     def _look(self) -> None:
         if self._embedded.worker_deaths:
             raise BenchFailed(self._embedded.last_death)
-        if system.monotonic() > self._deadline:
-            raise BenchFailed(f"not done after {self._timeout:,.0f} s")
+        if system.monotonic() > self.deadline:
+            raise BenchTimeout(f"not done after {self._timeout:,.0f} s")
 
 
 def split_requests(pairs: pa.Table, requests: int, size: int) -> list[pa.Table]:

@@ -21,7 +21,7 @@ from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import BackendName, Settings
 from rankmill.jobs.system import system
 from rankmill.lab.agreement import Agreement, agreement
-from rankmill.lab.bench import Bench, BenchFailed, Records, split_requests
+from rankmill.lab.bench import Bench, BenchFailed, BenchTimeout, Records, split_requests
 from rankmill.lab.experiment import Value
 from rankmill.lab.grid import label
 from rankmill.producer.local.embedded import worker_environs
@@ -104,7 +104,7 @@ class Trials:
     objective
         The cost: seconds of a bulk run, p95 seconds of single requests, or bytes of peak memory.
     timeout
-        Most seconds that any workers may live.
+        Seconds to measure, until `until` says otherwise.
 
     Attributes
     ----------
@@ -113,7 +113,8 @@ class Trials:
     """
 
     def __init__(self, base: Settings, pairs: pa.Table, objective: Objective, timeout: float) -> None:
-        self._base, self.pairs, self._objective, self._timeout = base, pairs, objective, timeout
+        self._base, self.pairs, self._objective = base, pairs, objective
+        self._deadline = system.monotonic() + timeout
         self._live: dict[str, Bench] = {}
 
     def __enter__(self) -> Trials:
@@ -121,6 +122,12 @@ class Trials:
 
     def __exit__(self, *error: object) -> None:
         self.end_others(None)
+
+    def until(self, deadline: float) -> None:
+        """End measurements at this time (monotonic) with `BenchTimeout`."""
+        self._deadline = deadline
+        for bench in self._live.values():
+            bench.deadline = deadline
 
     def reference(self, seconds: float) -> ReferenceScores:
         """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`."""
@@ -138,21 +145,25 @@ class Trials:
 
     def probe(
         self, backend: str, precisions: Iterable[str], reference: ReferenceScores
-    ) -> list[PrecisionProbe]:
+    ) -> Iterable[PrecisionProbe]:
         """Measure each precision of a backend once; workers that die are replaced for the next precision."""
-        left, probes = list(precisions), []
+        left = list(precisions)
         while left:
             try:
                 with self._bench({"backend": backend}) as bench:
                     while left:
-                        probes.append(self._probe(bench, backend, left[0], reference))
+                        yield self._probe(bench, backend, left[0], reference)
                         left.pop(0)
+            except BenchTimeout:
+                raise
             except (BenchFailed, EmbeddedError) as error:
-                probes.append(PrecisionProbe(backend=backend, precision=left.pop(0), reason=str(error)))
-        return probes
+                yield PrecisionProbe(backend=backend, precision=left.pop(0), reason=str(error))
 
     def compare(self, first: Changes, second: Changes) -> PairedCosts:
-        """Measure two settings in turn, so that other load on the machine affects both."""
+        """Measure two settings in turn, so that other load on the machine affects both.
+
+        Where the time is over, whole rounds count. Raises `BenchTimeout` if there is none.
+        """
         found = PairedCosts()
         try:
             one, other = self.warm(first), self.warm(second)
@@ -162,6 +173,11 @@ class Trials:
                     costs.append(self._cost(bench))
                 if self._objective == "memory" or not 1 / _CLEAR < found.gain < _CLEAR:
                     break
+        except BenchTimeout:
+            rounds = min(len(found.first), len(found.second))
+            if not rounds:
+                raise
+            return PairedCosts(first=found.first[:rounds], second=found.second[:rounds])
         except (BenchFailed, RunFailed, EmbeddedError) as error:
             return PairedCosts(reason=str(error))
         return found
@@ -202,7 +218,7 @@ class Trials:
             most = len(self.pairs) if settings.chunk_size == "auto" else settings.chunk_size
             share = {"chunk_size": min(most, len(self.pairs)), "claim_ahead": 1}
             settings = settings.model_copy(update=share)
-        return Bench(settings, self._timeout)
+        return Bench(settings, self._deadline - system.monotonic())
 
     def _probe(
         self, bench: Bench, backend: str, precision: str, reference: ReferenceScores
@@ -241,7 +257,7 @@ RecordT = TypeVar("RecordT")
 
 
 class NothingWorks(RankmillError):
-    """No backend and precision can score the sample here with the required rank correlation."""
+    """No backend and precision can score the sample here with the required rank correlation, or in time."""
 
 
 class _OutOfTime(Exception):
@@ -253,8 +269,8 @@ class Tuned:
     """The best settings found: ``changes`` to the settings that tuning began with, and its steps (``story``).
 
     ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
-    `None` if one of them failed. If it is below 1, nothing changes but the backend and the precision, and
-    these only if some were refused or not tried.
+    `None` if one of them failed, or there was no time. If it is below 1, nothing changes but the backend and
+    the precision, and these only if some were refused or not tried.
     """
 
     changes: dict[str, Any]
@@ -277,7 +293,8 @@ class Tuner:
     records
         Measurements of an interrupted tuning, which are not made again.
     budget
-        Most seconds to measure; a measurement that has begun is finished.
+        Seconds for all measurements, those of an interrupted tuning too. What is not expected to be done in
+        time is not begun, and the last comparison has its time kept; what takes longer is ended.
     min_spearman
         Rank correlation with the reference that a precision must reach.
     say
@@ -292,7 +309,15 @@ class Tuner:
     budget: float
     min_spearman: float
     say: Callable[[str], None]
-    _spent: float = field(default=0.0, init=False)
+    _earlier: float = field(default=0.0, init=False)
+    """Seconds of measurements that are not made again."""
+    _started: float = field(default=0.0, init=False)
+    _own: set[str] = field(default_factory=set, init=False)
+    """Names of the measurements that this process has made."""
+    _reference_seconds: float = field(default=0.0, init=False)
+    _compare_seconds: float = field(default=0.0, init=False)
+    """What a comparison takes, as far as one has been made."""
+    _partial: list[PrecisionProbe] = field(default_factory=list, init=False)
     _best: dict[str, Any] = field(default_factory=dict, init=False)
     _all_kept: bool = field(default=False, init=False)
     _story: list[str] = field(default_factory=list, init=False)
@@ -303,11 +328,15 @@ class Tuner:
         Raises
         ------
         NothingWorks
-            No backend and precision can score the sample well enough.
+            No backend and precision can score the sample well enough, or none was measured in time.
         RunFailed
             The reference cannot score it, for example because the model cannot be loaded.
         """
-        reference = self._once("reference", ReferenceScores, self._reference)
+        self._started = system.monotonic()
+        try:
+            reference = self._once("reference", ReferenceScores, self._reference)
+        except _OutOfTime:
+            raise self._too_short("the reference is not done") from None
         self.trials.use(reference)
         step = "backend and precision"
         try:
@@ -317,8 +346,12 @@ class Tuner:
             step = "workers and threads"
             self._split(reference.device)
         except _OutOfTime:
-            self._tell(f"the budget of {self.budget:,.0f} s is spent; not finished: {step}")
-        gain = self._compare({}, self._best, always=True).gain or None
+            self._tell(f"the budget of {self.budget:,.0f} s has no time for more; not finished: {step}")
+        gain = None
+        try:
+            gain = self._compare({}, self._best, is_last=True).gain or None
+        except _OutOfTime:
+            self._tell("no time was left to compare all changes with the initial settings")
         if gain:
             self._tell(f"all changes together: {gain:.2f} times as good as the initial settings")
         if gain and gain < 1 and self._all_kept:
@@ -349,6 +382,10 @@ class Tuner:
                 found += self._once(f"probe {backend}", list[PrecisionProbe], measure)
             except _OutOfTime as error:
                 out_of_time = error
+                found += self._partial
+                self._partial = []
+        if out_of_time and not found:
+            raise self._too_short(f"the reference took {self._reference_seconds:,.0f} s")
         good = self._good(found)
         if not good:
             raise NothingWorks(
@@ -365,7 +402,11 @@ class Tuner:
 
     def _probe(self, backend: str, reference: ReferenceScores) -> list[PrecisionProbe]:
         usual = tuple(each for each in get_args(Precision) if not each.startswith("int8-"))  # int8 chooses
-        return self.trials.probe(backend, self._open("precision", usual), reference)
+        self._partial = []
+        for probe in self.trials.probe(backend, self._open("precision", usual), reference):
+            self._partial.append(probe)
+        found, self._partial = self._partial, []
+        return found
 
     def _good(self, found: list[PrecisionProbe]) -> list[PrecisionProbe]:
         """The probes that run here and keep the ranks, fastest first; reports why the others do not."""
@@ -431,9 +472,9 @@ class Tuner:
         self.trials.end_others(self._best)
         return won
 
-    def _compare(self, first: Changes, second: Changes, *, always: bool = False) -> PairedCosts:
+    def _compare(self, first: Changes, second: Changes, *, is_last: bool = False) -> PairedCosts:
         name = f"{label(first)} against {label(second)}"
-        return self._once(name, PairedCosts, lambda: self.trials.compare(first, second), always)
+        return self._once(name, PairedCosts, lambda: self.trials.compare(first, second), is_last)
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
         """Values to try: all, or only the one that the settings fix."""
@@ -441,19 +482,45 @@ class Tuner:
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
 
     def _once(
-        self, name: str, kind: type[RecordT], measure: Callable[[], RecordT], always: bool = False
+        self, name: str, kind: type[RecordT], measure: Callable[[], RecordT], is_last: bool = False
     ) -> RecordT:
-        """The value recorded under `name`; else measure and record it, if the budget or `always` allows."""
+        """The value recorded under `name`; else measure and record it, if there is time."""
         record = self.records.get(name)
         if record is None:
-            if self._spent > self.budget and not always:
-                raise _OutOfTime
+            self._allow(is_last=is_last)
             started = system.monotonic()
-            value = measure()
+            try:
+                value = measure()
+            except BenchTimeout:
+                raise _OutOfTime from None
             record = {"seconds": system.monotonic() - started, "value": TypeAdapter(kind).dump_python(value)}
             self.records.add(name, record)
-        self._spent += record["seconds"]
+            self._own.add(name)
+        if name not in self._own:
+            self._earlier += record["seconds"]
+        if kind is ReferenceScores:
+            self._reference_seconds = record["seconds"]
+        elif kind is PairedCosts:
+            self._compare_seconds = record["seconds"]
         return TypeAdapter(kind).validate_python(record["value"])
+
+    def _allow(self, *, is_last: bool) -> None:
+        """Let the trials measure for as long as there is time; raises `_OutOfTime` if that is too short.
+
+        Each step starts workers, and scores the sample some times, as the reference did.
+        """
+        end = self._started + self.budget - self._earlier
+        step = self._compare_seconds or self._reference_seconds
+        kept = 0.0 if is_last else step
+        if system.monotonic() + (0.0 if is_last else step) + kept >= end:
+            raise _OutOfTime
+        self.trials.until(end - kept)
+
+    def _too_short(self, why: str) -> NothingWorks:
+        return NothingWorks(
+            f"--budget {self.budget:,.0f}s is too short here: {why}, and no backend is measured; give a "
+            "longer one, what is measured is kept"
+        )
 
     def _tell(self, line: str) -> None:
         self._story.append(line)

@@ -27,9 +27,6 @@ from rankmill.lab.tune import MAX_ROWS, Objective, Trials, Tuned, Tuner
 
 _FIRST_LINE = "# Made by rankmill tune"
 _UNITS = {"s": 1, "m": 60, "h": 3600}
-_GRACE = 1800
-"""Seconds beyond the budget after which workers are ended."""
-
 _EPILOG = """\b
 Exit codes:
   0    the config file was written
@@ -59,7 +56,7 @@ class TuneOptions(options.CommandOptions):
     objective: Objective = "throughput"
     """Pairs a second in bulk, p95 latency of single requests of 20 pairs, or the workers' peak memory."""
     budget: Annotated[str, AfterValidator(_check_duration)] = "2m"
-    """Most time to spend on measurements."""
+    """Time for all measurements."""
     output: Path = Path("tuned.yaml")
     """Config file to write."""
     query_column: options.Column = "query"
@@ -94,7 +91,7 @@ def tune(file: str, asked: TuneOptions, model: str | None, config: str | None, q
         records_file.unlink(missing_ok=True)
     records = Records(records_file, hashlib.sha256(json.dumps(fixed).encode()).hexdigest())
     budget = parse_seconds(asked.budget)
-    with Trials(settings, pairs, asked.objective, budget + _GRACE) as trials:
+    with Trials(settings, pairs, asked.objective, budget) as trials:
         tuner = Tuner(
             settings,
             trials,
