@@ -18,6 +18,7 @@ from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.live import live_run
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from tests.harness.runs import stored_run
 
@@ -47,16 +48,8 @@ class QueueByHand:
             journal.begin(self.run.id)
         columns = ("query", "passage")
         sizes = Sizes(window, chunks or ChunkSize(len(tables[0]), "m", journal, {}))
-        self.driver = RunDriver(
-            self.store,
-            self.run,
-            RunCleaner(self.store),
-            source or iter(tables),
-            columns,
-            sizes,
-            journal,
-            reuse,
-        )
+        kept = live_run(self.store, self.run, RunCleaner(self.store), columns, journal)
+        self.driver = RunDriver(kept, source or iter(tables), sizes, reuse)
         self.most_waiting = 0
         self.asked: list[str] = []
         """The queries of all pairs that were answered."""

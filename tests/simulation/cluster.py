@@ -24,7 +24,7 @@ from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.jobs.system import system
 from rankmill.producer.client import sync_client
 from rankmill.producer.client.sync_client import Client
-from rankmill.producer.collect.driver import submit_detached
+from rankmill.producer.collect.detached import submit_detached
 from rankmill.workers.batches.tokens import Batch, Tokens
 from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.worker import ScoringWorker

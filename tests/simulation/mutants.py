@@ -22,9 +22,9 @@ import click
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_CHUNKS, _CLAIMS, _COLLECTOR, _DRIVER = (
+_CHUNKS, _CLAIMS, _COLLECTOR, _DRIVER, _LIVE = (
     "workers/queue/chunks.py", "workers/queue/claims.py", "producer/collect/collector.py",
-    "producer/collect/driver.py",
+    "producer/collect/driver.py", "producer/collect/live.py",
 )  # fmt: skip
 _HEARTBEAT, _ORDER, _RECOVERY, _RUNS = (
     "workers/queue/heartbeat.py", "workers/queue/claim_order.py", "jobs/protocol/recovery.py",
@@ -178,19 +178,19 @@ MUTANTS = (
         ("flush",),
     ),
     Mutant(
-        "a run that was lost is not stored again", _DRIVER,
-        "        self._store.restore(self.run)\n        if self.is_detached:",
-        "        if self.is_detached:",
+        "a run that was lost is not stored again", _LIVE,
+        "        self.store.restore(self.run)\n",
+        "",
         ("flush",),
     ),
     Mutant(
         "the stream is read on where it was", _DRIVER,
-        "        self._after = \"0\"  # a server that lost",
-        "        # a server that lost",
+        "        self._kept.look_back()\n",
+        "",
         kept=True,
     ),
     Mutant(
-        "a finished run is not deleted", _DRIVER,
+        "a finished run is not deleted", _LIVE,
         "deleted = self._cleaner.remove(self.run, [], answered=collector.answered, used=used)\n",
         "deleted = None\n",
     ),
@@ -327,8 +327,8 @@ MUTANTS = (
         ("both", "calm", "little ahead", "long",),
     ),
     Mutant(
-        "what a run is scored with is not settled again", _DRIVER,
-        "            self._store.settle(self.run, self.collector.how.settled, over=True)\n",
+        "what a run is scored with is not settled again", _LIVE,
+        "            self.store.settle(self.run, settled, over=True)\n",
         "            pass\n",
         ("other machines", "loses writes", "slow",),
     ),
@@ -352,14 +352,14 @@ MUTANTS = (
     ),
     Mutant(
         "nobody looks for a note that scores are wrong", _DRIVER,
-        "        if why := self._store.wrong(self._made_by):",
+        "        if why := self._store.wrong(self._kept.made_by):",
         "        if why := None:",
         ("miscompute", "slow", "long", "detached"),
     ),
     Mutant(
         "a note that is left just before the end of a run is not seen", _DRIVER,
-        "            if deleted and deleted.wrong:\n",
-        "            if deleted is None:\n",
+        "        if why := self._kept.end(collector):\n",
+        "        if (why := self._kept.end(collector)) == 0:\n",
         ("miscompute", "slow", "requests"),
     ),
     Mutant(
@@ -387,7 +387,7 @@ MUTANTS = (
         ("breaks", "long"),
     ),
     Mutant(
-        "what a full disk keeps from the journal is counted", _DRIVER,
+        "what a full disk keeps from the journal is counted", _LIVE,
         "used = self._journal.account.used",
         "pass",
         ("fill_disk", "long file"),
@@ -399,9 +399,9 @@ MUTANTS = (
         ("kill_at_write", "long file", "keeps data"),
     ),
     Mutant(
-        "what no device has scored counts with each run", _DRIVER,
-        "            if account.rest:",
-        "            if account.rest and not self.run:",
+        "what no device has scored counts with each run", _LIVE,
+        "        if account.rest:",
+        "        if account.rest and not self.run:",
         ("kill_at_write", "long file", "keeps data"),
     ),
     Mutant(

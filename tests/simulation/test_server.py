@@ -119,7 +119,8 @@ class Player:
                 self.alike(value, real[key], scale) for key, value in ours.items()
             )
         if isinstance(ours, set) or isinstance(real, set):
-            return set(ours) == set(real)
+            known = {mine: its for mine, its in self.ids if mine in ours and its in real}
+            return {known.get(each, each) for each in ours} == set(real)
         first, second = _number(ours), _number(real)
         if first is not None and second is not None:
             return math.isclose(first, second, abs_tol=max(scale, first > 1e9) * _SECONDS)

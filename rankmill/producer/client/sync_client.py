@@ -44,9 +44,11 @@ from rankmill.producer.client.runs import (
 )
 from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file
 from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.driver import RunDriver, collect_detached, expired, submit_detached
+from rankmill.producer.collect.detached import expired, submit_detached
+from rankmill.producer.collect.driver import RunDriver, collect_detached
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.live import live_run
 from rankmill.producer.collect.pairs import COLUMNS, USUAL_COLUMNS, RowsAt, cut_pairs, rows_given
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.sizing import MIN_ROWS, REQUEST_ROWS, ChunkSize, Sizes, WindowSize
@@ -238,9 +240,8 @@ class Client:
         most = chunk_size or settings.chunk_size
         chunks = ChunkSize(most, run.spec.model, journal, self._chunk_rows, least)
         sizes, tables = Sizes(window, chunks), cut(chunks.at)
-        driver = RunDriver(
-            self.store, run, self._cleaner, tables, columns, sizes, journal, reuse, row_tokens=row_tokens
-        )
+        kept = live_run(self.store, run, self._cleaner, columns, journal, row_tokens=row_tokens)
+        driver = RunDriver(kept, tables, sizes, reuse)
         driver.deadline, driver.presence = deadline, self._presence
 
         def look() -> None:

@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import islice
 
 import pyarrow as pa
 from opentelemetry.trace import Span
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import (
-    InputError,
-    OutputError,
     RedisUnavailable,
     RunCancelled,
-    RunExpired,
     RunFailed,
     RunTimeout,
-    WrongScores,
 )
-from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
-from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Progress, RowError, Run
-from rankmill.jobs.contract.usage import NO_DEVICE, Amounts
-from rankmill.jobs.contract.wire import decode_rows, encode_rows
-from rankmill.jobs.protocol.accounts import END
+from rankmill.jobs.contract.run import Progress, RowError, Run
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime import tracing
-from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.system import system
-from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.collector import AT_ONCE, Accepted, Collector, Piece
+from rankmill.producer.collect.collector import AT_ONCE, Accepted, Piece
+from rankmill.producer.collect.detached import DetachedRun
 from rankmill.producer.collect.earlier import EarlierScores
-from rankmill.producer.collect.journal import Account, Journal
+from rankmill.producer.collect.live import LiveRun
 from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.presence import WorkerPresence
-from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from rankmill.producer.collect.spool import Spool
@@ -55,9 +42,6 @@ _LONGEST_PATROL = 1.0
 """A producer that has long heard nothing looks after its run again when it has waited a tenth of that more,
 but at least once a second."""
 
-_ENCODERS = 8
-"""Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -66,47 +50,27 @@ class RunDriver:
 
     It works while the caller iterates `tables`: it submits chunks when the window has room, so Redis never
     holds more than the window allows. Finished chunks that wait for an earlier one are in memory or on disk.
-    It deletes from Redis what it has collected.
-
-    A detached run is in Redis as a whole (`submit_detached`). Any number of processes may collect it, so its
-    pairs and results stay there until they expire, and all that is decided of it is decided alike by all.
+    What becomes of results in Redis is decided by the run that it is given.
 
     Parameters
     ----------
-    store, run
-        The server, and the run that `begin` stores there.
-    cleaner
-        Removes the run from Redis when it has ended.
-    source, columns
-        Tables to score, one chunk each, and the names of their query and passage columns.
-    sizes
-        How many chunks may be in Redis without a result, and how large the source cuts them.
-    journal
-        Stores each result before Redis deletes it. Chunks whose result it has are not submitted.
+    kept
+        The run: one of this process, or a detached one.
+    source, sizes
+        Tables to score, one chunk each; how many chunks may be in Redis without a result, and how large the
+        source cuts them.
     reuse
         As of `Collector`.
-    detached
-        The chunks of a detached run; it needs no source.
-    row_tokens
-        Whether workers are asked for the tokens of each row.
     """
 
     def __init__(
         self,
-        store: RunStore,
-        run: Run,
-        cleaner: RunCleaner,
+        kept: LiveRun,
         source: Iterator[pa.Table],
-        columns: tuple[str, ...],
         sizes: Sizes,
-        journal: Journal | None = None,
         reuse: EarlierScores | None = None,
-        *,
-        detached: DetachedChunks | None = None,
-        row_tokens: bool = False,
     ) -> None:
-        self.run = run
-        self.is_detached = detached is not None
+        self.run = kept.run
         self.on_wait: Callable[[], None] = lambda: None
         """Called at least every second while waiting; an exception it raises ends the wait."""
         self.deadline = math.inf
@@ -115,53 +79,30 @@ class RunDriver:
         """When the scoring of a chunk began first, with its model loaded, in `time.monotonic` seconds."""
         self.presence: WorkerPresence | None = None
         """Looks for workers; ``None``: no check."""
-        self._store, self._cleaner, self._columns = store, cleaner, columns
+        self._kept, self._store, self._sizes = kept, kept.store, sizes
         self._source = OpenTables(source, source)
-        self._journal, self._sizes, self._row_tokens = journal, sizes, row_tokens
-        finished = journal.finished if journal else None
-        self.collector = Collector(
-            run,
-            sizes.window,
-            RowCounter(
-                journal.rows if journal else 0,
-                finished.row_errors if finished else 0,
-                sys.maxsize if detached else MAX_ROW_ERRORS,
-            ),
-            first=journal.first if journal else None,
-            start=finished.rows if finished else 0,
-            reuse=reuse,
-            scored=journal.account.scored if journal else 0,
-        )
-        self._used: dict[str, dict[str, Amounts]] = {}
-        """What the collected results have used that are still in Redis, by their entries."""
-        self._spool = Spool(journal.folder if journal else None)
-        self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
+        self.collector = kept.collector(sizes.window, reuse)
+        self._spool = Spool(kept.folder)
+        self._span = tracing.begin("run", run=self.run.id, model=self.run.spec.model, queue=self.run.queue)
         self._spans: dict[int, Span] = {}
-        self._encoders: ThreadPoolExecutor | None = None
         self._waits_since = self._collected = self._heard = system.monotonic()
-        self._is_request = run.priority == "request" and journal is None and not detached
-        self._made_by = [*(journal.runs if journal else ()), run.id]
-        """The runs that have made the scores, of which none may be wrong."""
-        self._new = self._is_request  # until the run is stored, together with its first chunks
-        self._looked = self._heard if self._is_request else -math.inf
+        self._looked = self._heard if kept.is_brief else -math.inf
         self._sized = sizes.chunks.known  # when workers were last looked at
-        self._after = "0"  # where a detached run's stream is read on
-        self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
         self._cancelled = False
         self._accepting = system.RLock()  # held by whoever takes results, or cancels, as another thread may
         self._reading = system.Lock()  # held by whoever reads the source, or closes it
         self._late = False  # whether the caller's time was over, when it was last looked at
-        self._chunks = dict(detached.chunks if detached else ())
-        if detached:
-            self.collector.exhausted = True
-            for rows in self._chunks.values():
-                self.collector.add(pa.table({"": pa.nulls(rows)}).select([]))
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the run goes on without this process."""
+        return self._kept.stays
 
     def begin(self) -> None:
-        """Store the run on the server, unless it is a request."""
-        if not self._new:
+        """Store the run on the server, unless its first chunks do so."""
+        if not self._kept.is_brief:
             with self._at_redis():
-                self._restore()
+                self._kept.restore(self.collector.how.settled)
                 self._store.note(self.run, self.progress)
                 self._look_at_workers()
 
@@ -200,14 +141,11 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
-        if not self._is_request:  # of which the next command tells
+        if not self._kept.is_brief:  # of which the next command tells
             with self._at_redis():
                 self._check_notes()
-        if not self.is_detached:
-            used = self._used_in_all()
-            deleted = self._cleaner.remove(self.run, [], answered=collector.answered, used=used)
-            if deleted and deleted.wrong:
-                raise self._wrong(deleted.wrong)
+        if why := self._kept.end(collector):
+            raise self._kept.wrong(why)
         self._span.end()
         with about(run=self.run.id):
             done = self.progress
@@ -225,7 +163,7 @@ class RunDriver:
 
     def refresh(self) -> None:
         """Collect the results so far of a detached run, which goes on without a reader."""
-        if self.is_detached and not self.collector.complete:
+        if self._kept.stays and not self.collector.complete:
             self._check_cancelled()
             self._catch_up()
 
@@ -243,18 +181,7 @@ class RunDriver:
             self._span.end()
         with self._accepting:  # what is accepted is counted below, and nothing more is accepted
             self._cancelled = True
-        chunks = {*self.collector.pieces, *self.collector.answered}
-        if self.is_detached:
-            with redis_errors():
-                self._store.delete(self.run, chunks, tell=True)
-        else:
-            used = self._used
-            if self._journal:  # a signal may come when a result is there, but before this process knows
-                with suppress(InputError, OutputError):  # one that cannot be read keeps no run from its end
-                    used = self._journal.account.used
-            deleted = self._cleaner.remove(self.run, chunks, hurry=self._late, used=used)
-            if deleted and self._journal:
-                self._journal.is_in_redis = False
+        self._kept.cancel({*self.collector.pieces, *self.collector.answered}, hurry=self._late)
         self._close_source()
 
     def _close_source(self) -> None:
@@ -283,20 +210,12 @@ class RunDriver:
                 self._close_source()
                 break
             number = self.collector.cut
-            if piece := self.collector.add(table, self._known(number, len(table))):
+            known = self._kept.known(number, len(table), self.collector.rows)
+            if piece := self.collector.add(table, known):
                 fresh.append(piece)
                 self._spans[number] = tracing.begin("chunk", self._span, chunk=number, rows=len(table))
             self._keep_finished()
         return fresh
-
-    def _known(self, chunk: int, rows: int) -> ChunkResult | None:
-        """The result of a chunk, if an earlier run has left a sound one."""
-        if self._journal is None:
-            return None
-        damaged = self._journal.damaged_rows
-        known = self._journal.get(chunk, rows)
-        self.collector.rows.lose(self._journal.damaged_rows - damaged)
-        return known
 
     def _wait(self) -> None:
         """Collect results, waiting a little for the first; a fatal failure ends the run."""
@@ -311,8 +230,7 @@ class RunDriver:
                 self._sweep()
                 self._waits_since = system.monotonic()
         if self.collector.fatal:
-            if not self.is_detached:
-                self.cancel()
+            self._give_up()
             raise RunFailed(self.collector.fatal.message, option=self.collector.fatal.option)
 
     def _catch_up(self) -> None:
@@ -345,44 +263,34 @@ class RunDriver:
 
         The note stays, for others who collect the run or continue the file.
         """
-        if why := self._store.wrong(self._made_by):
+        if why := self._store.wrong(self._kept.made_by):
             self._check_existence()  # one that is cancelled meanwhile ends so
-            if not self.is_detached:
-                self.cancel()
-            raise self._wrong(why)
+            self._give_up()
+            raise self._kept.wrong(why)
 
-    def _wrong(self, why: str) -> WrongScores:
-        """The error for wrong scores; a journal with some is not continued."""
-        if self._journal:
-            return self._journal.distrust(why)
-        return WrongScores(f"scores of run {self.run.id} are wrong: {why}; score it again")
+    def _give_up(self) -> None:
+        """Cancel a run that only this process collects; all who collect another one see the same."""
+        if not self._kept.stays:
+            self.cancel()
 
     def _collect(self, seconds: float) -> None:
-        """Collect the results that have arrived, waiting up to `seconds` for the first.
-
-        It keeps no position in the stream of a run that is not detached: what it has read it deletes, and a
-        server that lost its data may number new results lower than those before.
-        """
+        """Collect the results that have arrived, waiting up to `seconds` for the first."""
         self._collected = system.monotonic()
         block = math.ceil(1000 * max(min(seconds, self.deadline - self._collected), 0))
-        entries = self._store.results(self.run, after=self._after, block_ms=block)
+        entries = self._kept.results(block)
         if not entries:
             self._check_existence()
             return
         self._heard = system.monotonic()
         self._settle([result for _, result in entries])
         accepted = self._accept(entries)
-        if self.is_detached:
-            self._after = entries[-1][0]
-            is_done = self.collector.complete and not self.collector.fatal
-            self._store.note(self.run, self.progress, self._used_in_all() if is_done else self._used)
-            self._used = {}
+        self._kept.forget([entry for entry, _ in entries], self.collector)
+        if self._cancelled:  # meanwhile, by another thread
+            self.cancel()
+        if self._kept.stays:
             if accepted.halves or accepted.unusable:
                 self._waits_since = -math.inf  # the waiting producer finds out which were never sent
             return
-        self._entries += [entry for entry, _ in entries]
-        if not (self._is_request and self.collector.complete):  # else all of it is deleted now
-            self._forget()
         self._retry({half.number: "it was lost" for half in accepted.halves})
         if accepted.unusable:  # those that have a job will have another result
             why = accepted.unusable
@@ -393,77 +301,50 @@ class RunDriver:
         with self._accepting:
             self._check_cancelled()
             accepted = self.collector.accept([result for _, result in entries], system.now())
-            self._used |= {entries[place][0]: used for place, used in accepted.used.items()}
+            self._kept.used |= {entries[place][0]: used for place, used in accepted.used.items()}
             for piece, result in accepted.taken:
                 if isinstance(result, ChunkScores):
                     stats = result.stats
                     self._sizes.chunks.see(stats.worker, len(result.scores), stats.device_seconds)
                     self.scoring_since = min(self.scoring_since, system.monotonic() - stats.seconds)
-                if not self.is_detached:  # whoever collects it again is told of nothing new
+                if not self._kept.stays:  # whoever collects it again is told of nothing new
                     log_result(piece, result, self.run.id)
             self._keep_finished()
         return accepted
 
     def _check_existence(self) -> None:
-        """Raise an error if the run was cancelled, or is detached and has expired."""
+        """Raise an error if the run was cancelled, or its results are no longer kept."""
         if self._store.was_cancelled(self.run):
             logger.warning("run cancelled by another process")
             self.cancel()
         self._check_cancelled()
-        if self.is_detached and self.collector.pieces and not self._store.exists(self.run.id):
-            raise expired(self.run.id, self.run.ttl)
+        if self.collector.pieces:
+            self._kept.check_existence()
 
     def _settle(self, results: Sequence[ChunkResult | BadResult]) -> None:
-        """Fix what the run is scored with, if these are its first results.
-
-        Nobody need know where no other chunk is to be scored. The first result of a detached run is the same
-        in every process.
-        """
+        """Fix what the run is scored with, if these are its first results."""
         if news := self.collector.news(results):
             is_last = self.collector.exhausted and len(self.collector.pieces) == 1
-            alone = is_last or self.is_detached
-            self.collector.how.settled = news if alone else self._store.settle(self.run, news)
+            self.collector.how.settled = self._kept.settle(news, is_last=is_last)
 
     def _keep_finished(self) -> None:
-        """Put finished chunks into the journal, and where they wait for their turn."""
+        """Keep the results of finished chunks; the chunks wait for their turn."""
         finished = self.collector.pop_finished()
         results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
-        if self._journal and results:
-            account = Account(scored=self.collector.scored, used=self._used, rest=self._journal.account.rest)
-            self._journal.add(results, account)
+        self._kept.keep(results, self.collector.scored)
         for chunk in finished:
             self._spool.put(chunk.number, chunk.part)
             if span := self._spans.pop(chunk.number, None):
                 span.end()
 
-    def _forget(self) -> None:
-        """Delete the collected results from Redis, and write the run's progress there."""
-        collector, rows = self.collector, self.collector.rows
-        self._store.forget(
-            self.run, collector.answered, self._entries, self.progress, rows.errors, self._used
-        )
-        collector.answered, self._entries, rows.errors, self._used = [], [], [], {}
-        if self._cancelled:  # meanwhile, by another thread
-            self.cancel()
-
-    def _used_in_all(self) -> dict[str, dict[str, Amounts]]:
-        """What is to be counted of the complete run: also its rows that no device has scored."""
-        account, rest = self._journal and self._journal.account, self.collector.rest()
-        if self._journal and account:
-            if account.rest:  # a run that was complete has told of them
-                return self._used
-            self._journal.keep_account(account.model_copy(update={"rest": rest}))
-        return {**self._used, END: {NO_DEVICE: rest}} if any(rest) else self._used
-
     def _sweep(self) -> None:
         """Store again what Redis has lost of the run; give up chunks without a job and an attempt left."""
-        if not self.is_detached or self._store.exists(self.run.id):
-            self._restore()  # without its stream, all results are lost, also that a chunk kills its workers
+        self._kept.restore(self.collector.how.settled)
         pieces = list(self.collector.pieces)
         lost = self._store.missing(self.run, pieces)
         if found := self._store.put_back(self.run, [number for number in pieces if number not in {*lost}]):
             logger.warning("Redis has lost lists of the queue: %d chunks are put back", found)
-        self._after = "0"  # a server that lost its last entries may give new ones lower numbers
+        self._kept.look_back()
         self._collect(0)  # a missing job may have finished meanwhile; its result came with its end
         if lost := [number for number in lost if number in self.collector.pieces]:
             logger.warning("Redis has lost %d chunks", len(lost))
@@ -474,35 +355,19 @@ class RunDriver:
         if not reasons:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
-        self._restore()
+        self._kept.restore(self.collector.how.settled)
         for failure in given_up:  # whoever collects the run reads the same
             self._store.write_result(self.run, failure)
-        if again:
-            mine = self._store.count_attempts(self.run, {piece.number: piece.failed for piece in again})
-            if self.is_detached:  # another process may send some
-                again = [piece for piece in again if piece.number in mine]
+        again = self._kept.count_attempts(again) if again else []
         if again:
             logger.warning("submitting %d chunks again", len(again))
             self._send(again)
 
-    def _restore(self) -> None:
-        """Store the run on the server again, with what is settled."""
-        self._store.restore(self.run)
-        if self.is_detached:
-            self._store.unlist(self.run)
-        if any(self.collector.how.settled):
-            self._store.settle(self.run, self.collector.how.settled, over=True)
-
     def _send(self, pieces: Sequence[Piece]) -> None:
-        if self.is_detached:
-            payloads = {piece.number: self._payload(piece, self._stored_pairs(piece)) for piece in pieces}
-        else:
-            rows = sum(len(piece.table) for piece in pieces)
-            payloads = self._store.compute(lambda: self._encode(pieces), rows)
+        payloads = self._kept.payloads(pieces, self._carrier)
         self.collector.sent({number: len(payload.pairs) for number, payload in payloads.items()})
         try:
-            self._store.enqueue(self.run, payloads, new=self._new)
-            self._new = False
+            self._kept.enqueue(payloads)
         finally:
             if self._cancelled:  # meanwhile, by another thread
                 self.cancel()
@@ -510,41 +375,9 @@ class RunDriver:
             with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.number)):
                 logger.debug("submitted %d rows", len(piece.table))
 
-    def _encode(self, pieces: Sequence[Piece]) -> dict[int, Payload]:
-        """The payloads of pieces, by number; several are encoded at once, in threads."""
-
-        def encoded(piece: Piece) -> Payload:
-            columns = [piece.table[name] for name in self._columns]
-            return self._payload(piece, encode_rows(columns, self.run.inputs))
-
-        if len(pieces) == 1:
-            return {pieces[0].number: encoded(pieces[0])}
-        if self._encoders is None:
-            self._encoders = system.Executor(min(cores(), _ENCODERS), "rankmill-encode")
-        payloads = self._encoders.map(encoded, pieces)
-        return {piece.number: payload for piece, payload in zip(pieces, payloads, strict=True)}
-
-    def _payload(self, piece: Piece, pairs: bytes) -> Payload:
-        span = self._spans.get(piece.chunk)
-        return Payload(
-            pairs,
-            len(piece.table),
-            tracing.carrier(span) if span else {},
-            suspect=piece.suspect,
-            row_tokens=self._row_tokens,
-            failed=piece.failed,
-        )
-
-    def _stored_pairs(self, piece: Piece) -> bytes:
-        """The pairs of a detached run's piece, from those of its chunk."""
-        payload = self._store.payload(self.run, piece.chunk)
-        if payload is None:
-            raise expired(self.run.id, self.run.ttl)
-        rows = len(piece.table)
-        if rows == self._chunks[piece.chunk]:
-            return payload
-        sides = (side[piece.start : piece.start + rows] for side in decode_rows(payload, self.run.inputs))
-        return encode_rows([pa.array(side, pa.string()) for side in sides], self.run.inputs)
+    def _carrier(self, chunk: int) -> Mapping[str, str]:
+        span = self._spans.get(chunk)
+        return tracing.carrier(span) if span else {}
 
     def _check_cancelled(self) -> None:
         if self._cancelled:
@@ -573,52 +406,10 @@ class RunDriver:
             yield
 
 
-def submit_detached(
-    store: RunStore, run: Run, tables: Iterator[pa.Table], columns: tuple[str, ...], most_bytes: int
-) -> DetachedChunks:
-    """Put all pairs of a run into Redis, `most_bytes` of payload at most.
-
-    Raises
-    ------
-    InputError
-        There are none, or too many.
-    """
-    chunks: list[tuple[int, int]] = []
-    size, start = 0, 0
-    with redis_errors():
-        try:
-            while batch := list(islice(tables, AT_ONCE)):
-                is_new, payloads = not chunks, dict[int, Payload]()
-                for table in batch:
-                    payload = encode_rows([table[name] for name in columns], run.inputs)
-                    size += len(payload)
-                    if size > most_bytes:
-                        raise InputError(
-                            f"the pairs need more than {most_bytes >> 20} MiB in Redis (window_mib): write "
-                            "them to a file, and hand it to runners with submit_file"
-                        )
-                    chunks.append((start, len(table)))
-                    payloads[start] = Payload(payload, len(table))
-                    start += len(table)
-                store.enqueue(run, payloads, new=is_new)
-            if not chunks:
-                raise InputError("there are no pairs to score")
-            found = DetachedChunks(chunks=tuple(chunks))
-            store.write_chunks(run, found)
-            store.unlist(run)  # it would be listed as unfinished until it expires
-        except BaseException:
-            if chunks:
-                store.delete(run, [first for first, _ in chunks])
-            raise
-        finally:
-            OpenTables(tables, tables).close()
-    return found
-
-
 def collect_detached(store: RunStore, run: Run, chunks: DetachedChunks) -> RunDriver:
     """Collects a run that some process has submitted."""
     sizes = Sizes(WindowSize(len(chunks.chunks), 0), ChunkSize(1, run.spec.model, None, {}))
-    return RunDriver(store, run, RunCleaner(store), iter(()), ("", ""), sizes, detached=chunks)
+    return RunDriver(DetachedRun(store, run, chunks), iter(()), sizes)
 
 
 def log_result(piece: Piece, result: ChunkResult, run: str) -> None:
@@ -632,11 +423,3 @@ def log_result(piece: Piece, result: ChunkResult, run: str) -> None:
             logger.warning("%d rows whose workers died; trying their halves apart", rows)
         else:
             logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
-
-
-def expired(run_id: str, ttl: int) -> RunExpired:
-    """The error for results that are not there (any more)."""
-    return RunExpired(
-        f"there are no results of run {run_id}: they are kept for {ttl:,} s (run_ttl) after its submission, "
-        "unless the run is cancelled or the server loses its data"
-    )

@@ -26,6 +26,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver
 from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.live import live_run
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from tests.conftest import Server, StartWorker
@@ -97,7 +98,7 @@ def scored(
     table = pa.table({"query": ["q"] * ROWS, "passage": ["p"] * ROWS})
     tables, columns = iter([table] * CHUNKS), ("query", "passage")
     sizes = Sizes(WindowSize(8, 1 << 20), ChunkSize(ROWS, "m", journal, {}))
-    submission = RunDriver(store, run, RunCleaner(store), tables, columns, sizes, journal)
+    submission = RunDriver(live_run(store, run, RunCleaner(store), columns, journal), tables, sizes)
     attempts: dict[int, int] = {}
 
     def work() -> None:

@@ -86,7 +86,6 @@ def test_the_window_is_filled_with_the_first_result(monkeypatch: pytest.MonkeyPa
     tables = [pairs(16, 16 * chunk) for chunk in range(100)]
     chunks = ChunkSize("auto", "m", None, {})
     queue = QueueByHand(tables, WindowSize("auto", 1 << 20), chunks=chunks)
-    queue.driver._new = False  # as if it were on the server
     queue.driver.begin()
     seen: list[int] = []
 
@@ -114,7 +113,6 @@ def test_a_server_that_is_away_is_asked_for_workers_once_a_patrol(monkeypatch: p
         raise RedisUnavailable("it is away")
 
     monkeypatch.setattr(queue.store, "capacity", away)
-    queue.driver._new = False  # as if it were on the server
     queue.driver.begin()
     queue.scores(lambda: queue.score(queue.waiting()[0]))
     assert asked == ["q"] * 2  # when it began, and with its first result

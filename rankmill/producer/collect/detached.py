@@ -1,0 +1,167 @@
+"""Detached runs: all of their pairs are in Redis, and any number of processes may collect their results.
+
+Pairs and results stay there until they expire. All that is decided of such a run is decided alike by all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+
+import pyarrow as pa
+
+from rankmill.jobs.contract.errors import InputError, RunExpired
+from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.results import BadResult, ChunkResult
+from rankmill.jobs.contract.run import Run, Settled
+from rankmill.jobs.contract.wire import decode_rows, encode_rows
+from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
+from rankmill.jobs.runtime.patience import redis_errors
+from rankmill.producer.collect.cleanup import RunCleaner
+from rankmill.producer.collect.collector import AT_ONCE, Collector, Piece
+from rankmill.producer.collect.earlier import EarlierScores
+from rankmill.producer.collect.live import Carrier, LiveRun
+from rankmill.producer.collect.pairs import OpenTables
+from rankmill.producer.collect.progress import RowCounter
+from rankmill.producer.collect.sizing import WindowSize
+
+
+class DetachedRun(LiveRun):
+    """A run whose results stay in Redis.
+
+    Parameters
+    ----------
+    store, run
+        The server, and the run.
+    chunks
+        All of its chunks, which `submit_detached` has put into the queue.
+    """
+
+    stays = True
+
+    def __init__(self, store: RunStore, run: Run, chunks: DetachedChunks) -> None:
+        super().__init__(store, run, RunCleaner(store), ())
+        self.is_brief = self._new = False
+        self._chunks = dict(chunks.chunks)
+        self._after = "0"  # where the stream is read on
+
+    def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
+        """What collects the run: all chunks are cut, and their tables have no columns."""
+        collector = Collector(self.run, window, RowCounter(0, most_errors=sys.maxsize), reuse=reuse)
+        for rows in self._chunks.values():
+            collector.add(pa.table({"": pa.nulls(rows)}).select([]))
+        collector.exhausted = True
+        return collector
+
+    def restore(self, settled: Settled) -> None:
+        """Store what the server has lost of the run; one without its stream is lost as a whole."""
+        if self.store.exists(self.run.id):
+            super().restore(settled)
+            self.store.unlist(self.run)
+
+    def settle(self, news: Settled, *, is_last: bool) -> Settled:
+        """What the run is scored with: its first result is the same in every process."""
+        return news
+
+    def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[int, Payload]:
+        """The payloads of pieces, from those of their chunks."""
+        return {piece.number: self._payload(piece, self._stored_pairs(piece), carrier) for piece in pieces}
+
+    def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
+        """The results after those that were read, with their entries; waits for the first."""
+        found = self.store.results(self.run, after=self._after, block_ms=block_ms)
+        if found:
+            self._after = found[-1][0]
+        return found
+
+    def look_back(self) -> None:
+        """Read results again from the first one on: a server that lost some may number new ones lower."""
+        self._after = "0"
+
+    def forget(self, entries: Iterable[str], collector: Collector) -> None:
+        """Write the run's progress; the results stay, and are counted once."""
+        is_done = collector.complete and not collector.fatal
+        used = self.used_in_all(collector) if is_done else self.used
+        self.store.note(self.run, collector.rows.progress, used)
+        self.used = {}
+
+    def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
+        """Count failed attempts; return the pieces that no other process sends again."""
+        mine = self.store.count_attempts(self.run, {piece.number: piece.failed for piece in pieces})
+        return [piece for piece in pieces if piece.number in mine]
+
+    def check_existence(self) -> None:
+        """Raise `RunExpired` if the run's results are no longer kept."""
+        if not self.store.exists(self.run.id):
+            raise expired(self.run.id, self.run.ttl)
+
+    def cancel(self, chunks: Collection[int], *, hurry: bool) -> None:
+        """Delete the run and its waiting chunks, and inform all who collect it."""
+        with redis_errors():
+            self.store.delete(self.run, chunks, tell=True)
+
+    def end(self, collector: Collector) -> str | None:
+        """Leave all as it is: others may collect it."""
+        return None
+
+    def _stored_pairs(self, piece: Piece) -> bytes:
+        """The pairs of a piece, from those of its chunk."""
+        payload = self.store.payload(self.run, piece.chunk)
+        if payload is None:
+            raise expired(self.run.id, self.run.ttl)
+        rows = len(piece.table)
+        if rows == self._chunks[piece.chunk]:
+            return payload
+        sides = (side[piece.start : piece.start + rows] for side in decode_rows(payload, self.run.inputs))
+        return encode_rows([pa.array(side, pa.string()) for side in sides], self.run.inputs)
+
+
+def submit_detached(
+    store: RunStore, run: Run, tables: Iterator[pa.Table], columns: tuple[str, ...], most_bytes: int
+) -> DetachedChunks:
+    """Put all pairs of a run into Redis, `most_bytes` of payload at most.
+
+    Raises
+    ------
+    InputError
+        There are none, or too many.
+    """
+    chunks: list[tuple[int, int]] = []
+    size, start = 0, 0
+    with redis_errors():
+        try:
+            while batch := list(islice(tables, AT_ONCE)):
+                is_new, payloads = not chunks, dict[int, Payload]()
+                for table in batch:
+                    payload = encode_rows([table[name] for name in columns], run.inputs)
+                    size += len(payload)
+                    if size > most_bytes:
+                        raise InputError(
+                            f"the pairs need more than {most_bytes >> 20} MiB in Redis (window_mib): write "
+                            "them to a file, and hand it to runners with submit_file"
+                        )
+                    chunks.append((start, len(table)))
+                    payloads[start] = Payload(payload, len(table))
+                    start += len(table)
+                store.enqueue(run, payloads, new=is_new)
+            if not chunks:
+                raise InputError("there are no pairs to score")
+            found = DetachedChunks(chunks=tuple(chunks))
+            store.write_chunks(run, found)
+            store.unlist(run)  # it would be listed as unfinished until it expires
+        except BaseException:
+            if chunks:
+                store.delete(run, [first for first, _ in chunks])
+            raise
+        finally:
+            OpenTables(tables, tables).close()
+    return found
+
+
+def expired(run_id: str, ttl: int) -> RunExpired:
+    """The error for results that are not there (any more)."""
+    return RunExpired(
+        f"there are no results of run {run_id}: they are kept for {ttl:,} s (run_ttl) after its submission, "
+        "unless the run is cancelled or the server loses its data"
+    )

@@ -1,0 +1,277 @@
+"""A run of this process: what it has collected of the run, it deletes from Redis.
+
+A detached run differs in what becomes of its results: see `rankmill.producer.collect.detached`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from rankmill.jobs.contract.errors import InputError, OutputError, WrongScores
+from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.results import BadResult, ChunkResult
+from rankmill.jobs.contract.run import Run, Settled
+from rankmill.jobs.contract.usage import NO_DEVICE, Amounts, Usage
+from rankmill.jobs.contract.wire import encode_rows
+from rankmill.jobs.protocol.accounts import END
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.runtime.limits import cores
+from rankmill.jobs.system import system
+from rankmill.producer.collect.cleanup import RunCleaner
+from rankmill.producer.collect.collector import Collector, Piece
+from rankmill.producer.collect.earlier import EarlierScores
+from rankmill.producer.collect.journal import Account, Journal
+from rankmill.producer.collect.progress import RowCounter
+from rankmill.producer.collect.sizing import WindowSize
+
+_ENCODERS = 8
+"""Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
+
+Carrier = Callable[[int], Mapping[str, str]]
+"""The trace that a chunk belongs to, by its number, as it is written into jobs."""
+
+
+class LiveRun:
+    """A run whose results this process keeps in memory.
+
+    Parameters
+    ----------
+    store, run
+        The server, and the run.
+    cleaner
+        Removes the run from Redis when it has ended.
+    columns
+        Names of the query and passage columns of its tables.
+    row_tokens
+        Whether workers are asked for the tokens of each row.
+    """
+
+    stays = False
+    """Whether pairs and results stay in Redis until they expire, for any process that collects them."""
+    folder: Path | None = None
+    """Where finished chunks wait for their turn that do not fit into memory; ``None``: a temporary one."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        run: Run,
+        cleaner: RunCleaner,
+        columns: tuple[str, ...],
+        *,
+        row_tokens: bool = False,
+    ) -> None:
+        self.store, self.run = store, run
+        self.is_brief = run.priority == "request"
+        """Whether the run is stored with its first chunks and deleted with its last result, as each command
+        counts; else it can be seen before and between."""
+        self.used: dict[str, dict[str, Amounts]] = {}
+        """What the collected results have used that are still in Redis, by their entries."""
+        self._cleaner, self._columns, self._row_tokens = cleaner, columns, row_tokens
+        self._new = self.is_brief
+        self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
+        self._encoders: ThreadPoolExecutor | None = None
+
+    @property
+    def made_by(self) -> list[str]:
+        """The runs that have made the scores, of which none may be wrong."""
+        return [self.run.id]
+
+    def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
+        """What collects the run; parameters as of `Collector`."""
+        return Collector(self.run, window, RowCounter(0), reuse=reuse)
+
+    def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
+        """The result of a chunk, if an earlier run has left a sound one."""
+        return None
+
+    def restore(self, settled: Settled) -> None:
+        """Store the run on the server (again), with what is settled."""
+        self.store.restore(self.run)
+        if any(settled):
+            self.store.settle(self.run, settled, over=True)
+
+    def settle(self, news: Settled, *, is_last: bool) -> Settled:
+        """Fix what the run is scored with, unless its last chunk says so: nobody would read it."""
+        return news if is_last else self.store.settle(self.run, news)
+
+    def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[int, Payload]:
+        """The payloads of pieces, by number."""
+        rows = sum(len(piece.table) for piece in pieces)
+        return self.store.compute(lambda: self._encode(pieces, carrier), rows)
+
+    def enqueue(self, payloads: Mapping[int, Payload]) -> None:
+        """Put pieces into the queue."""
+        self.store.enqueue(self.run, payloads, new=self._new)
+        self._new = False
+
+    def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
+        """The results that have arrived, with their entries; waits for the first.
+
+        No position in the stream is kept: what is read is deleted, and a server that lost its data may
+        number new results lower than those before.
+        """
+        return self.store.results(self.run, after="0", block_ms=block_ms)
+
+    def look_back(self) -> None:
+        """Read results again from the first one on."""
+
+    def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
+        """Keep the results of finished chunks: number to rows and result; `scored` as of `Collector`."""
+
+    def forget(self, entries: Iterable[str], collector: Collector) -> None:
+        """Delete what is collected from Redis, and write the run's progress there."""
+        self._entries += entries
+        if self.is_brief and collector.complete:
+            return  # `end` deletes all of it
+        rows = collector.rows
+        self.store.forget(self.run, collector.answered, self._entries, rows.progress, rows.errors, self.used)
+        collector.answered, self._entries, rows.errors, self.used = [], [], [], {}
+
+    def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
+        """Count failed attempts; return the pieces that this process sends again."""
+        self.store.count_attempts(self.run, {piece.number: piece.failed for piece in pieces})
+        return pieces
+
+    def check_existence(self) -> None:
+        """Raise `RunExpired` if the run's results are no longer kept."""
+
+    def cancel(self, chunks: Collection[int], *, hurry: bool) -> None:
+        """Delete the run and its waiting chunks; do not try twice if the caller is in a `hurry`."""
+        self._cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
+
+    def end(self, collector: Collector) -> str | None:
+        """Delete the complete run; return why its scores are wrong, if a worker has said so."""
+        used = self.used_in_all(collector)
+        deleted = self._cleaner.remove(self.run, [], answered=collector.answered, used=used)
+        return deleted.wrong if deleted else None
+
+    def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
+        """What is to be counted of the complete run: also its rows that no device has scored."""
+        rest = collector.rest()
+        return {**self.used, END: {NO_DEVICE: rest}} if any(rest) else self.used
+
+    def wrong(self, why: str) -> WrongScores:
+        """The error for wrong scores."""
+        return WrongScores(f"scores of run {self.run.id} are wrong: {why}; score it again")
+
+    def _encode(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[int, Payload]:
+        """The payloads of pieces, by number; several are encoded at once, in threads."""
+
+        def encoded(piece: Piece) -> Payload:
+            columns = [piece.table[name] for name in self._columns]
+            return self._payload(piece, encode_rows(columns, self.run.inputs), carrier)
+
+        if len(pieces) == 1:
+            return {pieces[0].number: encoded(pieces[0])}
+        if self._encoders is None:
+            self._encoders = system.Executor(min(cores(), _ENCODERS), "rankmill-encode")
+        payloads = self._encoders.map(encoded, pieces)
+        return {piece.number: payload for piece, payload in zip(pieces, payloads, strict=True)}
+
+    def _payload(self, piece: Piece, pairs: bytes, carrier: Carrier) -> Payload:
+        return Payload(
+            pairs,
+            len(piece.table),
+            carrier(piece.chunk),
+            suspect=piece.suspect,
+            row_tokens=self._row_tokens,
+            failed=piece.failed,
+        )
+
+
+class JournaledRun(LiveRun):
+    """A run whose results go to a journal before Redis forgets them; another run may continue it.
+
+    Parameters
+    ----------
+    store, run, cleaner, columns, row_tokens
+        As of `LiveRun`.
+    journal
+        Stores the results. Chunks whose result it has are not submitted.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        run: Run,
+        cleaner: RunCleaner,
+        columns: tuple[str, ...],
+        journal: Journal,
+        *,
+        row_tokens: bool = False,
+    ) -> None:
+        super().__init__(store, run, cleaner, columns, row_tokens=row_tokens)
+        self.is_brief = self._new = False
+        self.folder = journal.folder
+        self._journal = journal
+        self._made_by = [*journal.runs, run.id]
+
+    @property
+    def made_by(self) -> list[str]:
+        """The runs that have made the scores, of which none may be wrong."""
+        return self._made_by
+
+    def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
+        """What collects the rest of the rows."""
+        journal, finished = self._journal, self._journal.finished
+        return Collector(
+            self.run,
+            window,
+            RowCounter(journal.rows, finished.row_errors),
+            first=journal.first,
+            start=finished.rows,
+            reuse=reuse,
+            scored=journal.account.scored,
+        )
+
+    def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
+        """The result of a chunk that the journal has; `counter` loses the rows of a damaged one."""
+        damaged = self._journal.damaged_rows
+        found = self._journal.get(chunk, rows)
+        counter.lose(self._journal.damaged_rows - damaged)
+        return found
+
+    def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
+        """Write the results of finished chunks to the journal."""
+        if results:
+            account = Account(scored=scored, used=self.used, rest=self._journal.account.rest)
+            self._journal.add(results, account)
+
+    def cancel(self, chunks: Collection[int], *, hurry: bool) -> None:
+        """Delete the run and its waiting chunks; the journal keeps its results."""
+        used: Mapping[str, Usage] = self.used
+        # A signal may come when a result is there, but before this process knows.
+        with suppress(InputError, OutputError):  # one that cannot be read keeps no run from its end
+            used = self._journal.account.used
+        if self._cleaner.remove(self.run, chunks, hurry=hurry, used=used):
+            self._journal.is_in_redis = False
+
+    def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
+        """What is to be counted of the complete run, unless an earlier one was complete, too."""
+        account = self._journal.account
+        if account.rest:
+            return self.used
+        self._journal.keep_account(account.model_copy(update={"rest": collector.rest()}))
+        return super().used_in_all(collector)
+
+    def wrong(self, why: str) -> WrongScores:
+        """The error for wrong scores; the journal is not continued."""
+        return self._journal.distrust(why)
+
+
+def live_run(
+    store: RunStore,
+    run: Run,
+    cleaner: RunCleaner,
+    columns: tuple[str, ...],
+    journal: Journal | None = None,
+    *,
+    row_tokens: bool = False,
+) -> LiveRun:
+    """A run of this process, with or without a `journal`; parameters as of `LiveRun` and `JournaledRun`."""
+    if journal is None:
+        return LiveRun(store, run, cleaner, columns, row_tokens=row_tokens)
+    return JournaledRun(store, run, cleaner, columns, journal, row_tokens=row_tokens)
