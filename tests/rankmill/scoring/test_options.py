@@ -76,10 +76,7 @@ OPTIONS: dict[str, list[str]] = {
     "passage_id_column": ["--passage-id-column", "page"],
     "text_columns": ["--text-columns", "n"],
     "list_columns": ["--list-columns", "words"],
-    "columns": [
-        "--columns",
-        ",".join(f"c{place}" if name == "n" else name for place, name in enumerate(ROWS[0])),
-    ],
+    "columns": ["--columns", "query_id,group,pid,page,other,query,n,passage"],
     "delimiter": ["--delimiter", "comma"],
     "max_field_mib": ["--max-field-mib", "1"],
     "limit": ["--limit", "3"],

@@ -154,7 +154,7 @@ class _DelimitedReader:
         """The names of the columns. Errors of Arrow give a column's number."""
         path, given = self._path, list(self._options.names)
         first = _first_row(beginning, self._delimiter, has_quotes=self._has_quotes)
-        if given and first == given:
+        if given and first and self._is_header(first, given):
             raise InputError(f"{path}: its first line names the columns: leave out --columns")
         if given and first and len(first) != len(given):
             raise InputError(
@@ -172,6 +172,13 @@ class _DelimitedReader:
         if len(first) > _MAX_COLUMNS:
             raise InputError(f"{path}: {len(first):,} columns; at most {_MAX_COLUMNS:,} can be read")
         return first
+
+    def _is_header(self, first: Sequence[str], given: Sequence[str]) -> bool:
+        """Whether the first row has the names that are given, or that of a text in the text's place."""
+        same = {
+            name for name, field in zip(given, first, strict=False) if field.casefold() == name.casefold()
+        }
+        return len(same) == len(given) or not same.isdisjoint(self._texts)
 
     def _read_beginning(self) -> str:
         try:
