@@ -33,6 +33,7 @@ from benchmarks.faults.batches import everybody_dies_in_a_batch
 from benchmarks.faults.kills import damage, environment, finished_jobs, run_under_kills, start
 from benchmarks.faults.outages import full, replica
 from benchmarks.faults.submitted import Keeper, Toll, everybody_dies
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import queue_workers
 
 CHUNK = 128
@@ -89,7 +90,7 @@ def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
         )
         if end.code or end.kills < kills:
             sys.exit(end.err or f"the run ended after {end.kills} kills; give it more --rows")
-        wait_until(lambda: client.llen("rq:queue:rankmill") == 0)
+        wait_until(lambda: RunStore(client).queue("rankmill").count == 0)
         chunks = -(-rows // CHUNK)
         repeated = finished_jobs(client) - before - chunks
         worker.terminate()
@@ -282,7 +283,7 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
 
             def hit(_: int) -> bool:
                 if how == "lists":
-                    client.delete("rq:queue:rankmill")
+                    client.delete("rq:queue:rankmill", *client.scan_iter("rankmill:queue:rankmill:waiting:*"))
                 elif how in {"flush", "behind"}:
                     for results in client.scan_iter("rankmill:run:*:results") if how == "behind" else ():
                         of_server("XSETID", results, f"{1 << 50}-0")

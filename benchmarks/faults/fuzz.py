@@ -146,7 +146,8 @@ class Fuzz:
         named = [keys.runs(), keys.set_aside(), "rq:queues", "rq:workers", "rq:workers:rankmill",
                  "rq:queue:rankmill", "rq:wip:rankmill", "rq:scheduled:rankmill", "rq:failed:rankmill",
                  "rq:finished:rankmill", "rq:queue:rankmill:intermediate", "rq:worker:worker-2",
-                 keys.capacity("rankmill")]  # fmt: skip
+                 keys.capacity("rankmill"), keys.waits("rankmill"),
+                 keys.turns("rankmill", "bulk")]  # fmt: skip
         chosen = self.rng.sample(named, 2)
         for key in chosen:
             put(self.server, key, self.rng)

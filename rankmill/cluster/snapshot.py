@@ -18,8 +18,8 @@ from rq.utils import str_to_date
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.run import Progress, read_run
-from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.rq import ALL_WORKERS, WORKER_PREFIX
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
@@ -41,7 +41,7 @@ MAX_DAMAGED = 100
 _REASON_CHARS = 300
 
 _LOOK_AT = 256
-"""Waiting jobs of a queue among which the next bulk chunk is looked for."""
+"""Tenants of a queue, and runs of each, among whose next jobs the oldest is looked for."""
 
 _CHUNK_BYTES = 8 << 20
 """Room that a large chunk needs in Redis."""
@@ -147,6 +147,7 @@ class RunState(_Frozen):
     """An unfinished run; ``rows`` (the total) and ``seconds_left`` are ``None`` if they are not known.
 
     ``quiet_seconds`` is the time since the last result, or since the run's creation if it has no result.
+    ``waiting`` is how many of its chunks wait in its queue; of requests, which wait together, it is 0.
     """
 
     id: str
@@ -159,6 +160,7 @@ class RunState(_Frozen):
     rows_per_second: float | None
     seconds_left: float | None
     quiet_seconds: float
+    waiting: int = 0
 
 
 class Snapshot(_Frozen):
@@ -301,24 +303,21 @@ class _Reader:
             names,
             lambda name: [
                 ("llen", _QUEUE_PREFIX + name, 0),
-                ("lrange", _QUEUE_PREFIX + name, (), 0, _LOOK_AT - 1),
+                ("lindex", _QUEUE_PREFIX + name, None, 0),
+                ("get", keys.waits(name), None),
+                ("zrange", keys.turns(name, "request"), (), 0, _LOOK_AT),
+                ("zrange", keys.turns(name, "bulk"), (), 0, _LOOK_AT),
                 ("zcard", StartedJobRegistry.key_template.format(name), 0),
                 ("zcard", FailedJobRegistry.key_template.format(name), 0),
             ],
         )
-        firsts = [
-            [
-                Job.key_for(self._text(each, _QUEUE_PREFIX + name) or "")
-                # Requests are before bulk work, however old it is.
-                for each in (next(iter(ids), b""), next(filter(is_bulk_job, ids), b""))
-            ]
-            for name, (_, ids, *_) in zip(names, counts, strict=True)
-        ]
+        firsts = self._next_jobs(names, counts)
         created = self._replies(firsts, lambda jobs: [("hget", job, None, "created_at") for job in jobs])
         found = []
-        for name, (waiting, _, started, failed), jobs, raws in zip(
+        for name, (in_rq, _, in_lists, _, _, started, failed), jobs, raws in zip(
             names, counts, firsts, created, strict=True
         ):
+            waiting = in_rq + self._number(in_lists, keys.waits(name))
             times = [self._time(raw, job) for job, raw in zip(jobs, raws, strict=True)]
             states = [worker.state for worker in workers if name in worker.queues]
             state = QueueState(
@@ -333,6 +332,34 @@ class _Reader:
             if waiting or started or name in listed:
                 found.append(state)
         return tuple(found)
+
+    def _next_jobs(self, queues: Sequence[str], counts: Sequence[list[Any]]) -> list[list[str]]:
+        """Keys of the jobs that are next in the lists of each queue, of so many lists at most."""
+        scopes = [
+            (queue, f"bulk:{tenant}")
+            for queue, (*_, bulk, _, _) in zip(queues, counts, strict=True)
+            for tenant in self._texts(bulk, keys.turns(queue, "bulk"))
+        ]
+        runs = self._replies(scopes, lambda scope: [("zrange", keys.turns(*scope), (), 0, _LOOK_AT)])
+        lists: dict[str, list[str]] = {queue: [] for queue in queues}
+        for queue, (_, _, _, requests, *_) in zip(queues, counts, strict=True):
+            for tenant in self._texts(requests, keys.turns(queue, "request")):
+                lists[queue].append(keys.waiting_requests(queue, tenant))
+        for (queue, scope), (found,) in zip(scopes, runs, strict=True):
+            lists[queue] += [keys.waiting(queue, run) for run in self._texts(found, keys.turns(queue, scope))]
+        replies = self._replies(queues, lambda queue: [("lindex", name, None, 0) for name in lists[queue]])
+        found_jobs = []
+        for queue, (_, in_rq, *_), ids in zip(queues, counts, replies, strict=True):
+            named = zip([_QUEUE_PREFIX + queue, *lists[queue]], [in_rq, *ids], strict=True)
+            found_jobs.append([Job.key_for(self._text(raw, name) or "") for name, raw in named if raw])
+        return found_jobs
+
+    def _number(self, raw: bytes | None, key: str) -> int:
+        try:
+            return max(int(raw or 0), 0)
+        except ValueError:
+            self._note(key, f"{raw!r:.60} is not a number")
+            return 0
 
     def _file_queues(self, names: list[str]) -> tuple[FileQueueState, ...]:
         replies = self._replies(
@@ -366,7 +393,10 @@ class _Reader:
                 found.append(self._run(run_id, raw, self._progress(run_id, progress)))
             except (WireError, ArithmeticError, ValidationError) as error:
                 self._note(keys.run(run_id), error)
-        return tuple(found)
+        bulk = [run for run in found if priority_of(run.id) == "bulk"]
+        counts = self._replies(bulk, lambda run: [("llen", keys.waiting(run.queue, run.id), 0)])
+        waiting = {run.id: count for run, (count,) in zip(bulk, counts, strict=True)}
+        return tuple(run.model_copy(update={"waiting": waiting.get(run.id, 0)}) for run in found)
 
     def _progress(self, run_id: str, raw: bytes | None) -> Progress:
         if raw is not None:

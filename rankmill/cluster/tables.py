@@ -113,6 +113,7 @@ def runs_table(runs: Iterable[RunState], now: float) -> RenderableType:
         "queue": lambda run: plain(run.queue),
         "rows": lambda run: "?" if run.rows is None else f"{run.rows:,}",
         "done": lambda run: f"{run.rows_done / run.rows:.0%}" if run.rows else f"{run.rows_done:,}",
+        "waiting": lambda run: f"{run.waiting:,}",
         "row errors": lambda run: _alarm(run.row_errors),
         "rows/s": lambda run: "" if run.rows_per_second is None else f"{run.rows_per_second:,.0f}",
         "left": lambda run: duration(run.seconds_left),

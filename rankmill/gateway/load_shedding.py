@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis
-from rq import Queue
 
 from rankmill.gateway import metrics
 from rankmill.gateway.refusals import Refusal
-from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RankmillError
-from rankmill.jobs.contract.priority import Priority, group_in, priority_of
+from rankmill.jobs.contract.priority import Priority
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, known_reports, listed_workers
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -27,9 +26,6 @@ _LOOK_SECONDS = 1.0
 
 _SPEED_SECONDS = 5.0
 """How often the workers' reports are read, for their speed."""
-
-_MOST_JOBS = 4096
-"""Waiting jobs of a queue that are looked at."""
 
 _MOST_RETRY = 60
 
@@ -198,7 +194,7 @@ class LoadShedder:
     def look(self) -> None:
         """Estimate how long the workers need for the requests that wait."""
         with redis_errors(), waiting(most=_LOOK_SECONDS):
-            ids = self._redis.lrange(Queue.redis_queue_namespace_prefix + self._settings.queue, 0, _MOST_JOBS)
+            waiting_jobs, self._tenants = RunStore(self._redis).queue(self._settings.queue).count_waiting()
             if system.monotonic() - self._read > _SPEED_SECONDS:
                 names = listed_workers(self._redis, self._settings.queue)
                 found = known_reports(self._redis, names)
@@ -208,10 +204,6 @@ class LoadShedder:
                 if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
                     self._reported = sum(report.tokens for report in reports) / pairs
                 self._read = system.monotonic()
-        parsed = [keys.parse_job_id(job.decode(errors="replace")) for job in ids]
-        runs = [found[0] for found in parsed if found]
-        waiting_jobs = sum(1 for run in runs if priority_of(run) == "request")
-        self._tenants = {group_in(run) for run in runs if priority_of(run) == "bulk"}
         tokens = waiting_jobs * self._pairs_per_job * self._tokens_per_pair
         self.backlog_seconds = tokens / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)

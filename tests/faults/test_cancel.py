@@ -20,6 +20,7 @@ from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.runs import stored_run
 from tests.harness.servers.valkey import nothing_left
+from tests.harness.waiting import lists, take_out, waiting_jobs
 
 pytestmark = pytest.mark.usefixtures("interleaved")
 
@@ -33,10 +34,10 @@ def test_a_cancelled_run_leaves_nothing_behind(server: Server, workers: StartWor
     worker = workers(environ={"RANKMILL_CLAIM_AHEAD": "64"})
     run = client.submit((f"cat {n}", "the moon " * 40) for n in itertools.count())
     next(iter(run))  # some chunks are done, one is being scored, the others wait
-    assert server.client.llen("rq:queue:rankmill") > 2
+    assert len(waiting_jobs(server.client)) > 2
     run.cancel()
     run.cancel()  # once more changes nothing
-    assert server.client.llen("rq:queue:rankmill") == 0
+    assert not waiting_jobs(server.client)
     assert not list(server.client.scan_iter("rankmill:run:*"))
     with pytest.raises(RunCancelled):
         next(iter(run))
@@ -59,7 +60,7 @@ def test_cancelled_by_another_thread_it_leaves_nothing_either(shared_queue: Serv
             with pytest.raises(RunCancelled):
                 collections.deque(run, maxlen=0)
             timer.join()
-        assert shared_queue.client.llen("rq:queue:rankmill") == 0
+        assert not waiting_jobs(shared_queue.client)
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -75,11 +76,13 @@ def test_a_run_with_many_waiting_chunks_is_cancelled_while_the_server_serves_oth
             put_jobs(store, jobs_of, some)
     waiting = [keys.job_id(other.id, chunk) for chunk in chunks] if behind else []
     store.redis.rpush("rq:queue:q", "by-name")
+    queue = store.queue("q")
     server.client.config_set("slowlog-log-slower-than", 100_000)
     server.client.slowlog_reset()
     assert store.cancel(run) == len(chunks)
     assert server.client.slowlog_len() == 0  # each took less than 0.1 s; a few ms if nothing else runs
-    assert [raw.decode() for raw in store.redis.lrange("rq:queue:q", 0, -1)] == [*waiting, "by-name"]
+    assert waiting_jobs(store.redis, "q") == [*waiting, "by-name"]
+    assert queue.count == len(waiting) + 1
     left = set(server.client.scan_iter(f"*{run.id}*", count=10_000))
     assert left == {keys.cancelled(run.id).encode()}
     assert len(store.chunks(other)) == len(waiting)
@@ -92,14 +95,14 @@ def test_chunks_that_workers_have_or_that_pause_are_counted_and_expire(server: S
     put_jobs(store, run, chunks)
     claimed, paused = chunks[:5], chunks[5:8]
     for chunk in [*claimed, *paused]:
-        store.redis.lrem("rq:queue:q", 1, keys.job_id(run.id, chunk))
+        take_out(store.redis, keys.job_id(run.id, chunk), "q")
         store.redis.hset(job_key(run, chunk), "status", "started" if chunk in claimed else "scheduled")
     store.redis.zadd("rq:scheduled:q", {keys.job_id(run.id, chunk): 1e12 for chunk in paused})
     assert store.delete(run, chunks).waiting == 45
     left = {key.decode() for key in server.client.scan_iter(f"*{run.id}*")}
     assert left == {job_key(run, chunk) for chunk in claimed}  # their workers find the run gone
     assert all(0 < store.redis.ttl(key) <= run.ttl for key in left)
-    assert not store.redis.exists("rq:scheduled:q", "rq:queue:q")
+    assert not store.redis.exists("rq:scheduled:q", *lists(store.redis, "q"))
 
 
 def put_jobs(store: RunStore, run: Run, chunks: list[int]) -> None:
@@ -109,7 +112,9 @@ def put_jobs(store: RunStore, run: Run, chunks: list[int]) -> None:
             for chunk in chunks[first : first + 1000]:
                 pipe.hset(job_key(run, chunk), "status", "queued")
                 pipe.set(keys.pairs(run.id, chunk), b"pairs")
-                pipe.rpush(f"rq:queue:{run.queue}", keys.job_id(run.id, chunk))
+            store.queue(run.queue).add(
+                pipe, [keys.job_id(run.id, chunk) for chunk in chunks[first : first + 1000]]
+            )
             pipe.execute()
 
 

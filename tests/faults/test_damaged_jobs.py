@@ -32,6 +32,7 @@ from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
 from rankmill.workers.queue.connection import RefusedCommands
 from rankmill.workers.worker import ScoringWorker
 from tests.conftest import Server, StartWorker, run_command, serve, start_worker, wait_for
+from tests.harness.waiting import lose_waiting, waiting_jobs
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(30)]
 
@@ -64,7 +65,7 @@ def test_no_damaged_job_ends_a_worker(
     for _ in range(20):
         put_leases(server.client, "rankmill", put_damaged(server.client, "rankmill", fields, rng), rng)
     assert np.isfinite(run.scores(timeout=60)).all()
-    wait_for(lambda: not server.client.llen("rq:queue:rankmill"), worker)
+    wait_for(lambda: not waiting_jobs(server.client), worker)
     assert worker.poll() is None
 
 
@@ -120,9 +121,9 @@ def test_every_field_of_a_job_may_be_damaged(field: bytes, server: Server, tiny_
     good = keys.job_id(run.id, len(FIELDS[field]))
     server.client.hset(Job.key_for(good), "status", "started")
     server.client.zadd(queue.started_job_registry.key, {f"{good}:x": 1})
-    server.client.delete(queue.key)
+    lose_waiting(server.client)
     clean_queue(queue, failure_handler(store), 15, server_time(server.client), trusts_leases=True)
-    assert good.encode() in server.client.lrange(queue.key, 0, -1)
+    assert good in waiting_jobs(server.client)
     assert not server.client.zcard(queue.started_job_registry.key)
 
 
@@ -141,7 +142,7 @@ def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
     assert found.reason == "its timeout is b'ten', not a number"
     assert 0 < server.client.ttl(keys.set_aside()) <= 7 * 86400
     shown = status(server)
-    assert "1 job was unreadable and set aside" in " ".join(shown.split())
+    assert "1 job could not be read" in " ".join(shown.split())
     assert "its timeout is b'ten', not a number" in shown.replace("\n", " ")
     assert json.loads(status(server, "--json"))["set_aside"][0]["job"] == job_id
     assert worker.poll() is None

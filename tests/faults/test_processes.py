@@ -18,6 +18,7 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import ENVIRON, Server, run_command, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import EXECUTED, PreloadedProcess
+from tests.harness.waiting import waiting_jobs
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -134,5 +135,5 @@ def test_workers_end_with_the_process_that_keeps_them_running(
     assert "keeps it running, is gone" in (tmp_path / "pool.log").read_text()
     assert not queue_workers(redis, "rankmill").scoring  # they have unregistered
     assert not redis.zcard("rq:wip:rankmill")  # and handed back what they had
-    assert redis.llen("rq:queue:rankmill")
+    assert len(waiting_jobs(redis))
     run.cancel()

@@ -21,6 +21,7 @@ from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.live import live_run
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from tests.harness.runs import stored_run
+from tests.harness.waiting import take_out, waiting_jobs
 
 STATS = ChunkStats(
     worker="w", device="cpu", device_name="cpu", backend="torch", precision="fp32", revision="commit",
@@ -58,8 +59,8 @@ class QueueByHand:
 
     def waiting(self) -> list[int]:
         """Numbers of the chunks that no worker has scored, in the order of the queue."""
-        names = self.store.redis.lrange("rq:queue:q", 0, -1)
-        chunks = [parsed[1] for name in names if (parsed := keys.parse_job_id(name.decode()))]
+        names = waiting_jobs(self.store.redis, "q")
+        chunks = [parsed[1] for name in names if (parsed := keys.parse_job_id(name))]
         self.most_waiting = max(self.most_waiting, len(chunks))
         return chunks
 
@@ -86,7 +87,7 @@ class QueueByHand:
         self.asked += self.queries(result.chunk)
         job = keys.job_id(self.run.id, result.chunk)
         self.store.write_result(self.run, result)
-        self.store.redis.lrem("rq:queue:q", 1, job)
+        take_out(self.store.redis, job, "q")
         self.store.redis.unlink(Job.key_for(job))
 
     def scores(self, work: Callable[[], None]) -> list[float]:

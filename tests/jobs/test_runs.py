@@ -20,6 +20,7 @@ from rankmill.jobs.protocol.recovery import enqueue_due
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from tests.harness.runs import stored_run
+from tests.harness.waiting import take_out, waiting_jobs
 
 STATS = ChunkStats(
     worker="w",
@@ -57,7 +58,7 @@ def pause_after_a_failure(store: RunStore, run: Run, chunk: int) -> None:
     """As RQ does it when an attempt at the chunk has failed."""
     queue = store.queue(run.queue)
     job = Job.fetch(keys.job_id(run.id, chunk), store.redis, serializer=JSONSerializer)
-    queue.remove(job)
+    take_out(store.redis, job.id, run.queue)
     with store.redis.pipeline() as pipe:
         job.retry(queue, pipe)
         pipe.execute()
@@ -146,14 +147,15 @@ def test_deleting_a_run_takes_its_jobs_off_the_queue(store: RunStore, run: Run) 
     pause_after_a_failure(store, run, 1)
     store.enqueue(other, {0: Payload(b"c", 1)})
     store.delete(run, [0, 1])
-    assert store.redis.lrange("rq:queue:q", 0, -1) == [keys.job_id(other.id, 0).encode()]
+    assert waiting_jobs(store.redis, "q") == [keys.job_id(other.id, 0)]
     assert not [key for key in store.redis.keys("*") if run.id.encode() in key]
 
 
 def test_a_chunk_pauses_longer_after_each_failed_attempt(store: RunStore, run: Run) -> None:
     store.enqueue(run, dict.fromkeys(range(20), Payload(b"x", 1)))
-    queue = store.queue(run.queue)
-    jobs = [Job.fetch(job, store.redis, serializer=JSONSerializer) for job in queue.job_ids]
+    jobs = [
+        Job.fetch(job, store.redis, serializer=JSONSerializer) for job in waiting_jobs(store.redis, run.queue)
+    ]
     pauses = np.array([job.retry_intervals for job in jobs])
     assert pauses.shape == (20, 2)
     assert ((pauses >= [1, 2]) & (pauses <= [3, 6])).all()
@@ -166,10 +168,10 @@ def test_a_chunk_goes_back_to_the_queue_when_its_pause_is_over(store: RunStore, 
     queue = store.queue(run.queue)
     assert store.missing(run, [0]) == []
     enqueue_due(queue, time.time())
-    assert queue.job_ids == []
+    assert not waiting_jobs(store.redis, run.queue)
     store.redis.zadd(queue.scheduled_job_registry.key, {keys.job_id(run.id, 0): 1})
     enqueue_due(queue, time.time())
-    assert queue.job_ids == [keys.job_id(run.id, 0)]
+    assert waiting_jobs(store.redis, run.queue) == [keys.job_id(run.id, 0)]
     assert not store.redis.zcard(queue.scheduled_job_registry.key)
 
 

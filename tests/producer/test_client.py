@@ -49,6 +49,7 @@ from tests.conftest import Server
 from tests.harness.auto import AUTO
 from tests.harness.models.tiny import cross_encoder
 from tests.harness.servers.valkey import nothing_left
+from tests.harness.waiting import waiting_jobs
 from tests.producer.runs.test_results import STATS
 from tests.workers.engine.test_engine import some_pairs
 
@@ -180,8 +181,9 @@ def test_a_wait_ends_in_time_and_may_be_taken_up_again(server: Server, tiny_mode
         client.score(PAIRS, timeout=0.1)
     run.cancel()
     left = {key.decode() for key in server.client.scan_iter("rankmill:*")}
-    assert left <= {keys.queues(), keys.bell("rankmill")}  # which are the queue's
-    assert server.client.llen("rq:queue:rankmill") == 0
+    of_queue = {keys.bell("rankmill"), keys.waits("rankmill"), keys.turns("rankmill", "request")}
+    assert left <= {keys.queues(), *of_queue}
+    assert not waiting_jobs(server.client)
     with pytest.raises(RunCancelled):
         run.scores()
 
@@ -286,7 +288,7 @@ def test_the_first_chunks_are_in_the_queue_when_submit_returns(server: Server) -
     """Whether anybody reads the run, now or later, and whatever the pairs are."""
 
     def waiting() -> int:
-        return int(server.client.llen("rq:queue:rankmill"))
+        return len(waiting_jobs(server.client))
 
     many = [("q", f"p {number}") for number in range(2000)]
     client = Client(server.url, model="demo", chunk_size=10, window=20)

@@ -89,7 +89,7 @@ class Job:
 
 @dataclass
 class Share:
-    """How many jobs of each kind or run a worker has taken while the same ones waited."""
+    """How many jobs of each kind, tenant or run were taken while the same ones waited."""
 
     waiting: frozenset[str] = frozenset()
     taken: Counter[str] = field(default_factory=Counter)
@@ -181,8 +181,12 @@ class History:
         self._sent_again: set[str] = set()
         """Jobs that their producers have sent more than once: they may be in the queue twice."""
         self._kinds: defaultdict[Process, Share] = defaultdict(Share)
-        self._runs: defaultdict[tuple[Process, str], Share] = defaultdict(Share)
-        self._tenants: defaultdict[tuple[Process, str], Share] = defaultdict(Share)
+        self._runs: defaultdict[str, Share] = defaultdict(Share)
+        self._tenants: defaultdict[str, Share] = defaultdict(Share)
+        self._lists: set[bytes] = set()
+        """Keys under which jobs have waited."""
+        self._popped = b""
+        """The job that was taken from one of these last, and is in no other yet."""
         self.weights: dict[str, float] = {}
         """Weights of tenants, by what stands for them in the ids of runs."""
         self._passed_over: Counter[Process] = Counter()
@@ -314,14 +318,30 @@ class History:
             self._move(name, status.decode())
 
     def _push(self, args: list[bytes], reply: Any) -> None:
-        if args[0] == b"rq:queue:" + self.queue.encode():
+        if self._is_waiting_list(args[0]):
+            self._lists.add(args[0])
             for name in args[1:]:
-                self._wait(name.decode())
+                if name == self._popped:  # it has moved to another list, or back
+                    self._popped = b""
+                else:
+                    self._wait(name.decode())
         elif args[0].endswith(b":intermediate"):
+            self._popped = b""
             self._take(args[1].decode())
 
-    def _insert(self, args: list[bytes], reply: Any) -> None:
-        self._push([args[0], args[3]], reply)
+    def _pop(self, args: list[bytes], reply: Any) -> None:
+        if self._is_waiting_list(args[0]) and isinstance(reply, bytes):
+            self._popped = reply
+
+    def _is_waiting_list(self, key: bytes) -> bool:
+        """Whether jobs wait under a key: RQ's list, or that of a run or of a tenant's requests."""
+        queue = self.queue.encode()
+        return key == b"rq:queue:" + queue or key.startswith(b"rankmill:queue:%s:waiting:" % queue)
+
+    @property
+    def _waiting(self) -> list[str]:
+        """The jobs that wait, wherever."""
+        return [each.decode() for key in sorted(self._lists) for each in self._list(key.decode())]
 
     def _transfer(self, args: list[bytes], reply: Any) -> None:
         if reply is not None and args[1].endswith(b":intermediate"):
@@ -390,7 +410,7 @@ class History:
         self._move(name, "done")
 
     SEEN: ClassVar[dict[str, Callable[[History, list[bytes], Any], None]]] = {
-        "hset": _hset, "rpush": _push, "lpush": _push, "linsert": _insert, "lmove": _transfer,
+        "hset": _hset, "rpush": _push, "lpush": _push, "lpop": _pop, "lmove": _transfer,
         "blmove": _transfer, "lrem": _remove, "unlink": _unlink, "del": _unlink, "xadd": _xadd, "set": _set,
         "zadd": _zadd, "zrem": _zrem,
     }  # fmt: skip
@@ -440,7 +460,7 @@ class History:
 
     def _look_at_places(self, name: str, worker: Process) -> None:
         """A worker puts a job into the queue that nobody has, once."""
-        if self._list(f"rq:queue:{self.queue}").count(name.encode()) > 1:
+        if self._waiting.count(name) > 1:
             self._tell(f"{worker.name} puts {name} into the queue, and it is there already")
         holder = self.jobs[name].holder  # the lease of a dead one lapses just now
         if holder and holder.alive and self._leases(name) and self.world.now > self._set_back_until:
@@ -479,8 +499,7 @@ class History:
             return  # it is dropped, and costs nothing: its run is gone, it is over, or a worker has it
         if worker in job.holders:
             return  # likewise: this worker scores it still, and lost its lease while it was cut off
-        others = [each.decode() for each in self._list(f"rq:queue:{self.queue}")]
-        others = [each for each in others if self._has_run(each)]
+        others = [each for each in self._waiting if self._has_run(each)]
         kinds = {"bulk" if is_bulk_job(each) else "request" for each in others}
         kind = "bulk" if is_bulk_job(name) else "request"
         ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
@@ -489,16 +508,16 @@ class History:
             self._took("ahead of its part", ahead, self._slack + 2 * claimed, f"{kind} jobs come first")
         self._look_at_turn(name, worker, bulk_waits="bulk" in kinds)
         if self.one_engine:
-            self._look_at_requests(name, worker, is_next=bool(others) and not is_bulk_job(others[0]))
+            self._look_at_requests(name, worker, is_next="request" in kinds)
         alike = {each.partition("-")[0] for each in others if is_bulk_job(each) == is_bulk_job(name)}
         run = name.partition("-")[0]
         tenants, mine = {each[-GROUP:] for each in alike}, run[-GROUP:]
-        ahead = self._ahead(self._tenants[worker, kind], tenants | {mine}, mine, self.weights)
+        ahead = self._ahead(self._tenants[kind], tenants | {mine}, mine, self.weights)
         much = self._slack * max(self.weights.values(), default=1.0)
         self._took("ahead of other tenants", ahead, much, f"a tenant has {ahead:.0f} {kind} jobs too many")
         if kind == "bulk":
             own = {each for each in alike if each.endswith(mine)}
-            ahead = self._ahead(self._runs[worker, mine], own | {run}, run, {})
+            ahead = self._ahead(self._runs[mine], own | {run}, run, {})
             self._took(
                 "ahead of other runs", ahead, self._slack, f"a run has {ahead:.0f} jobs more than another"
             )
@@ -609,7 +628,7 @@ class History:
         """Whether nothing is to do for workers until some producer can send it."""
         if any(not each.stopped and self.world.redis.reaches(each) for each in self.open.values()):
             return False
-        return not self._held and not self._list(f"rq:queue:{self.queue}")
+        return not self._held and not self._waiting
 
     def _look_at_jobs(self, passed: float) -> None:
         """Jobs that nobody has any more are put back."""
@@ -649,7 +668,7 @@ class History:
 
     def _look_at_workers(self, able: list[Process]) -> None:
         """A worker that has nothing else to do scores what waits."""
-        waits = bool(self._list(f"rq:queue:{self.queue}"))
+        waits = bool(self._waiting)
         for worker in able:
             if not waits or worker in self.computing:
                 self._busy[worker] = self.world.now

@@ -32,6 +32,8 @@ _HEARTBEAT, _ORDER, _RECOVERY, _RUNS = (
 )  # fmt: skip
 _HELD, _JOB, _WORKER = "workers/rq/held.py", "workers/rq/job.py", "workers/rq/worker.py"
 _BEGIN = "workers/rq/lua/begin.lua"
+_TAKE, _TAKING = "jobs/protocol/lua/take.lua", "jobs/protocol/lua/taking.lua"
+_QUEUE = "jobs/protocol/ordered_queue.py"
 
 
 @dataclass(frozen=True)
@@ -315,15 +317,15 @@ MUTANTS = (
         ("both", "long request", "small chunks", "drain", "one worker"),
     ),
     Mutant(
-        "the run that had most is next", _ORDER,
-        "return sorted(self._pairs, key=self._pairs.__getitem__)",
-        "return sorted(self._pairs, key=self._pairs.__getitem__, reverse=True)",
-        ("two bulk", "long", "small chunks",),
+        "the run that had most is next", _TAKING,
+        "redis.call('ZRANGE', turns, skipped, skipped, 'WITHSCORES')",
+        "redis.call('ZREVRANGE', turns, skipped, skipped, 'WITHSCORES')",
+        ("two bulk", "calm",),
     ),
     Mutant(
-        "the bell is not rung", "jobs/protocol/lua/place.lua",
-        "if not is_bulk(ARGV[3]) then ring(KEYS[2]) end",
-        "",
+        "the bell is not rung", "jobs/protocol/lua/pushing.lua",
+        "if scopes[1][1] == 'request' then",
+        "if false then",
         ("both", "calm", "little ahead", "long",),
     ),
     Mutant(
@@ -429,10 +431,32 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a request that was refused comes first again", "jobs/protocol/lua/take.lua",
-        "before(id, named(id), best)",
-        "before(id, '', best)",
-        kept=True,
+        "turns are not counted", _TAKING,
+        "      charge(scope, name, tonumber(had), costs[string.find(scope, ':') and 2 or 1])\n",
+        "",
+        ("two bulk", "calm",),
+    ),
+    Mutant(
+        "a run's chunk that is put back gets lost", _QUEUE,
+        "        _PUT.run(client, self._places, int(front), int(at_front), job_id)\n",
+        "        if not at_front:\n            _PUT.run(client, self._places, int(front), 0, job_id)\n",
+    ),
+    Mutant(
+        "a list whose turn is lost waits for ever", _QUEUE,
+        "        _MEND.run(self.connection, self._places, job_ids[0])\n",
+        "",
+        ("evict",),
+    ),
+    Mutant(
+        "a worker that waits is not called", "jobs/protocol/lua/pushing.lua",
+        "while list ~= rq and lacking > 0 do",
+        "while false do",
+        ("calm",),
+    ),
+    Mutant(
+        "what an idle worker was to get stays there", _TAKE,
+        "bring_strays()\n",
+        "",
     ),
     Mutant(
         "a job is begun by who has read it before another attempt", _BEGIN,

@@ -98,14 +98,21 @@ def by_hand() -> None:
     store.latest()
     queue = RunStore(store.redis).queue("q")
     run = "0" * 32
+    queue.take(["request", "bulk"], worker="worker-1", idle=True, waits=True)
+    queue.claim_idle(2)
     for number in range(20):
         queue.push_job_id(f"{run}-{number}", at_front=bool(number % 2))
         queue.push_job_id(f"r{run}-{number}", at_front=bool(number % 3))
-    queue.sort()
-    queue.put_back([f"{run}-{number}" for number in range(30, 0, -1)])
-    queue.take(["request", "bulk"], [run], worker="worker-1", idle=True, further=(2, 5))
-    queue.remove_run(run, range(12))
-    queue.claim_idle(2)
+    store.redis.rpush(queue.key, f"{run}-21", "by-name-1")
+    store.redis.rpush(queue.intermediate_queue_key, f"{run}-22")
+    for now in (100, 200):
+        queue.rescue(f"{run}-22".encode(), b"seen", now, 5)
+    for each in (run, f"r{run}"):
+        queue.put_back([f"{each}-{number}" for number in range(30, 0, -1)])
+    queue.take(["request", "bulk"], worker="worker-1", idle=True, waits=True, alone=[f"r{run}"])
+    queue.count_waiting()
+    for each in (run, f"r{run}"):
+        queue.remove_run(each, range(12))
     runs_store = RunStore(store.redis)
     runs_store.cancel(new_run(ScoreSpec(model="m"), queue="q", ttl=3600, max_retries=1))
     _current.clear()

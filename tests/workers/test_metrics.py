@@ -45,6 +45,7 @@ from rankmill.workers.rq.worker import RQWorker
 from tests.conftest import QUICK_LEASE, Server, StartWorker, score_file, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import tool
+from tests.harness.waiting import waiting_jobs
 from tests.workers.engine.test_engine import misbehaving
 
 PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
@@ -163,7 +164,7 @@ def test_what_goes_wrong_is_counted(
 ) -> None:
     client = Client(server.url, model=str(tiny_model), chunk_size=len(PAIRS))
     again, forgotten = client.submit(PAIRS), client.submit(PAIRS)
-    wait_for(lambda: server.client.llen("rq:queue:rankmill") == 2)
+    wait_for(lambda: len(waiting_jobs(server.client)) == 2)
     first = f"rq:job:{keys.job_id(again.id, 0)}"
     server.client.hincrby(first, "retries_left", -1)  # as RQ does before it runs a job again
     server.client.delete(keys.pairs(forgotten.id, 0))

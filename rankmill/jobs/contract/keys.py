@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from rankmill.jobs.contract.priority import priority_of, tenant_in
+
 PREFIX = "rankmill"
 
 
@@ -140,6 +142,43 @@ def queues() -> str:
 def bell(queue: str) -> str:
     """List: an entry for each request put into the queue lately, for workers that have room for no other."""
     return f"{PREFIX}:queue:{queue}:bell"
+
+
+def of_queue(queue: str) -> str:
+    """What the keys of a queue begin with that its scripts have: lists of what waits, turns, counts."""
+    return f"{PREFIX}:queue:{queue}:"
+
+
+def waiting(queue: str, run_id: str) -> str:
+    """List: ids of a run's jobs that wait in a queue, the next first; of a tenant's requests in one."""
+    if priority_of(run_id) == "request":
+        return waiting_requests(queue, tenant_in(run_id))
+    return f"{of_queue(queue)}waiting:{run_id}"
+
+
+def waiting_requests(queue: str, tenant: str) -> str:
+    """List: ids of jobs of a tenant's requests that wait in a queue, the next first."""
+    return f"{of_queue(queue)}waiting:requests:{tenant}"
+
+
+def waits(queue: str) -> str:
+    """String: how many jobs wait in such lists of a queue."""
+    return f"{of_queue(queue)}waits"
+
+
+def turns(queue: str, scope: str) -> str:
+    """Sorted set: who waits, by pairs had: tenants of ``request`` or ``bulk``, runs of ``bulk:<tenant>``."""
+    return f"{of_queue(queue)}turns:{scope}"
+
+
+def level(queue: str, scope: str) -> str:
+    """String: pairs had, by whoever had the last of these turns, before it; newcomers begin there."""
+    return f"{of_queue(queue)}level:{scope}"
+
+
+def waiters(queue: str) -> str:
+    """Sorted set: names of the workers that wait at RQ's list, by the time at which that expires."""
+    return f"{of_queue(queue)}waiters"
 
 
 def idle(queue: str) -> str:

@@ -63,9 +63,9 @@ def new_run_id(priority: Priority, tenant: str = "") -> str:
     return (_MARK if priority == "request" else "") + system.unique_id()[GROUP:] + group_of(tenant)
 
 
-def group_in(run_id: str) -> str:
-    """The group in a run's id, with the mark of requests."""
-    return (_MARK if run_id.startswith(_MARK) else "") + run_id[-GROUP:]
+def tenant_in(run_id: str) -> str:
+    """What stands for the tenant in a run's id."""
+    return run_id[-GROUP:]
 
 
 def run_id_of_request(job_id: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import redis
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.priority import GROUP, group_in, group_of
+from rankmill.jobs.contract.priority import group_of, tenant_in
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.usage import NOTHING, Amounts, Usage
 from rankmill.jobs.protocol.script import Script
@@ -95,7 +95,7 @@ class Accountant:
         if not parts:
             return False
         where = keys.counted(run.id) if stays else keys.results(run.id)
-        group = group or group_in(run.id)[-GROUP:]
+        group = group or tenant_in(run.id)
         about = [KEPT_DAYS * _DAY, MOST_ENTRIES, group, self._names.get(group, ""), run.spec.model[:_LONGEST]]
         _COUNT.run(pipe, [where, keys.usage()], "SADD" if stays else "XDEL", *about, *parts)
         if stays:

@@ -104,7 +104,7 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
 def clean_queue(
     queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float, *, trusts_leases: bool
 ) -> None:
-    """Put jobs back that should be in the queue and are not; sort it; delete expired registry entries.
+    """Put jobs back that should be in the queue and are not; count what waits; delete expired entries.
 
     A damaged job is set aside, and does not stop the cleaning of the others.
 
@@ -131,7 +131,7 @@ def clean_queue(
     if not trusts_leases:
         return
     _guarded(partial(enqueue_due, queue, now))
-    _guarded(queue.sort)
+    _guarded(queue.count_waiting)
     _guarded(partial(forget_gone_workers, queue))
     for registry in (queue.failed_job_registry, queue.finished_job_registry):
         _guarded(partial(queue.connection.zremrangebyscore, registry.key, 0, now))

@@ -44,6 +44,12 @@ def enqueue(queue: Queue, job: Job, pipe: Pipeline, *, at_front: bool = False) -
     queue._enqueue_job(job, pipeline=pipe, at_front=at_front)
 
 
+def save_jobs(queue: Queue, jobs: list[Any], pipe: Pipeline) -> None:
+    """Save new jobs of a queue, from `Queue.prepare_data`, without letting them wait yet."""
+    saving = RQQueue(queue.name, connection=queue.connection, serializer=queue.serializer)
+    saving.enqueue_many(jobs, pipeline=pipe)
+
+
 def restored(queue: Queue, job_id: str, fields: Mapping[bytes, bytes]) -> tuple[Job, bool]:
     """A job made of its hash, and whether its metadata could be read; raises what RQ does."""
     job: Job = queue.job_class(job_id, connection=queue.connection, serializer=queue.serializer)
@@ -64,19 +70,14 @@ def let_expire(job: Job) -> None:
 
 
 class RQQueue(Queue):
-    """RQ's queue. A subclass says where a job waits; pauses end by the server's clock."""
+    """RQ's queue, which saves jobs. A subclass says where they wait; pauses end by the server's clock."""
 
     def push_job_id(self, job_id: str | bytes, pipeline: Any = None, at_front: bool = False) -> None:
         """Put a job's id where its class wants it; all that RQ itself puts into the queue comes by here."""
         self.place(self.connection if pipeline is None else pipeline, job_id, at_front=at_front)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a job's id behind those of its kind, or before them."""
-        raise NotImplementedError
-
-    def put_last(self, job: Job, pipe: Pipeline) -> None:
-        """Put a job that RQ knows behind all others, of whatever kind."""
-        enqueue(Queue(self.name, connection=self.connection), job, pipe)
+        """Let a job wait whose id RQ puts into the queue; here it does not."""
 
     def schedule_job(
         self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False

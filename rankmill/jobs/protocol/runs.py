@@ -28,6 +28,7 @@ from rankmill.jobs.contract.usage import Usage
 from rankmill.jobs.protocol.accounts import END, Accountant
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
+from rankmill.jobs.protocol.rq import save_jobs
 from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers, queue_workers
@@ -203,10 +204,10 @@ class RunStore:
             if not new:
                 self._touch(pipe, run)
                 pipe.expire(keys.results(run.id), run.ttl)
-            queue.enqueue_many(
-                [job_data(run, chunk, payload) for chunk, payload in payloads.items()],
-                pipeline=pipe,
-            )
+            save_jobs(queue, [job_data(run, chunk, payload) for chunk, payload in payloads.items()], pipe)
+            for job, payload in zip(jobs, payloads.values(), strict=True):  # what its turn will cost
+                pipe.hset(Job.key_for(job), mapping={"pairs": payload.rows, "weight": run.weight})
+            queue.add(pipe, jobs)
             places = [keys.failed_attempts(run.id), queue.scheduled_job_registry.key, *map(Job.key_for, jobs)]
             sent = zip(payloads.items(), jobs, strict=True)
             known = [each for (chunk, payload), job in sent for each in (chunk, payload.failed, job)]
@@ -464,14 +465,13 @@ class RunStore:
         self.accountant.heard(counts and heard)
         for names in pairs[1:]:  # a full server takes this, but not what the jobs need
             self.redis.unlink(*names)
-        paused, queued = 0, list[int]()
+        # Its turn first: no worker takes its chunks then.
+        waiting, paused = self.queue(run.queue).remove_run(run.id, known), 0
         for batch in _batches(known):
             states = self._states(run, batch)
-            queued += [chunk for chunk in batch if states[chunk] == JobStatus.QUEUED]
             paused += self._remove_paused(
                 run, [each for each in batch if states[each] == JobStatus.SCHEDULED]
             )
-        waiting = self.queue(run.queue).remove_run(run.id, queued) if queued else 0
         return Deleted(waiting + paused, _text(note))
 
     def _states(self, run: Run, chunks: Sequence[int]) -> dict[int, str]:

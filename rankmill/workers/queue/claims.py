@@ -221,10 +221,10 @@ class Claims:
         for job_id in reversed(list(self.unanswered)):
             self.hand_back(job_id)
 
-    def hand_back(self, job_id: str, *, at_front: bool = True) -> None:
+    def hand_back(self, job_id: str, *, left: bool = False) -> None:
         """Put a claimed job back into its queue; this does not count as an attempt.
 
-        It is the next of its priority, or else behind all jobs, so that this worker sees others before it.
+        It is the next of its run. `left`: to other workers, as this one cannot score it.
         """
         claim = self.unanswered.get(job_id)
         if claim is None or not self._ends(claim):
@@ -235,12 +235,12 @@ class Claims:
                 pipe.hdel(keys.scored_rows(claim.run.id), str(claim.chunk))
 
         with self._set_aside_if_damaged(claim.job, claim.queue):
-            claim.held.hand_back(forget_progress, at_front=at_front)
+            claim.held.hand_back(forget_progress)
         claim.span.add_event("handed back")
         claim.span.end()
         metrics.count_chunk("handed_back")
         with about_job(job_id):
-            logger.log(logging.INFO if at_front else logging.DEBUG, "handed back")
+            logger.log(logging.DEBUG if left else logging.INFO, "handed back")
 
     def _claim(self, claim: ChunkClaim, put_aside: bool) -> None:
         try:
@@ -271,7 +271,7 @@ class Claims:
         if claim.run is None or claim.work is None:
             self._pipeline.answer(partial(self._answer, claim, None))
             return
-        self._order.began(claim.run.id, len(claim.work.scored.scores), claim.run.weight)
+        self._order.began(claim.run.id, len(claim.work.scored.scores))
         self._accept(claim.run)
 
     def _accept(self, run: Run) -> None:
@@ -327,7 +327,7 @@ class Claims:
     def _leave(self, claim: ChunkClaim) -> None:
         """Leave a job to another worker."""
         self._order.refused(claim.run_id)
-        self.hand_back(claim.job.id, at_front=False)
+        self.hand_back(claim.job.id, left=True)
         self._refusals.sent_back(claim.job.id)
 
     def _fail(self, claim: ChunkClaim, error: Exception) -> None:

@@ -24,7 +24,7 @@ from rankmill.workers.rq.job import ScoringJob
 from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker
 
 _LOOK_AGAIN_SECONDS = 0.1
-"""Until a worker looks again that leaves all alone that it sees: each time, at another piece of a queue."""
+"""Until a worker looks again that refuses some runs: at RQ's list it might get what it refuses."""
 
 _LISTEN_SECONDS = 1
 """How long one command listens to the bell."""
@@ -107,9 +107,11 @@ class Intake:
     def claim_next(self, *, wait: bool) -> bool:
         """Claim the next job and return whether there was one; unless full, `wait` for one `POLL_SECONDS`."""
         self._room = kinds = self._kinds()
-        found = self._readable(lambda: self._take(kinds)) if kinds else None
-        if found is None and wait and not self.full:
-            if self._order.leaves_some:  # or else it gets these
+        willing = not (self._refusals.reasons() or self._order.left_alone)
+        waits = wait and not self.full
+        found = self._readable(lambda: self._take(kinds, willing, waits and willing)) if kinds else None
+        if found is None and waits:
+            if not willing:
                 system.sleep(_LOOK_AGAIN_SECONDS)
                 return False
             found = self._readable(self._wait_for_any)
@@ -142,22 +144,18 @@ class Intake:
             cast("Any", queue.connection).lrem(queue.intermediate_queue_key, 1, raw_id)
         return None
 
-    def _take(self, kinds: list[Priority]) -> Found | None:
-        """Take a job of one of `kinds`; while none waits, give some to idle workers."""
-        willing = not self._refusals.reasons()
-        idle = willing and not self._claims.unanswered
-        seen: list[tuple[OrderedQueue, Taken]] = []
-        for queue in self._queues:
-            taken = queue.take(
-                kinds, self._order.names, worker=self._worker.name, idle=idle, bring=willing,
-                further=self._order.further(queue.name),
-            )  # fmt: skip
-            seen.append((queue, taken))
+    def _take(self, kinds: list[Priority], willing: bool, waits: bool) -> Found | None:
+        """Take a job of one of `kinds`; while none waits, give some to idle workers.
+
+        What it has refused lately it takes if there is nothing else, and it does not leave that alone.
+        """
+        alone, lately = self._order.left_alone, self._order.refused_lately
+        for runs in (lately, alone) if lately != alone else (alone,):
+            seen = self._look(kinds, willing, waits, runs)
+            queue, taken = seen[-1]
             if taken.job_id:
                 break
-        waiting = {queue.name: each.waiting for queue, each in seen}
-        self._order.saw(waiting, max(each.workers for _, each in seen))
-        queue, taken = seen[-1]
+        self._order.saw(sum(each.waiting for _, each in seen), max(each.workers for _, each in seen))
         if kinds[0] == "bulk" and not (taken.job_id and is_bulk_job(taken.job_id)):
             self._order.no_bulk_waits()
         if taken.job_id:
@@ -166,6 +164,19 @@ class Intake:
             if taken.idle and not taken.waiting and self._claims.unanswered:
                 self._give(queue, taken.idle)
         return None
+
+    def _look(
+        self, kinds: list[Priority], willing: bool, waits: bool, alone: list[str]
+    ) -> list[tuple[OrderedQueue, Taken]]:
+        """Look for a job in each queue, until there is one in the last of these."""
+        idle = willing and not self._claims.unanswered
+        seen: list[tuple[OrderedQueue, Taken]] = []
+        for queue in self._queues:
+            taken = queue.take(kinds, worker=self._worker.name, waits=waits, idle=idle, alone=alone)
+            seen.append((queue, taken))
+            if taken.job_id:
+                break
+        return seen
 
     def _wait_for_any(self) -> Found | None:
         """Wait for a job as RQ's workers do: with a single queue, its id moves to an intermediate list."""

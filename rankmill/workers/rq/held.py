@@ -50,18 +50,15 @@ class HeldJob:
         status = connection.hget(self.job.key, "status")
         return status not in {None, JobStatus.CANCELED.value.encode()}
 
-    def hand_back(self, also: Callable[[Pipeline], object], *, at_front: bool) -> None:
+    def hand_back(self, also: Callable[[Pipeline], object]) -> None:
         """Put the job back, in one transaction with what `also` adds; this does not count as an attempt.
 
-        It is the next of its priority, or else behind all jobs.
+        It is the next of its run, which gets its turn back.
         """
 
         def put_back(pipe: Pipeline) -> None:
             self._worker.cleanup_execution(self.job, pipe, self._execution)
-            if at_front:
-                enqueue(self.queue, self.job, pipe, at_front=True)
-            else:
-                self.queue.put_last(self.job, pipe)
+            enqueue(self.queue, self.job, pipe, at_front=True)
             also(pipe)
 
         self._worker.executions.pop(self._execution.id, None)  # also if another worker has the job by now

@@ -14,10 +14,12 @@ from rq.job import Job, JobStatus
 from rq.registry import StartedJobRegistry
 from rq.utils import now, utcformat
 
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ForeignJobError
 from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, chunk_of
 from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.protocol.leases import hold
+from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import DAY, PAIRS_FUNCTION
 from rankmill.jobs.protocol.script import Script
 
@@ -119,7 +121,7 @@ class ScoringJob(Job):
         self.set_status(JobStatus.SCHEDULED, pipeline=pipeline)
         queue.schedule_job(self, now() + timedelta(seconds=interval), pipeline=pipeline)
 
-    def begin(self, execution: Execution, queue: Queue, pipeline: Pipeline) -> None:
+    def begin(self, execution: Execution, queue: OrderedQueue, pipeline: Pipeline) -> None:
         """Let the job be started by a worker, as `prepare_for_execution` does; the reply says whether it is.
 
         It is in no list of its queue then, though it may have been put back while its worker stood still. It
@@ -130,7 +132,8 @@ class ScoringJob(Job):
         self.last_heartbeat = self.started_at = now()
         since = utcformat(self.started_at)
         places = [self.execution_registry.key, self.started_job_registry.key, self.key]
-        places += [queue.key, queue.intermediate_queue_key]
+        places += [queue.intermediate_queue_key, queue.key]
+        places += [queue.waiting_list(self.id), keys.waits(queue.name)]
         fields = ["status", "started", "worker_name", self.worker_name]
         times = ["started_at", since, "last_heartbeat", since]
         left = "" if self.retries_left is None else self.retries_left

@@ -164,7 +164,7 @@ class RQWorker(SimpleWorker):
             self.executions[execution.id] = execution
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
             self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
-            job.begin(execution, Queue(job.origin, connection=self.connection), pipe)
+            job.begin(execution, queue, pipe)
             pipe.expire(job.key, job.run_ttl)
             *_, is_begun, _ = pipe.execute()
             if not is_begun:

@@ -18,6 +18,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from tests.conftest import Server, start_worker, wait_for
 from tests.harness.misbehaving import MARKS
 from tests.harness.models.tiny import make_bert
+from tests.harness.waiting import waiting_jobs
 
 WORKER = "tests.harness.misbehaving.MisbehavingWorker"
 ROWS = 256
@@ -133,5 +134,5 @@ def test_a_second_sigterm_hands_work_back_at_once(
     assert worker.poll() is None
     worker.terminate()
     worker.wait(timeout=60)  # of the 600 s that the forward takes
-    assert server.client.llen("rq:queue:rankmill") == 1
+    assert len(waiting_jobs(server.client)) == 1
     assert not server.client.zcard("rq:wip:rankmill")

@@ -21,6 +21,7 @@ from tests.conftest import (
     start_command,
     wait_for,
 )
+from tests.harness.waiting import waiting_jobs
 
 pytestmark = pytest.mark.own_precision
 
@@ -143,7 +144,7 @@ def test_killed_many_times_no_part_is_torn_missing_or_doubled(
     done = done or score_file(*command, "--json", environ=ENVIRON)
     assert (done.code, done.summary["rows"], done.summary["row_errors"]) == (3, ROWS, len(NULLS)), done.err
     check(output, whole)
-    wait_for(lambda: queue.client.llen("rq:queue:rankmill") == 0)
+    wait_for(lambda: not waiting_jobs(queue.client))
     chunks = sum(-(-len(whole.slice(at, PART)) // CHUNK) for at in range(0, ROWS, PART))
     assert chunks <= finished_jobs(queue.client) - before <= chunks + kills * 4
 

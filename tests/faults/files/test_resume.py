@@ -29,6 +29,7 @@ from tests.conftest import (
 )
 from tests.harness.models.tiny import make_bert
 from tests.harness.servers.disks import resize, small_disk
+from tests.harness.waiting import waiting_jobs
 
 ROWS, CHUNK, WINDOW = 800, 8, 4
 NULLS = {0, 5, ROWS - 1}
@@ -96,7 +97,7 @@ def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     assert (end.kills, end.code) == (6, 0), end.err
     assert damage(output, undisturbed) == UNHARMED
     assert json.loads(end.out)["resumed_rows"] > 0
-    wait_for(lambda: queue.client.llen("rq:queue:rankmill") == 0)
+    wait_for(lambda: not waiting_jobs(queue.client))
     chunks = -(-ROWS // size)
     assert chunks <= finished_jobs(queue.client) - before <= chunks + end.kills * WINDOW
     assert not folder_of(output).exists()
@@ -145,7 +146,7 @@ def test_after_ctrl_c_the_same_command_continues(command: list[object], output: 
     assert "interrupted; the output is not complete" in line
     assert f"scored rows are kept in {folder_of(output)}: the same command continues" in line
     assert not list(queue.client.scan_iter("rankmill:run:*"))
-    assert queue.client.llen("rq:queue:rankmill") == 0
+    assert not waiting_jobs(queue.client)
     again = score_file(*command, "--json")
     assert again.code == 0
     assert f"continuing: {again.summary['resumed_rows']:,} rows are scored already" in again.err
@@ -230,7 +231,7 @@ def test_all_row_errors_of_a_resumed_run_are_listed(
 def test_two_at_a_time_are_refused(source: Path, output: Path, queue: Server) -> None:
     command = [source, "--redis", queue.url, "--model", "demo", "--queue", "nobody-listens"]
     first = start(*command)
-    wait_for(lambda: queue.client.llen("rq:queue:nobody-listens"), None)
+    wait_for(lambda: len(waiting_jobs(queue.client, "nobody-listens")), None)
     for options in ([], ["--restart"], ["--force"]):
         second = score_file(*command, *options)
         assert (second.code, f"another score-file is making {output}" in second.err) == (2, True)

@@ -16,6 +16,7 @@ from benchmarks.faults.kills import finished_jobs, folder_of
 from tests.conftest import Outcome, Server, run_command, score_file, start_command, wait_for
 from tests.harness.held import Held
 from tests.harness.runs import SOME_BYTES, kept_bytes
+from tests.harness.waiting import waiting_jobs
 
 ROWS, CHUNK = 800, 8
 SLOWLY = {"RANKMILL_WINDOW": "4", "RANKMILL_CHUNK_SIZE": str(CHUNK)}
@@ -146,7 +147,7 @@ def test_a_run_whose_folder_is_taken_away_ends_at_its_next_write(
     other = None
     if what != "output's folder" and what != "journal.db":  # a second one begins meanwhile, and waits
         other = start(*command, "--queue", "nobody-listens")
-        wait_for(lambda: queue.client.llen("rq:queue:nobody-listens") or other.poll() is not None)
+        wait_for(lambda: len(waiting_jobs(queue.client, "nobody-listens")) or other.poll() is not None)
     process.send_signal(signal.SIGCONT)
     done = Outcome(0, *process.communicate(timeout=120))
     (line,) = done.complaints

@@ -29,6 +29,7 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.producer.client.aio import streams
 from tests.conftest import QUICK_LEASE, Server, StartWorker, serve, start_worker, wait_for
 from tests.harness.tools import tool
+from tests.harness.waiting import waiting_jobs
 
 pytestmark = pytest.mark.own_precision
 
@@ -81,7 +82,8 @@ def sweeps_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 OF_RUN = ["meta", "pairs:*", "results", "progress", "errors", "precision", "scored-rows", "refusals",
           "refused-until"]  # fmt: skip
 OF_ALL = [
-    "rq:job:*", "rq:queue:rankmill", "rq:wip:rankmill", "rq:queue*", "rq:queues", "rq:workers*",
+    "rq:job:*", "rq:queue:rankmill", "rankmill:queue:rankmill:waiting:*", "rankmill:queue:rankmill:turns:*",
+    "rq:wip:rankmill", "rq:queue*", "rq:queues", "rq:workers*",
     "rq:worker:*", "rq:execution*", "rq:*", "rankmill:worker:*", "rankmill:queue:*",
     "rankmill:runs", "rankmill:queues", "rankmill:run:*", "*",
 ]  # fmt: skip
@@ -102,7 +104,7 @@ def test_a_run_is_whole_whichever_keys_are_lost_while_it_is_scored(kind: str, cl
     client = cluster.server.client
     with cluster.stopped():
         run = cluster.client.submit(PAIRS)
-        wait_for(lambda: client.llen("rq:queue:rankmill") >= 11)  # it may be about to have one
+        wait_for(lambda: len(waiting_jobs(client)) >= 11)  # it may be about to have one
     wait_for(lambda: client.xlen(keys.results(run.id)) or claimed(cluster.server))
     with cluster.stopped():  # some chunks wait, some are claimed, some may have a result that is not read
         lose(cluster.server, kind.replace("ID", run.id))
@@ -110,16 +112,17 @@ def test_a_run_is_whole_whichever_keys_are_lost_while_it_is_scored(kind: str, cl
     assert not run.errors
     np.testing.assert_allclose(scores, cluster.scores, atol=1e-5)
     assert run.progress.rows == len(PAIRS)
-    wait_for(lambda: not client.llen("rq:queue:rankmill") and not claimed(cluster.server))
+    wait_for(lambda: not waiting_jobs(client) and not claimed(cluster.server))
 
 
 @pytest.mark.parametrize(
-    "kind", ["meta", "pairs:*", "results", "detached", "submissions", "rq:queue:rankmill"]
+    "kind", ["meta", "pairs:*", "results", "detached", "submissions", "queue:waiting:*", "queue:turns:*"]
 )
 def test_a_detached_run_is_whole_or_says_that_it_has_expired(kind: str, cluster: Cluster) -> None:
     with cluster.stopped():
         run = cluster.client.submit(PAIRS, detached=True)
-        lose(cluster.server, kind if kind.startswith("rq:") else f"rankmill:run:{run.id}:{kind}")
+        of_queue = kind.replace("queue:", "rankmill:queue:rankmill:")
+        lose(cluster.server, of_queue if of_queue != kind else f"rankmill:run:{run.id}:{kind}")
     if kind in ("meta", "pairs:*"):  # nobody else has them
         with pytest.raises(RunExpired, match="unless the run is cancelled or the server loses its data"):
             run.scores(timeout=60)
@@ -129,7 +132,7 @@ def test_a_detached_run_is_whole_or_says_that_it_has_expired(kind: str, cluster:
 
 
 PLACES = {
-    "queue": ("rq:queue:rankmill", "queued"),
+    "queue": ("waiting", "queued"),
     "intermediate": ("rq:queue:rankmill:intermediate", "queued"),
     "paused": ("rq:scheduled:rankmill", "scheduled"),
     "claimed": ("rq:wip:rankmill", "started"),
@@ -149,8 +152,10 @@ def test_a_job_whose_list_is_lost_gets_into_the_queue_once(
     client = Client(shared_server.url, model="m", queue=name, chunk_size=5, no_workers_seconds=None)
     run = client.submit(PAIRS[:10], priority="request" if of_request else "bulk")
     ids = [keys.job_id(run.id, chunk).encode() for chunk in (0, 5)]
-    assert server.lrange(f"rq:queue:{name}", 0, -1) == ids
-    server.lpop(f"rq:queue:{name}")
+    waiting = keys.waiting(name, run.id)
+    key = key.replace("waiting", waiting)
+    assert server.lrange(waiting, 0, -1) == ids
+    server.lpop(waiting)
     server.hset(Job.key_for(ids[0].decode()), "status", status)
     put: dict[str, Any] = {
         "queue": lambda: server.lpush(key, ids[0]),
@@ -161,15 +166,13 @@ def test_a_job_whose_list_is_lost_gets_into_the_queue_once(
     put[place]()
     with pytest.raises(RunTimeout):
         run.scores(timeout=1.5)
-    assert server.lrange(f"rq:queue:{name}", 0, -1) == (
-        ids if place == "queue" else ids[1:]
-    )  # nothing is lost
+    assert server.lrange(waiting, 0, -1) == (ids if place == "queue" else ids[1:])  # nothing is lost
     assert "lost" not in caplog.text
     server.delete(key)
     left = 2 if place == "queue" else 1
     with pytest.raises(RunTimeout):
         run.scores(timeout=2.5)
-    assert sorted(server.lrange(f"rq:queue:{name}", 0, -1)) == sorted(ids)
+    assert sorted(server.lrange(waiting, 0, -1)) == sorted(ids)
     assert f"Redis has lost lists of the queue: {left} chunks are put back" in caplog.text
     assert server.hget(Job.key_for(ids[0].decode()), "status") == b"queued"
     run.cancel()

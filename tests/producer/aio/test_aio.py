@@ -28,6 +28,7 @@ from rankmill.jobs.contract.errors import (
     RunTimeout,
 )
 from tests.conftest import Server, start_worker
+from tests.harness.waiting import waiting_jobs
 from tests.producer.test_client import PAIRS
 
 NOBODY: dict[str, Any] = {"model": "demo", "queue": "nobody-listens"}
@@ -152,21 +153,21 @@ def test_many_requests_at_once_share_a_few_connections(
 
 
 def test_a_cancelled_task_cancels_its_run(shared_server: Server) -> None:
-    def waiting() -> list[bytes]:
-        return cast("list[bytes]", shared_server.client.lrange("rq:queue:nobody-listens", 0, -1))
-
     async def work(client: AsyncClient) -> None:
         run = await client.submit(PAIRS)
         calls = [client.score(PAIRS), client.rank("q", ["p"]), run.scores()]
         tasks = [asyncio.ensure_future(call) for call in calls]
         async with asyncio.timeout(60):
-            while len({job.rpartition(b"-")[0] for job in waiting()}) < 3:  # a run has one chunk or more
+            while (
+                len({job.rpartition("-")[0] for job in waiting_jobs(shared_server.client, "nobody-listens")})
+                < 3
+            ):  # a run has one chunk or more
                 await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
         for each in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(each, asyncio.CancelledError)
-        assert not shared_server.client.llen("rq:queue:nobody-listens")
+        assert not waiting_jobs(shared_server.client, "nobody-listens")
 
     with no_run_left(shared_server):
         in_a_loop(shared_server.url, work, **NOBODY)

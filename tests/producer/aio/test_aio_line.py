@@ -19,6 +19,7 @@ from rankmill.producer.client.aio import bridge
 from rankmill.producer.client.aio.connection import LoopRedis
 from rankmill.producer.client.aio.streams import Streams
 from tests.conftest import Server
+from tests.harness.waiting import waiting_jobs
 from tests.producer.aio.test_aio import NOBODY, in_a_loop, runs_left
 from tests.producer.runs.test_results import STATS
 from tests.producer.test_client import PAIRS
@@ -76,7 +77,7 @@ def test_a_request_is_stored_with_one_transaction_and_deleted_without(server: Se
     run = client.submit(PAIRS[:20])
     assert transactions() == before + 1
     assert client.store.load(run.id)
-    assert server.client.llen("rq:queue:nobody-listens") == 1
+    assert len(waiting_jobs(server.client, "nobody-listens")) == 1
     run.cancel()
     assert transactions() == before + 1
     assert not runs_left(server)
@@ -99,7 +100,7 @@ def test_results_that_the_shared_reader_has_not_brought_yet_are_not_lost(
         run = await client.submit(PAIRS[:3])
         job = keys.job_id(run.id, 0)
         with shared_server.client.pipeline() as pipe:  # as a worker ends a job
-            pipe.lrem("rq:queue:nobody-listens", 1, job)
+            pipe.lrem(keys.waiting("nobody-listens", run.id), 1, job)
             pipe.delete(Job.key_for(job))
             result = ChunkScores(0, pa.array([1, 2, 3], pa.float32()), pa.nulls(3, pa.string()), STATS)
             store.add_result(pipe, run.id, result, 60)
@@ -109,4 +110,4 @@ def test_results_that_the_shared_reader_has_not_brought_yet_are_not_lost(
 
     in_a_loop(shared_server.url, work, **NOBODY)
     assert "lost" not in caplog.text
-    assert not shared_server.client.llen("rq:queue:nobody-listens")
+    assert not waiting_jobs(shared_server.client, "nobody-listens")

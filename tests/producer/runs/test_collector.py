@@ -33,6 +33,7 @@ from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.sizing import WindowSize
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
+from tests.harness.waiting import lose_waiting, waiting_jobs
 
 BROKEN: dict[Any, Any] = {"scores": b"?", "stats": "{}"}
 
@@ -124,7 +125,8 @@ def test_attempts_are_counted_whatever_ends_them(second: str, monkeypatch: pytes
         if redis.exists(Job.key_for(job_id)):
             job = Job.fetch(job_id, redis, serializer=JSONSerializer)
             failure_handler(queue.store)(job, ValueError, ValueError("bad"), None)
-            redis.delete(Job.key_for(job_id), "rq:queue:q")
+            redis.delete(Job.key_for(job_id))
+            lose_waiting(redis, "q")
             if second == "unusable":
                 redis.xadd(keys.results(queue.run.id), {"run": queue.run.id, "chunk": 0, **BROKEN})
 
@@ -156,7 +158,7 @@ def test_a_run_that_goes_on_ends_at_once_when_a_worker_has_found_its_scores_wron
     queue.driver.on_wait = lambda: queue.store.leave_notes({queue.run.id: 60}, "worker w scores wrongly")
     with pytest.raises(WrongScores):  # though no worker answers any more
         next(tables)
-    assert not queue.store.redis.llen("rq:queue:q")
+    assert not waiting_jobs(queue.store.redis, "q")
 
 
 def test_a_run_that_continues_a_file_looks_at_the_runs_before(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rankmill.jobs.contract.errors import InputError, RunCancelled, RunExpired, 
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.producer.collect import driver
 from tests.conftest import Server, run_command
+from tests.harness.waiting import lose_waiting, waiting_jobs
 
 STATS = ChunkStats(
     worker="w", device="cpu", device_name="cpu", backend="torch", precision="fp32", revision=None,
@@ -52,7 +53,7 @@ def write(
 
 
 def queued(client: Client) -> list[str]:
-    return [job.decode() for job in client.store.redis.lrange(f"rq:queue:{client.settings.queue}", 0, -1)]
+    return waiting_jobs(client.store.redis, client.settings.queue)
 
 
 def test_another_process_fetches_the_scores_though_the_submitter_was_killed(
@@ -89,7 +90,7 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
     assert stored is not None
     assert queued(alone) == [keys.job_id(run.id, start) for start in (0, 10, 20, 30)]
     assert not alone.store.find(run.id)  # it would be listed as unfinished until it expires
-    alone.store.redis.delete(f"rq:queue:{alone.settings.queue}")
+    lose_waiting(alone.store.redis, alone.settings.queue)
     for start in (0, 20):  # the first one kills its worker, the second one is lost
         alone.store.redis.delete(f"rq:job:{keys.job_id(run.id, start)}")
     alone.store.write_result(stored, ChunkFailure(chunk=0, message="died", fatal=False, died=True))
@@ -207,7 +208,8 @@ def test_submissions_are_counted_for_all_processes_and_are_as_many_as_of_a_live_
     submissions = 0
     while queued(client) == [job] and submissions < 5:  # it is lost, another process looks
         submissions += 1
-        client.store.redis.delete(f"rq:job:{job}", f"rq:queue:{client.settings.queue}")
+        client.store.redis.delete(f"rq:job:{job}")
+        lose_waiting(client.store.redis, client.settings.queue)
         with suppress(RunTimeout):
             attached(client, run.id).scores(1)
     assert submissions == 3

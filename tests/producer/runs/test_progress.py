@@ -23,6 +23,7 @@ from rankmill.score.progress import progress_view
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.queue_by_hand import QueueByHand, pairs
+from tests.harness.waiting import lose_waiting
 
 
 @pytest.fixture
@@ -40,7 +41,8 @@ def test_rows_of_a_chunk_that_is_given_up_count_once(monkeypatch: pytest.MonkeyP
             queue.score(0)
         queue.store.write_scored_rows({queue.run.id: {10: 7}})
         if queue.driver.progress.rows == 17:
-            queue.store.redis.unlink("rq:queue:q", Job.key_for(keys.job_id(queue.run.id, 10)))
+            lose_waiting(queue.store.redis, "q")
+            queue.store.redis.unlink(Job.key_for(keys.job_id(queue.run.id, 10)))
 
     assert queue.scores(work)[10:] == [None] * 10
     assert queue.driver.progress.rows == 20

@@ -31,6 +31,7 @@ from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from tests.conftest import Server, StartWorker
 from tests.harness.runs import stored_run
+from tests.harness.waiting import take_out, waiting_jobs
 
 ROWS, CHUNKS = 4, 3
 STATS = ChunkStats(
@@ -102,8 +103,8 @@ def scored(
     attempts: dict[int, int] = {}
 
     def work() -> None:
-        while popped := store.redis.lpop("rq:queue:q"):
-            job = popped.decode()
+        for job in waiting_jobs(store.redis, "q"):
+            take_out(store.redis, job, "q")
             (_, start) = keys.parse_job_id(job) or ("", -1)
             chunk = start // ROWS
             attempts[chunk] = attempts.get(chunk, 0) + 1

@@ -15,6 +15,7 @@ from rankmill.cli.main import rankmill as command_line
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.protocol.set_aside import set_aside
 from tests.conftest import Outcome, Server, StartWorker, wait_for
+from tests.harness.waiting import waiting_jobs
 
 
 def rankmill(*arguments: object) -> Outcome:
@@ -61,7 +62,7 @@ def test_a_chunk_of_a_run_and_an_unreadable_job_are_cleared_and_not_retried(
     at = ("--redis", server.url.replace("unix://", "unix://producer:PASSWORD@"))
     run = Client(server.url, model="demo", chunk_size=10).submit([("moon", "a moon")] * 10)
     run._driver.fill()
-    (chunk,) = queue.job_ids
+    (chunk,) = waiting_jobs(server.client, queue.name)
     server.client.zadd(queue.failed_job_registry.key, {chunk: 4e9})
     set_aside(queue, b"odd", "its data is not JSON")
     (odd, failed) = json.loads(rankmill("jobs", "--json", *at).out)

@@ -19,6 +19,7 @@ from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.cluster.tables import overview
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled
+from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.run import Progress, RowError
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.runs import RunStore
@@ -163,10 +164,10 @@ def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: py
     monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
     for runs in (1, 40):
         for _ in range(runs):
-            stored_run(store)
+            store.enqueue(stored_run(store), {0: Payload(b"pairs", 1)})
         sent.clear()
         read_cluster(client)
-        assert len(sent) == 5
+        assert len(sent) == 8
 
 
 def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,3 +221,12 @@ def test_refusals_of_workers_are_shown_whatever_is_in_them() -> None:
 def test_speed_counts_from_the_first_result_of_this_run() -> None:
     assert Progress(rows=50, since_rows=50, since=10, at=10).rows_per_second() is None
     assert Progress(rows=150, since_rows=50, since=10, at=15).rows_per_second() == 20
+
+
+def test_a_run_shows_how_many_of_its_chunks_wait() -> None:
+    store = RunStore(fakeredis.FakeRedis())
+    run = stored_run(store)
+    store.enqueue(run, {chunk: Payload(b"pairs", 1) for chunk in range(3)})
+    store.queue(run.queue).take(["bulk"])
+    seen = read_cluster(store.redis)
+    assert ([each.waiting for each in seen.runs], [each.waiting for each in seen.queues]) == ([2], [2])

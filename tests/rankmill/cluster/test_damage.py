@@ -73,7 +73,8 @@ damage = st.lists(
         st.sampled_from([
             b"rankmill:run:%s:meta", b"rankmill:run:%s:progress", b"rankmill:run:%s:errors",
             b"rankmill:worker:%s", b"rq:worker:%s", b"rq:queue:%s", b"rq:wip:%s", b"rq:failed:%s",
-            b"rq:job:%s",
+            b"rq:job:%s", b"rankmill:queue:%s:waits", b"rankmill:queue:%s:turns:request",
+            b"rankmill:queue:%s:turns:bulk",
         ]),
         kinds,
         scalars,

@@ -24,6 +24,7 @@ from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.score.score_file import score_file
 from tests.conftest import Server
 from tests.harness.queue_by_hand import STATS
+from tests.harness.waiting import take_out, waiting_jobs
 
 
 class Device:
@@ -36,8 +37,8 @@ class Device:
 
     def work(self, at_most: int = 1000) -> None:
         """Score what waits."""
-        for name in self.store.redis.lrange(f"rq:queue:{self.queue}", 0, at_most - 1):
-            run_id, chunk = keys.parse_job_id(name.decode()) or ("", 0)
+        for name in waiting_jobs(self.store.redis, self.queue)[:at_most]:
+            run_id, chunk = keys.parse_job_id(name) or ("", 0)
             if run := self.store.load(run_id):
                 queries, _ = decode_pairs(self.store.payload(run, chunk) or b"")
                 scores = pa.array([float(query or 0) + 1000 * self.broken for query in queries], pa.float32())
@@ -45,8 +46,8 @@ class Device:
                 self.store.write_result(
                     run, ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS)
                 )
-            self.store.redis.lrem(f"rq:queue:{self.queue}", 1, name)
-            self.store.redis.unlink(Job.key_for(name.decode()))
+            take_out(self.store.redis, name, self.queue)
+            self.store.redis.unlink(Job.key_for(name))
 
     def stop(self) -> None:
         """Leave a note with the runs that have wrong scores."""

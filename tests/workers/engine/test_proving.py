@@ -55,6 +55,7 @@ from tests.harness.models.backends import require
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import slow_but
+from tests.harness.waiting import waiting_jobs
 from tests.workers.engine.test_engine import some_pairs
 from tests.workers.models.test_padding import make
 
@@ -452,8 +453,8 @@ def test_a_worker_whose_device_breaks_stops_and_says_so(
     assert f": {why}" in said
     assert f"score the others again: {before.id}" in said
     assert "Traceback" not in said
-    (job,) = server.client.lrange("rq:queue:rankmill", 0, -1)  # it is handed back, at once
-    assert run.id in str(job)
+    (job,) = waiting_jobs(server.client)  # it is handed back, at once
+    assert run.id in job
     (report,) = read_cluster(server.client).last_reports
     assert why in report.reason
     assert report.runs == (before.id,)

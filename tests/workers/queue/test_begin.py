@@ -10,6 +10,7 @@ from rankmill import Client
 from rankmill.jobs.contract import keys
 from rankmill.workers.rq.job import ScoringJob
 from tests.conftest import Server
+from tests.harness.waiting import waiting_jobs
 
 
 @pytest.mark.parametrize("put_back", [False, True])
@@ -23,15 +24,15 @@ def test_a_job_that_was_put_back_while_its_worker_stood_still_is_not_in_the_queu
     if put_back:  # by another worker, after some seconds
         queue.rescue(job_id.encode(), b"seen", 100, 5)
         queue.rescue(job_id.encode(), b"seen", 106, 5)
-        assert queue.job_ids == [job_id]
+        assert waiting_jobs(server.client, queue.name) == [job_id]
     job = ScoringJob.fetch(job_id, queue.connection, serializer=JSONSerializer)
     assert isinstance(job, ScoringJob)
     with queue.connection.pipeline() as pipe:
         execution = Execution.create(job, 15, pipeline=pipe, worker_name="w")
         job.begin(execution, queue, pipe)
         assert pipe.execute()[-1] == 1
-    assert not queue.job_ids
+    assert not waiting_jobs(server.client, queue.name)
     assert not server.client.lrange(queue.intermediate_queue_key, 0, -1)
     queue.push_job_id(job_id, at_front=True)  # its worker hands it back
-    assert queue.job_ids == [job_id]
+    assert waiting_jobs(server.client, queue.name) == [job_id]
     run.cancel()

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.priority import new_run_id
-from rankmill.jobs.protocol.ordered_queue import LOOK_AT
 from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import PriorityTurns
-from rankmill.workers.queue.claim_order import ClaimOrder, FurtherLook, Shares, chunks_to_give
+from rankmill.workers.queue.claim_order import ClaimOrder, chunks_to_give
 
 Pairs = st.integers(1, 2000)
 
@@ -42,34 +41,17 @@ def test_a_request_comes_before_the_next_bulk_batch_whatever_was_before(
     assert not turns.bulk_is_next
 
 
-@given(st.lists(st.integers(1, 16_384), min_size=2, max_size=4), st.integers(0, 300))
-def test_runs_get_equal_pairs_whatever_their_chunks_and_whoever_came_first(
-    chunks: list[int], before: int
-) -> None:
-    shares = Shares()
-    sizes = {f"{number:x}": size for number, size in enumerate(chunks)}
-    for _ in range(before):
-        shares.took("0", sizes["0"])  # the first run was alone
-    had = dict.fromkeys(sizes, 0)
-    for _ in range(300):
-        known = shares.names()
-        run = min(sizes, key=lambda run: known.index(run) if run in known else -1)
-        shares.took(run, sizes[run])
-        had[run] += sizes[run]
-        assert max(had.values()) - min(had.values()) <= 2 * max(chunks)
-
-
 def test_a_worker_claims_no_more_bulk_work_than_its_part() -> None:
     order = ClaimOrder(100_000)
     order.began(new_run_id("bulk"), 1000)
-    order.saw({"q": 2}, workers=3)
+    order.saw(2, workers=3)
     assert order.kinds(0, 1000, hungry=False) == ["request"]
     assert order.kinds(0, 600, hungry=False) == ["request", "bulk"]
     assert order.kinds(0, 1000, hungry=True) == ["request", "bulk"]  # the device comes first
-    order.saw({"q": 60, "r": 4}, workers=2)
+    order.saw(64, workers=2)
     assert order.kinds(0, 31_000, hungry=False) == ["request", "bulk"]
     assert order.kinds(100_000, 100_000, hungry=False) == []
-    order.saw({"q": 1}, workers=1)  # nobody else is there to take a part
+    order.saw(1, workers=1)  # nobody else is there to take a part
     assert order.kinds(0, 99_000, hungry=False) == ["request", "bulk"]
 
 
@@ -81,14 +63,14 @@ def test_a_run_whose_chunks_a_worker_gives_back_comes_after_all_others_for_a_whi
     order = ClaimOrder(100)
     order.refused("aa")
     order.began("bb", 10)
-    assert order.names[-2:] == ["bb", "-aa"]  # left alone for a second
+    assert (order.left_alone, order.refused_lately) == (["aa"], ["aa"])
     order.began("aa", 10)  # it can score it now
     order.refused("bb")
-    assert order.names[-3:] == ["bb", "aa", "-bb"]
+    assert (order.left_alone, order.refused_lately) == (["bb"], ["bb"])
     now[0] = 1.5
-    assert order.names[-3:] == ["bb", "aa", "!bb"]
+    assert (order.left_alone, order.refused_lately) == ([], ["bb"])
     now[0] = 10.5
-    assert order.names[-2:] == ["bb", "aa"]
+    assert (order.left_alone, order.refused_lately) == ([], [])
 
 
 @given(
@@ -127,24 +109,9 @@ def test_chunks_that_one_worker_holds_are_given_on_and_never_to_and_fro(
 def test_a_lone_worker_mixes_its_work_to_the_end() -> None:
     """Nobody may come for its claimed chunks, so they are not cut one by one."""
     order = ClaimOrder(100)
-    order.saw({"q": 0}, workers=1)
+    order.saw(0, workers=1)
     assert not order.last
-    order.saw({"q": 1}, workers=2)
+    order.saw(1, workers=2)
     assert order.last
-    order.saw({"q": 2}, workers=2)
+    order.saw(2, workers=2)
     assert not order.last
-
-
-@given(st.lists(st.floats(0.0, 0.05), min_size=1, max_size=20), st.integers(1, 30))
-def test_a_look_at_the_whole_queue_passes_over_no_job(pauses: list[float], workers: int) -> None:
-    """Though those in front are claimed meanwhile, by all workers."""
-    look, now, queue = FurtherLook(), 0.0, list(range(5000))
-    unseen = set(queue)
-    for pause in cycle(pauses):
-        start, jobs = look.next(len(queue), workers, now)
-        unseen -= {*queue[:LOOK_AT], *queue[start : start + jobs]}
-        if start + jobs >= len(queue):
-            break
-        del queue[:workers]
-        now += pause
-    assert not unseen

@@ -1,9 +1,8 @@
 -- Lets a job be started by a worker.
--- KEYS: its executions, the leases, the job, its queue, the jobs in transit. ARGV: the execution, the job's
--- id, its retries that are left, fields of the job. Returns 1, or 0 if it has ended, others have tried it
--- since it was read, or another worker has it.
-local queue, transit = KEYS[4], KEYS[5]
-local taken = redis.call('LREM', transit, 1, ARGV[2])
+-- KEYS: its executions, the leases, the job, the jobs in transit, RQ's list, the list where it may wait, how many
+-- wait in such lists. ARGV: the execution, the job's id, its retries that are left, fields of the job. Returns
+-- 1, or 0 if it has ended, others have tried it since it was read, or another worker has it.
+local taken = redis.call('LREM', KEYS[4], 1, ARGV[2])
 local job = redis.call('HMGET', KEYS[3], 'status', 'retries_left')
 if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end
 for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
@@ -13,5 +12,9 @@ for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   end
 end
 redis.call('HSET', KEYS[3], unpack(ARGV, 4))
-if taken == 0 then redis.call('LREM', queue, 1, ARGV[2]) end  -- it was put back, as its worker stood still
+if taken == 0 and redis.call('LREM', KEYS[5], 1, ARGV[2]) == 0 then  -- put back, as its worker stood still
+  if redis.call('LREM', KEYS[6], 1, ARGV[2]) == 1 and redis.call('EXISTS', KEYS[7]) == 1 then
+    redis.call('DECR', KEYS[7])
+  end
+end
 return 1

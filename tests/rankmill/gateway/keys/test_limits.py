@@ -28,6 +28,7 @@ from rankmill.gateway.load_shedding import LoadShedder, speed
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.priority import Priority, new_run_id
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, announce_worker
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.aio import bridge
@@ -35,6 +36,7 @@ from rankmill.producer.client.aio.connection import LoopRedis
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
 from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server, nothing_left
+from tests.harness.waiting import take_out
 
 QUERY, TEXTS = PAIR
 BODY = {"query": QUERY, "texts": TEXTS}
@@ -137,7 +139,9 @@ def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Se
     server.client.sadd("rq:workers:rankmill", "rq:worker:w")
     waiting = [f"r{number:032x}-0" for number in range(400)]
     bulk = [f"{number:032x}-0" for number in range(1000)]
-    server.client.rpush("rq:queue:rankmill", *waiting, *bulk)
+    queue = RunStore(server.client).queue("rankmill")
+    for job in (*waiting, *bulk):
+        queue.place(server.client, job, at_front=False)
 
     async def look() -> None:
         client = LoopRedis(server.url, 10)
@@ -150,7 +154,8 @@ def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Se
         ):
             pass
         assert (refused.value.kind, refused.value.retry_after) == ("overloaded", 30)
-        server.client.ltrim("rq:queue:rankmill", 390, -1)
+        for job in waiting[:390]:
+            take_out(server.client, job)
         await bridge.run(load.look)
         assert load.backlog_seconds == pytest.approx(1)
         with load.request():
@@ -190,7 +195,8 @@ def test_a_request_is_taken_only_if_the_workers_have_time_for_it(server: Server)
         await bridge.run(load.look)
         taken, told = await come(load)
         assert (taken, set(told)) == (3, {10})
-        server.client.rpush("rq:queue:rankmill", keys.job_id(new_run_id("bulk", "another"), 0))
+        bulk = keys.job_id(new_run_id("bulk", "another"), 0)
+        RunStore(server.client).queue("rankmill").place(server.client, bulk, at_front=False)
         await bridge.run(load.look)
         assert (await come(load))[0] == 2  # it gets half of the workers' time
         await client.loop_client.aclose()

@@ -1,0 +1,6 @@
+-- Gives a run's list its turn again, if the server has lost that.
+-- KEYS: see waiting.lua. ARGV: the id of a job of the run. Returns nothing.
+if redis.call('EXISTS', (where(ARGV[1]))) == 1 then
+  enter(ARGV[1])
+  call_workers(ARGV[1])
+end

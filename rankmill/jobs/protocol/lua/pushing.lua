@@ -1,0 +1,27 @@
+-- For the scripts that let jobs wait; they use waiting.lua.
+local function push(id, at_front)
+  local list = where(id)
+  redis.call(at_front and 'LPUSH' or 'RPUSH', list, id)
+  if list ~= rq then more(1) end
+  enter(id)
+end
+-- Each worker that waits at RQ's list gets a job there, which counts as its turn. A request also rings the bell
+-- for workers that are full of bulk work. `id`: a job of the list that has got some.
+local function call_workers(id)
+  local list, scopes = where(id)
+  local now = redis.call('TIME')[1]
+  local lacking = redis.call('ZCOUNT', base .. 'waiters', now, '+inf') - redis.call('LLEN', rq)
+  while list ~= rq and lacking > 0 do
+    local next_id = redis.call('LPOP', list)
+    if not next_id then break end
+    redis.call('RPUSH', rq, next_id)
+    more(-1)
+    count(next_id, 1)
+    lacking = lacking - 1
+  end
+  if scopes[1][1] == 'request' then
+    redis.call('LPUSH', base .. 'bell', 1)
+    redis.call('LTRIM', base .. 'bell', 0, 63)
+    redis.call('EXPIRE', base .. 'bell', 60)
+  end
+end

@@ -1,0 +1,8 @@
+-- Lets jobs of a run wait, or one by name: new ones behind the run's others, any other one before them.
+-- KEYS: see waiting.lua. ARGV: 1 for the front, else 0; 1 to give back their turn, else 0; the jobs' ids. Returns
+-- nothing.
+for at = 3, #ARGV do
+  push(ARGV[at], ARGV[1] == '1')
+  if ARGV[2] == '1' then count(ARGV[at], -1) end
+end
+call_workers(ARGV[#ARGV])

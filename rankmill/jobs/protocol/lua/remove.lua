@@ -1,0 +1,31 @@
+-- Removes jobs of a run that wait, with their hashes and payloads; a bulk run also loses its turn.
+-- KEYS: see waiting.lua; then what keys of the run's payloads begin with. ARGV: how many jobs at most; the ids of
+-- those that may wait, or only one of a bulk run, of which any are removed. Returns how many it removed.
+local list, scopes = where(ARGV[2])
+local run, gone, removed = run_of(ARGV[2]), {}, 0
+local function remove(id)
+  gone[#gone + 1], gone[#gone + 2] = jobs .. id, KEYS[4] .. string.sub(id, #run + 2)
+end
+for _, id in ipairs(redis.call('LRANGE', rq, 0, 127)) do
+  if run_of(id) == run then
+    redis.call('LREM', rq, 1, id)
+    remove(id)
+  end
+end
+if scopes[2] then
+  redis.call('ZREM', base .. 'turns:' .. scopes[2][1], scopes[2][2])
+  for _, id in ipairs(redis.call('LPOP', list, ARGV[1]) or {}) do
+    remove(id)
+    removed = removed + 1
+  end
+else
+  for at = 2, #ARGV do
+    if redis.call('LREM', list, 1, ARGV[at]) == 1 then
+      remove(ARGV[at])
+      removed = removed + 1
+    end
+  end
+end
+if removed > 0 then more(-removed) end
+if #gone > 0 then redis.call('UNLINK', unpack(gone)) end
+return #gone / 2

@@ -1,0 +1,29 @@
+-- For take.lua; it uses pushing.lua. What stock RQ has put into its list goes to the front of the list where it
+-- belongs, and what a worker was to get there that is not there any more. A job by name stays.
+local function bring_strays()
+  for _ = 1, 64 do
+    local id = redis.call('LINDEX', rq, 0)
+    if id and not run_of(id) then enter(id) end
+    if not id or not run_of(id) then return end
+    redis.call('LPOP', rq)
+    push(id, true)
+    count(id, -1)
+  end
+end
+local costs
+-- The job of whoever is next and has one, and counts that turn. `try` returns a job or nil, and whether anything
+-- waits that the worker leaves alone.
+local function next_of(scope, try)
+  local turns, skipped = base .. 'turns:' .. scope, 0
+  while true do
+    local name, had = unpack(redis.call('ZRANGE', turns, skipped, skipped, 'WITHSCORES'))
+    if not name then return end
+    local id, waits = try(name)
+    if id then
+      costs = costs or costs_of(id)
+      charge(scope, name, tonumber(had), costs[string.find(scope, ':') and 2 or 1])
+      return id
+    end
+    if waits then skipped = skipped + 1 else redis.call('ZREM', turns, name) end
+  end
+end
