@@ -254,10 +254,15 @@ class Proving:
         assert self._proof
         if rows <= self._proof.rows and tokens <= self._proof.tokens:
             return None
-        sizes = max(self._proof.rows, _rounded_up(rows)), max(self._proof.tokens, _rounded_up(tokens))
+        rows, tokens = max(self._proof.rows, rows), max(self._proof.tokens, tokens)
+        sizes = _rounded_up(rows), _rounded_up(tokens)
         with self._loaded.about.lock:
             probed = self._probed(way)
-        wrong, difference = self._repeated(probed, *sizes)
+        try:
+            wrong, difference = self._repeated(probed, *sizes)
+        except OutOfMemory:
+            sizes = rows, tokens
+            wrong, difference = self._repeated(probed, *sizes)
         changed = {"rows": sizes[0], "tokens": sizes[1], "wrong": wrong}
         largest = {"difference": max(difference, self._proof.difference)}
         self._keep(way, self._proof.model_copy(update=changed | largest))

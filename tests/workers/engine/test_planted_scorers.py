@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,21 @@ from rankmill.workers.backends.base import Logits
 from rankmill.workers.engine import engine as engines
 from rankmill.workers.engine import proving
 from rankmill.workers.engine.engine import Engine, ScoresChanged
+from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.probing import Probed
 from rankmill.workers.engine.proving import load_proven
+from rankmill.workers.engine.work import prepare
 from rankmill.workers.models import loading, tokenizer
+from tests.conftest import wait_for
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
 from tests.harness.models.tiny import cross_encoder, make_bert
-from tests.workers.engine.test_proving import in_the_logits
+from tests.workers.engine.test_proving import (
+    in_the_logits,
+    in_the_network,
+    lost_bias,
+    norm_with_another_epsilon,
+    swapped_segments,
+)
 
 pytestmark = pytest.mark.own_precision
 
@@ -119,9 +129,20 @@ def texts_that_begin_alike_taken_for_one(patch: Patch) -> None:
     )
 
 
+def permuted_heads(patch: Patch) -> None:
+    def permute(network: Any) -> None:
+        attention = network.bert.encoder.layer[0].attention.self
+        size = attention.attention_head_size
+        attention.value.weight.copy_(attention.value.weight.roll(size, 0))
+        attention.value.bias.copy_(attention.value.bias.roll(size, 0))
+
+    in_the_network(patch, permute)
+
+
 SCORERS = [
     from_row_40_on, beyond_64_rows, beyond_4096_padded_tokens, in_rows_of_180_to_449_tokens,
-    half_a_percent_of_scale, after_a_null_row, texts_that_begin_alike_taken_for_one,
+    half_a_percent_of_scale, after_a_null_row, texts_that_begin_alike_taken_for_one, permuted_heads,
+    swapped_segments, lost_bias, norm_with_another_epsilon,
 ]  # fmt: skip
 
 
@@ -159,6 +180,25 @@ def test_a_batch_that_is_larger_than_any_is_compared_before_it_is_answered(
     assert json.loads(file.read_text())["proof"]["rows"] >= 200
     monkeypatch.setattr(Probed, "repeated", None)  # what is known is not compared again
     np.testing.assert_allclose(scored(), expected, atol=1e-4)
+
+
+def test_a_worker_answers_no_batch_that_is_wrong(model: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(proving, "_BATCH_SECONDS", 1e-9)
+    beyond_64_rows(monkeypatch)
+    spec = ScoreSpec(model=str(model), precision="fp32")
+    engine = Engine(load_proven(spec, "cpu", "torch", str(tmp_path)).model(spec), 1 << 14)
+    pipeline, stops, answers = Pipeline(0.0), list[str](), list[str]()
+    pipeline.changed = lambda model, figures: stops.append(f"{model.name}: {figures}")
+    pipeline.start()
+    for name, rows in (("small", 3), ("large", 200), ("later", 3)):
+        work = prepare(engine.model, ["moon"] * rows, ["the river"] * rows)
+        pipeline.put(engine, work, partial(answers.append, name))
+        pipeline.wait_for(lambda: not pipeline.pending or bool(stops), 60)
+    wait_for(lambda: bool(stops))
+    pipeline.close(finish=False)
+    assert answers == ["small"]
+    assert str(model) in stops[0]
+    assert "scores that differ by 1" in stops[0]
 
 
 SPECS: dict[str, dict[str, Any]] = {
