@@ -47,7 +47,7 @@ def test_a_failed_job_is_listed_with_its_reason_retried_and_cleared(
     (found,) = json.loads(rankmill("jobs", "--json", *at).out)
     assert (found["id"], found["state"], found["final"]) == (job.id, "failed", "")
     assert str(worker.pid) in rankmill("workers", "--redis", server.url).out
-    assert "rankmill jobs lists what has failed" in rankmill("status", "--redis", server.url).out
+    assert "failed for good: rankmill jobs lists them" in rankmill("status", "--redis", server.url).out
     ended = ended_at(queue, job.id)
     assert rankmill("jobs", "retry", job.id, *at).out == f"{job.id}: put back into queue rankmill\n"
     wait_for(lambda: ended_at(queue, job.id) not in {None, ended})

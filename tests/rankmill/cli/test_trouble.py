@@ -37,6 +37,6 @@ def test_why_a_server_cannot_serve_is_shown_until_it_can(kind: str, reason: str,
         status = CliRunner().invoke(rankmill, ["status", "--redis", server.url], env={"COLUMNS": "200"})
         assert status.exit_code == 0
         assert reason in status.output
-        assert "producers and workers wait for it" in status.output
+        assert "Redis takes no writes, and all wait for it" in status.output
     wait_for(lambda: writable() == "1.0")
     wait_for(lambda: json.loads(page("api/cluster.json"))["cluster"]["trouble"] is None)
