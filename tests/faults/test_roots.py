@@ -20,7 +20,9 @@ from rq.serializers import JSONSerializer
 from rankmill import Client, SubmittedFile
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, RunnerError
+from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.roots import Roots
+from rankmill.producer.files.stores.writing import put, whole_file
 from tests.conftest import Server, StartRunner, wait_for
 
 PAIRS = "query,passage\nmoon,a moon\ncat,a cat\n"
@@ -323,7 +325,28 @@ def test_a_link_that_changes_after_it_was_looked_at_leads_nowhere(
         swapping.join()
     made = "".join(path.read_text() for path in home.work.glob("read-*.csv"))
     assert "SECRET" not in made
-    assert [path.name for path in others.rglob("*.csv")] == ["in.csv"]
+    assert [path.name for path in others.rglob("*")] == ["in.csv"]
+
+
+def test_what_a_link_leads_out_of_the_roots_gets_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the link was another folder while the order was looked at: empty folders were left there."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "others").mkdir()
+    (tmp_path / "made").write_text("scores")
+    link = tmp_path / "work" / "swapped"
+    link.symlink_to(tmp_path / "others")
+    monkeypatch.setattr("rankmill.producer.files.stores.roots._confined", [Roots([], [f"{tmp_path}/work"])])
+    for attempt in (
+        lambda: OwnFolder(link / "out.csv.rankmill", output=link / "out.csv"),
+        lambda: put(tmp_path / "made", link / "parts" / "part-1.csv"),
+        lambda: put(tmp_path / "made", link / "out.csv"),
+        lambda: whole_file(link / "out.csv").__enter__(),
+    ):
+        with pytest.raises(RunnerError, match="runner_write"):
+            attempt()
+    assert [*(tmp_path / "others").iterdir()] == []
 
 
 def test_roots_that_make_no_sense_are_refused() -> None:

@@ -126,7 +126,7 @@ class Disk:
             if self._here() is None:
                 return plain(*args, **options)
             self.step(name, args[0])
-            if name == "mkdir" and not Path(args[0]).exists():  # a folder that is there needs no space
+            if name == "mkdir" and not _is_there(args[0], options.get("dir_fd")):  # else it needs no space
                 self.check_space(args[0])
             found = plain(*args, **options)
             self.forget_gone()
@@ -312,6 +312,14 @@ class Disk:
     def _cell(self, path: Path) -> Cell:
         number = path.lstat().st_ino
         return self._cells.setdefault(number, Cell(number))
+
+
+def _is_there(name: Any, folder: int | None) -> bool:
+    try:
+        os.stat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _rewrite(path: Path, data: bytes, times: tuple[int, int] | None = None) -> None:

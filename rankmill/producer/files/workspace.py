@@ -240,10 +240,12 @@ class Workspace:
     def _lock(self, stack: ExitStack) -> OwnFolder:
         try:
             place = stack.enter_context(
-                closing(OwnFolder(self.folder, parents=isinstance(self._target, ObjectPath)))
+                closing(
+                    OwnFolder(self.folder, parents=True)
+                    if isinstance(self._target, ObjectPath)
+                    else OwnFolder(self.folder, output=self._target)
+                )
             )
-            if not isinstance(self._target, ObjectPath):
-                place.check_root(self._target)
             lock = place.open("lock")
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

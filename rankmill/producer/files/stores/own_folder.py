@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError, OutputError
-from rankmill.producer.files.stores.roots import check_opened
+from rankmill.producer.files.stores.roots import opened_folder
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISLNK, "a link"),
@@ -39,25 +39,34 @@ class OwnFolder:
         The folder.
     parents
         Whether folders above it are made, too.
+    output
+        What is to be written beside the folder: a process that may not write it there makes no folder.
 
     Raises
     ------
+    RunnerError
+        This process may not write `output`.
     InputError
         Something else is there, or it is not this user's, or holds what no run puts there.
     OSError
         It cannot be made or opened.
     """
 
-    def __init__(self, path: Path, *, parents: bool = False) -> None:
-        self.path = path
-        try:
-            path.mkdir(0o700, parents=parents)
-            self.is_new = True
-        except FileExistsError:
-            self.is_new = False
-            if not stat.S_ISDIR(mode := path.lstat().st_mode):
-                raise _strange(path, kind_of(mode)) from None
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    def __init__(self, path: Path, *, parents: bool = False, output: Path | None = None) -> None:
+        self.path, name = path, path.name
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with opened_folder(path.parent, output) as above:
+            try:
+                os.mkdir(name, 0o700, dir_fd=above)
+                self.is_new = True
+            except FileExistsError:
+                self.is_new = False
+                mode = os.stat(name, dir_fd=above, follow_symlinks=False).st_mode
+                if not stat.S_ISDIR(mode):
+                    raise _strange(path, kind_of(mode)) from None
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(name, flags, dir_fd=above)
         self._watched: dict[Path, tuple[int, int]] = {}
         try:
             if not self.is_new:
@@ -73,14 +82,6 @@ class OwnFolder:
         descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
         self.watch(self.path / name, os.fstat(descriptor))
         return descriptor
-
-    def check_root(self, output: Path) -> None:
-        """Raise `RunnerError` if a confined process may not write `output` beside this folder."""
-        above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._descriptor)
-        try:
-            check_opened(above, output, "write")
-        finally:
-            os.close(above)
 
     def watch(self, path: Path, found: os.stat_result | None = None) -> None:
         """From now on, `check` looks whether the same file is at this path: that of `found`, or of now."""

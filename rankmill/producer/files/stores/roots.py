@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -107,6 +108,27 @@ def check_opened(descriptor: int, path: Path, use: Use) -> None:
     roots = confined()
     if roots and not roots.allow(_path_of(descriptor), use):
         raise refusal(str(path), use)
+
+
+@contextmanager
+def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> Iterator[int]:
+    """A folder, as a descriptor: what is made by a name in it is there, whatever its path leads to by then.
+
+    Raises
+    ------
+    RunnerError
+        This process may not write `target` there, or in the folder `below` it.
+    OSError
+        There is no such folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        roots = confined()
+        if roots and target and not roots.allow(_path_of(descriptor) / below, "write"):
+            raise refusal(str(target), "write")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _options_for(path: ObjectPath) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
 from rankmill.producer.files.stores.paths import WORK_SECONDS, ObjectPath
 from rankmill.producer.files.stores.reading import ObjectReader
-from rankmill.producer.files.stores.roots import check_opened
+from rankmill.producer.files.stores.roots import opened_folder
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
 """Stores in which an object appears when its upload is complete."""
@@ -147,15 +147,12 @@ def put(file: Path, target: Path, upload: Upload | None = None) -> None:
         discard(file)
         return
     if not target.parent.exists():  # of parts
-        target.parent.mkdir()
-        sync(target.parent.parent)
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        check_opened(folder, target, "write")
+        with opened_folder(target.parent.parent, target, target.parent.name) as above:
+            os.mkdir(target.parent.name, dir_fd=above)
+            system.fsync(above)
+    with opened_folder(target.parent, target) as folder:
         os.replace(file, target.name, dst_dir_fd=folder)
         _confirm(folder, target)
-    finally:
-        os.close(folder)
 
 
 @contextmanager
@@ -171,7 +168,7 @@ def whole_file(target: Path) -> Iterator[Path]:
     """
     beside = None if isinstance(target, ObjectPath) else target.parent
     try:
-        with _private_folder(beside or Path(tempfile.gettempdir())) as folder:
+        with _private_folder(target, beside) as folder:
             partial = folder / target.name
             yield partial
             sync(partial)
@@ -182,14 +179,15 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _private_folder(beside: Path) -> Iterator[Path]:
+def _private_folder(target: Path, beside: Path | None) -> Iterator[Path]:
     """A folder for the block; nobody knows its name, as under a known one there may be a link."""
-    folder = beside / UNFINISHED.replace("*", secrets.token_hex(8))
+    above, name = beside or Path(tempfile.gettempdir()), UNFINISHED.replace("*", secrets.token_hex(8))
     with ExitStack() as stack:
+        opened = stack.enter_context(opened_folder(above, target if beside else None))
         for _ in range(2):  # a signal may break off the first: a runner's, that has lost its run
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
-        yield folder
+            stack.callback(shutil.rmtree, name, ignore_errors=True, dir_fd=opened)
+        os.mkdir(name, 0o700, dir_fd=opened)
+        yield above / name
 
 
 def _confirm(folder: int, target: Path) -> None:
