@@ -359,12 +359,6 @@ MUTANTS = (
         ("miscompute", "slow", "long", "detached"),
     ),
     Mutant(
-        "a note that is left just before the end of a run is not seen", _DRIVER,
-        "        if why := self._kept.end(collector):\n",
-        "        if (why := self._kept.end(collector)) == 0:\n",
-        ("miscompute", "slow", "requests"),
-    ),
-    Mutant(
         "the end of a run deletes the note that its scores are wrong", _RUNS,
         "            pipe.get(keys.wrong(run.id))\n",
         "            pipe.getdel(keys.wrong(run.id))\n",
