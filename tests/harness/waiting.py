@@ -20,7 +20,9 @@ def lists(client: redis.Redis, queue: str = "rankmill") -> list[str]:
 def waiting_jobs(client: redis.Redis, queue: str = "rankmill") -> list[str]:
     """The ids of the jobs that wait: requests, then bulk runs, each in its order."""
     connection: Any = client
-    return [raw.decode() for key in lists(client, queue) for raw in connection.lrange(key, 0, -1)]
+    return [
+        raw.decode(errors="replace") for key in lists(client, queue) for raw in connection.lrange(key, 0, -1)
+    ]
 
 
 def lose_waiting(client: redis.Redis, queue: str = "rankmill") -> None:
