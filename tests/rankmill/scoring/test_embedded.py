@@ -203,7 +203,16 @@ def test_nothing_outlives_a_command_and_a_supervisor_that_are_killed_together(
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, tiny_model: Path) -> None:
     source = write_pairs(tmp_path / "a.parquet", 2_500, words=60)
     process = start(source, tiny_model, private_tmp, "--workers", "1", "--json")
-    wait_for(lambda: rows_done(private_tmp), process, seconds=120)
+
+    def stands_still_at_work() -> bool:
+        """Stop the worker once it has begun, and look whether the run goes on; else that would be over."""
+        if not rows_done(private_tmp):
+            return False
+        (worker,) = cluster_of(private_tmp).workers
+        worker.suspend()
+        return rows_done(private_tmp) < 2_500
+
+    wait_for(stands_still_at_work, process, seconds=120)
     cluster_of(private_tmp).workers[0].kill()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
