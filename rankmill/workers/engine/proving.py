@@ -56,7 +56,7 @@ _CHOSEN = 16
 _LONGEST = 160
 """Characters of an error in a proof."""
 
-_BATCH_SECONDS = 0.5
+_BATCH_SECONDS = 1.0
 """Longest time of the largest batch that is compared at load; larger ones are compared when they come."""
 
 _FACTOR, _ROWS = 4, 1024
