@@ -436,12 +436,6 @@ MUTANTS = (
         "        if not at_front:\n            _PUT.run(client, self._places, int(front), 0, job_id)\n",
     ),
     Mutant(
-        "a list whose turn is lost waits for ever", _QUEUE,
-        "        _MEND.run(self.connection, self._places, job_ids[0])\n",
-        "",
-        ("evict",),
-    ),
-    Mutant(
         "a worker that waits is not called", "jobs/protocol/lua/pushing.lua",
         "while list ~= rq and lacking > 0 do",
         "while false do",
