@@ -36,6 +36,7 @@ from tests.harness.environ import ALL_ROOTS
 from tests.harness.held import Held
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.runs import SOME_BYTES, kept_bytes
+from tests.harness.waiting import waiting_jobs
 
 ROWS, CHUNK, WINDOW = 800, 8, 4
 UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
@@ -289,12 +290,12 @@ def test_cancelled_while_it_waits_and_while_it_runs(
     nobody = Client(queue.url, model=client.settings.model, queue="nobody-listens")
     runs = nobody.submit_file(str(source), str(output))
     runner = runners(queue)
-    wait_for(lambda: queue.client.llen("rq:queue:nobody-listens"), runner)
+    wait_for(lambda: waiting_jobs(queue.client, "nobody-listens"), runner)
     assert "is cancelled" in run_command("rankmill", "cancel", runs.id[:12], "--redis", queue.url).out
     for run in (waits, runs):
         with pytest.raises(RunCancelled, match=f"submitted run {run.id} was cancelled"):
             run.wait(60)
-    assert not queue.client.llen("rq:queue:nobody-listens")
+    assert not waiting_jobs(queue.client, "nobody-listens")
     assert not output.exists()
     assert client.submit_file(str(source), str(output), limit=20).wait(60).state == "done"
     assert not list(queue.client.scan_iter("rq:job:*"))
@@ -308,7 +309,7 @@ def test_cancelled_while_it_waits_after_its_runner_has_died(
     nobody = Client(queue.url, model=client.settings.model, queue="nobody-listens")
     run = nobody.submit_file(str(source), str(output))
     runner = runners(queue)
-    wait_for(lambda: server.llen("rq:queue:nobody-listens"), runner)
+    wait_for(lambda: waiting_jobs(server, "nobody-listens"), runner)
     runner.kill()
     runner.wait()
     store = FileRunStore(server, "rankmill-files", 600)
@@ -317,7 +318,7 @@ def test_cancelled_while_it_waits_after_its_runner_has_died(
     store.recover(15, expired=True)
     assert run.cancel().state == "cancelled"
     next_runner = runners(queue)
-    wait_for(lambda: not server.llen("rq:queue:nobody-listens"), next_runner)
+    wait_for(lambda: not waiting_jobs(server, "nobody-listens"), next_runner)
     wait_for(lambda: not list(server.scan_iter("rq:job:*")), next_runner)
     assert not list(server.scan_iter("rankmill:run:*"))
     assert run.status().state == "cancelled"

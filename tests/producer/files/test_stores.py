@@ -308,10 +308,10 @@ def test_a_temporary_folder_is_removed_also_by_who_is_interrupted_as_it_removes_
 ) -> None:
     remove, interrupts = shutil.rmtree, iter([KeyboardInterrupt])
 
-    def broken_off(folder: Path, *, ignore_errors: bool) -> None:
+    def broken_off(folder: Path, *, ignore_errors: bool, dir_fd: int | None = None) -> None:
         for signal in interrupts:
             raise signal
-        remove(folder, ignore_errors=ignore_errors)
+        remove(folder, ignore_errors=ignore_errors, dir_fd=dir_fd)
 
     monkeypatch.setattr(shutil, "rmtree", broken_off)
     with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "a.txt") as partial:
