@@ -423,7 +423,9 @@ class Proving:
                 if model.labels != (own.labels if every else ()):
                     return f"its outputs are {', '.join(own.labels)}, in this order"
                 ours = model.activation(logits).reshape(len(logits), -1)
-                if _largest(ours - np.array(own.scores[asked], np.float32)[:, output]) > _FLOOR:
+                expected = np.array(own.scores[asked], np.float32)[:, output]
+                lost = np.isfinite(expected) & ~np.isfinite(ours)
+                if lost.any() or _largest(ours - expected) > _FLOOR:
                     of = f" of output {label}" if label else ""
                     return f"the same output has another score{of} (activation {asked})"
         return None
