@@ -25,6 +25,7 @@ test-more: $(READY)  ## slow tests and all that compares scores; TESTS_AUTO=fp32
 
 simulate: $(READY)  ## clusters in virtual time, under all faults, an hour on all cores; a failure names its seed
 	$(BIN)/python -m tests.simulation --seeds 1000000 --seconds 3600 --processes 0 --report --keep-going
+	$(BIN)/python -m tests.simulation.every_write
 	$(BIN)/python -m tests.simulation.reached
 
 check: $(READY)  ## linter, formatter, types

@@ -281,6 +281,8 @@ def clear_batch(output: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
             else:
                 left.unlink(missing_ok=True)
+        if output.parent.is_dir():
+            sync(output.parent)  # else what is deleted is there again after a power failure
 
 
 def scored_place(output: Path) -> OutputFile:
