@@ -82,7 +82,7 @@ def test_a_pair_s_way_is_as_short_as_the_document_says() -> None:
         f"These are {len(files)} files; the pair passes {len(passed)} of them. You turn back three times"
         in way
     )
-    assert len(passed) <= 32
+    assert len(passed) <= 33
     assert turns == 3
 
 
