@@ -91,35 +91,10 @@ __all__ = [
     "score_pairs",
 ]
 
-_ERRORS = (
-    "ConfigError",
-    "ConnectionFailed",
-    "EmbeddedError",
-    "InputChanged",
-    "InputError",
-    "NoWorkers",
-    "NotInRegistry",
-    "OutputBusy",
-    "OutputError",
-    "RankmillError",
-    "RedisFailed",
-    "RedisUnavailable",
-    "RegistryAway",
-    "RegistryConflict",
-    "RegistryError",
-    "RunCancelled",
-    "RunExpired",
-    "RunFailed",
-    "RunTimeout",
-    "StillWaiting",
-    "StoreError",
-    "WireError",
-    "WrongScores",
-)
-"""What callers may catch."""
-
 _HOMES = {
-    **dict.fromkeys(_ERRORS, "jobs.contract.errors"),
+    **dict.fromkeys(
+        __all__, "jobs.contract.errors"
+    ),  # the errors that callers may catch, which are not below
     "AsyncClient": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "AsyncSubmittedFile": "producer.client.async_client",

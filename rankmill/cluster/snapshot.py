@@ -23,6 +23,7 @@ from rankmill.jobs.contract.run import Progress, read_run
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.rq import ALL_WORKERS, WORKER_PREFIX
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
+from rankmill.jobs.protocol.submitted.store import WEBHOOK_SECONDS
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, LastReport, WorkerReport, last_reports
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability
@@ -47,8 +48,8 @@ _CHUNK_BYTES = 8 << 20
 """Room that a large chunk needs in Redis."""
 
 _WEBHOOK_LATE_SECONDS = 15.0
-_WEBHOOK_SENT = (110.0, 120.0)
-"""How far ahead a webhook is due that a runner sends just now: it took it in the last 10 s, for 120 s."""
+_WEBHOOK_SENT_SECONDS = 10.0
+"""A runner that took a webhook so recently sends it just now, and is not late."""
 
 _QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
 _WORKER_FIELDS = (
@@ -362,6 +363,7 @@ class _Reader:
             return 0
 
     def _file_queues(self, names: list[str]) -> tuple[FileQueueState, ...]:
+        fresh_from, sent_until = self._now - _WEBHOOK_LATE_SECONDS, self._now + WEBHOOK_SECONDS
         replies = self._replies(
             names,
             lambda name: [
@@ -369,8 +371,8 @@ class _Reader:
                 ("zcard", StartedJobRegistry.key_template.format(name), 0),
                 ("zcount", keys.runners(name), 0, self._now, "+inf"),
                 ("zcard", keys.webhooks(name), 0),
-                ("zcount", keys.webhooks(name), 0, self._now - _WEBHOOK_LATE_SECONDS, self._now),
-                ("zcount", keys.webhooks(name), 0, *(self._now + ahead for ahead in _WEBHOOK_SENT)),
+                ("zcount", keys.webhooks(name), 0, fresh_from, self._now),
+                ("zcount", keys.webhooks(name), 0, sent_until - _WEBHOOK_SENT_SECONDS, sent_until),
             ],
         )
         return tuple(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rankmill.cluster.failed import FailedJob
 from rankmill.cluster.snapshot import Damaged, QueueState, RunState, Snapshot, WorkerState
-from rankmill.cluster.verdict import verdict
+from rankmill.cluster.verdict import MAX_REASON_CHARS, verdict
 from rankmill.jobs.contract.run import RowError
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.worker_report import GpuReport, WorkerReport
@@ -21,9 +21,6 @@ Row = TypeVar("Row")
 
 ID_CHARS = 12
 """Characters of a run's id shown in tables; enough to identify it."""
-
-MAX_REASON_CHARS = 300
-"""Characters of a worker's reason for a refusal that are shown."""
 
 _STYLES = {
     "busy": "green",

@@ -28,7 +28,8 @@ KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 QUIET_SECONDS = 15.0
 """A run without a result for so long is stuck, if its chunks wait and a worker is free."""
 
-_REASON_CHARS = 300
+MAX_REASON_CHARS = 300
+"""Characters of a reason that are shown."""
 
 
 class ClusterFault(BaseModel):
@@ -182,7 +183,7 @@ def _of_worker(worker: WorkerState) -> Iterator[ClusterFault]:
         rest = f" (and {len(more):,} more)" if more else ""
         yield ClusterFault(
             kind="refusing_worker",
-            text=f"Worker {worker.name} leaves chunks to other workers: {first[:_REASON_CHARS]}{rest}",
+            text=f"Worker {worker.name} leaves chunks to other workers: {first[:MAX_REASON_CHARS]}{rest}",
             remedy="mend on its host what it names; it tries again by itself",
         )
     if worker.is_slow:

@@ -124,9 +124,14 @@ def worker(name: str) -> str:
     return f"{PREFIX}:worker:{name}"
 
 
+def of_queue(queue: str) -> str:
+    """What the keys of a queue begin with; its scripts make their own of it."""
+    return f"{PREFIX}:queue:{queue}:"
+
+
 def capacity(queue: str) -> str:
     """String: what the live workers of a queue claim ahead, as JSON."""
-    return f"{PREFIX}:queue:{queue}:capacity"
+    return f"{of_queue(queue)}capacity"
 
 
 def orders(name: str) -> str:
@@ -141,12 +146,7 @@ def queues() -> str:
 
 def bell(queue: str) -> str:
     """List: an entry for each request put into the queue lately, for workers that have room for no other."""
-    return f"{PREFIX}:queue:{queue}:bell"
-
-
-def of_queue(queue: str) -> str:
-    """What the keys of a queue begin with that its scripts have: lists of what waits, turns, counts."""
-    return f"{PREFIX}:queue:{queue}:"
+    return f"{of_queue(queue)}bell"
 
 
 def waiting(queue: str, run_id: str) -> str:
@@ -183,7 +183,7 @@ def waiters(queue: str) -> str:
 
 def idle(queue: str) -> str:
     """Sorted set: names of the queue's workers without work, by the time at which that expires."""
-    return f"{PREFIX}:queue:{queue}:idle"
+    return f"{of_queue(queue)}idle"
 
 
 def file_run(run_id: str) -> str:
@@ -213,12 +213,12 @@ def file_queues() -> str:
 
 def runners(queue: str) -> str:
     """Sorted set: names of a queue's live runners, by the time at which that expires."""
-    return f"{PREFIX}:queue:{queue}:runners"
+    return f"{of_queue(queue)}runners"
 
 
 def webhooks(queue: str) -> str:
     """Sorted set: ended submitted runs whose webhook is not delivered, by the time of the next attempt."""
-    return f"{PREFIX}:queue:{queue}:webhooks"
+    return f"{of_queue(queue)}webhooks"
 
 
 def api_key(key_id: str) -> str:

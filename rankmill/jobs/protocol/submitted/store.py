@@ -34,7 +34,7 @@ _LOOK_AT = 128
 _OTHER_FORMAT_SECONDS = 60
 """How long a runner leaves a run of another format to others before it looks at it again."""
 
-_WEBHOOK_SECONDS = 120
+WEBHOOK_SECONDS = 120
 """Seconds after which another runner takes a webhook from one that may have died."""
 
 MOST_LISTED = 100
@@ -262,7 +262,7 @@ class FileRunStore:
     def take_webhook(self) -> FileRun | None:
         """An ended run whose webhook is due; no other process gets it for two minutes."""
         key = keys.webhooks(self.queue.name)
-        raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], _WEBHOOK_SECONDS)
+        raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
         if raw is None:
             return None
         try:
