@@ -52,7 +52,7 @@ chaos: $(READY)  ## what is lost when things die, at full size; docs/explanation
 clients: $(READY)  ## the gateway: real clients of other services, in an environment of their own; its OpenAPI document
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --no-deps --requirement tests/harness/clients.txt
-	$(BIN)/python -m pytest -m long tests/rankmill/gateway/test_clients.py
+	$(BIN)/python -m pytest -m long tests/extensions/gateway/test_clients.py
 
 docs: $(READY)  ## the site, in build/docs: open index.html; it needs no network
 	$(BIN)/python -m tests.harness.reference

@@ -28,7 +28,7 @@ from benchmarks.comparison.environments import HOME, ROOT
 from benchmarks.comparison.report import bar_chart, machine
 from benchmarks.comparison.standings import Results, from_json, standings
 from benchmarks.engine.ceiling import Ceiling
-from rankmill.lab.agreement import Qrels, agreement, ndcg
+from rankmill.extensions.lab.agreement import Qrels, agreement, ndcg
 
 
 def read_qrels(path: Path) -> Qrels:

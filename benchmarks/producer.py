@@ -43,7 +43,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.cluster import cluster
 from benchmarks.queue import SPEED
-from rankmill.lab.pairs import sample
+from rankmill.extensions.lab.pairs import sample
 from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
 
 
@@ -236,7 +236,7 @@ def _plain(out: Any, source: Path, chunk_rows: int) -> None:
 
 def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None, model: str) -> None:
     import rankmill.producer.files.corpus.ranking_source  # noqa: F401 (pandas, imported where it is needed)
-    from rankmill.jobs.protocol.submitted.request import FileRequest
+    from rankmill.jobs.contract.file_request import FileRequest
     from rankmill.jobs.runtime.settings import load_settings
     from rankmill.producer.files.stores.paths import as_path
     from rankmill.score.progress import progress_view

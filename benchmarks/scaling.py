@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 from statistics import median
 
+from rankmill.extensions.lab.machine import markdown_table
+from rankmill.extensions.lab.pairs import sample
+from rankmill.extensions.lab.tune import Trials
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.lab.machine import markdown_table
-from rankmill.lab.pairs import sample
-from rankmill.lab.tune import Trials
 
 TIMEOUT = 1800
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from rankmill.lab.pairs import sample
+from rankmill.extensions.lab.pairs import sample
 from rankmill.workers.models.description import describe
 from rankmill.workers.models.fast_texts import LIBRARIES
 from rankmill.workers.models.sources import DEMO_MODEL

@@ -31,16 +31,16 @@ from pydantic import BaseModel
 
 from benchmarks.comparison.environments import HOME
 from benchmarks.comparison.report import machine
-from rankmill.cli.quality.tune import parse_seconds
+from rankmill.extensions.lab.bench import Records
+from rankmill.extensions.lab.commands.tune import parse_seconds
+from rankmill.extensions.lab.grid import label
+from rankmill.extensions.lab.machine import markdown_table
+from rankmill.extensions.lab.pairs import fingerprint, sample
+from rankmill.extensions.lab.tune import MAX_ROWS, Changes, ReferenceScores, Trials, Tuner, rank_agreement
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.contract.spec import Precision
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import BackendName, Settings, load_settings
-from rankmill.lab.bench import Records
-from rankmill.lab.grid import label
-from rankmill.lab.machine import markdown_table
-from rankmill.lab.pairs import fingerprint, sample
-from rankmill.lab.tune import MAX_ROWS, Changes, ReferenceScores, Trials, Tuner, rank_agreement
 
 MIN_SPEARMAN = 0.999
 NEAR, SHARE = 0.97, 0.1

@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankmill.extensions.runners.store import score_file
+    from rankmill.extensions.runners.submitted import SubmittedFile
     from rankmill.jobs.contract.errors import (
         ConfigError,
         ConnectionFailed,
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     )
     from rankmill.jobs.contract.spec import ScoreSpec
     from rankmill.jobs.protocol.job_functions import score_chunk, score_pairs
-    from rankmill.jobs.protocol.submitted.store import score_file
     from rankmill.producer.client.async_client import (
         AsyncClient,
         AsyncScoringRun,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     )
     from rankmill.producer.client.cross_encoder import CrossEncoder
     from rankmill.producer.client.runs import Classified, Ranked, RunStats, Scores, ScoringRun
-    from rankmill.producer.client.submitted import SubmittedFile
     from rankmill.producer.client.sync_client import Client
     from rankmill.workers.queue.connection import Connection
     from rankmill.workers.worker import ScoringWorker
@@ -108,9 +108,9 @@ _HOMES = {
     "Scores": "producer.client.runs",
     "ScoringRun": "producer.client.runs",
     "ScoringWorker": "workers.worker",
-    "SubmittedFile": "producer.client.submitted",
+    "SubmittedFile": "extensions.runners.submitted",
     "score_chunk": "jobs.protocol.job_functions",
-    "score_file": "jobs.protocol.submitted.store",
+    "score_file": "extensions.runners.store",
     "score_pairs": "jobs.protocol.job_functions",
 }
 

@@ -38,8 +38,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rankmill.extensions.runners.record import FileRun, RunOutcome, new_file_run
+from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
 from rankmill.jobs.contract.errors import ConfigError, RunFailed, SpecError
+from rankmill.jobs.contract.file_request import FileOrder
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
@@ -48,9 +51,6 @@ from rankmill.jobs.contract.wire import decode_rows, names_of_texts, text_fault
 from rankmill.jobs.protocol.accounts import Accountant
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import Deleted, DetachedChunks, RunStore
-from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome, new_file_run
-from rankmill.jobs.protocol.submitted.request import FileOrder
-from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers
 from rankmill.jobs.runtime.settings import Settings, SettingsOptions, load_settings
 from rankmill.jobs.system import system

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from rankmill.lab.machine import describe_machine
-from rankmill.lab.report import save_chart
+from rankmill.extensions.lab.machine import describe_machine
+from rankmill.extensions.lab.report import save_chart
 
 OURS, PEERS = "#c2410c", "#94a3b8"
 

@@ -19,7 +19,7 @@ from benchmarks.comparison.contenders import (
     Run,
 )
 from benchmarks.engine.ceiling import Ceiling
-from rankmill.lab.machine import markdown_table
+from rankmill.extensions.lab.machine import markdown_table
 
 NOTHING = "-"
 
@@ -158,7 +158,7 @@ def speed_table(results: Results) -> str:
 
 
 def quality_table(results: Results) -> str:
-    """Agreement with fp32 (`rankmill.lab.agreement`), and nDCG@10 where there are judgments."""
+    """Agreement with fp32 (`rankmill.extensions.lab.agreement`), and nDCG@10 where there are judgments."""
     base = results.quality.get(FP32.name, {})
     rows = []
     for contender in CONTENDERS:

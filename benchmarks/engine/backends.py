@@ -22,10 +22,10 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from benchmarks.engine.models import random_bert
+from rankmill.extensions.lab.agreement import agreement
+from rankmill.extensions.lab.machine import markdown_table
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.lab.agreement import agreement
-from rankmill.lab.machine import markdown_table
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.engine.cache import CacheLimits, EngineCache
 from rankmill.workers.engine.engine import Engine

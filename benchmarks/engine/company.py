@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.engine.backends import loaded, read_pairs
 from benchmarks.engine.models import random_bert
-from rankmill.lab.machine import markdown_table
+from rankmill.extensions.lab.machine import markdown_table
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host.device import resolve_device, use_threads

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from benchmarks.engine.backends import loaded, read_pairs
 from benchmarks.engine.models import random_bert
-from rankmill.lab.machine import markdown_table
+from rankmill.extensions.lab.machine import markdown_table
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host.device import resolve_device, use_threads
 

@@ -42,9 +42,9 @@ from benchmarks.gpu.ways import (
     peer,
     speeds,
 )
+from rankmill.extensions.lab.machine import markdown_table
 from rankmill.jobs.runtime.hosts import thread_environ
 from rankmill.jobs.runtime.limits import cores
-from rankmill.lab.machine import markdown_table
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.host.device import resolve_device

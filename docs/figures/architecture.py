@@ -5,10 +5,13 @@ from __future__ import annotations
 from docs.figures.svg import Picture
 
 ROOMS = {
+    "rankmill.extensions": ("each complete in its folder", "a", {
+        "grpc": "TEI's gRPC", "batches": "OpenAI's batches", "registry": "models by name",
+        "gateway": "dialects, keys, HTTP", "runners": "submitted runs, webhooks",
+        "rankings": "mine, evaluate", "lab": "tune, quantize, experiment", "page": "the live page",
+    }),
     "rankmill": ("what people touch", "a", {
-        "cli": "commands", "runner": "submitted runs", "gateway": "dialects, keys, HTTP, gRPC",
-        "registry": "push, pull, aliases, promote", "lab": "tune, quantize, mine",
-        "score": "a file from end to end", "cluster": "snapshot, page, exporter",
+        "cli": "commands", "score": "a file from end to end", "cluster": "snapshot, verdict, exporter",
         "testing": "clients without a server",
     }),
     "rankmill.producer": ("pairs in, scores out", "d", {
@@ -16,8 +19,8 @@ ROOMS = {
         "files": "formats, corpus, stores, sink", "collect": "driver, collector, journal",
     }),
     "rankmill.jobs": ("contract and protocol", "b", {
-        "protocol": "runs, leases, reports in Redis", "registry": "reads a registry of models",
-        "model_files": "which a model has", "cache": "digests of files",
+        "protocol": "runs, leases, reports in Redis", "model_files": "which a model has",
+        "cache": "digests of files",
         "runtime": "settings, connection, logs", "contract": "spec, wire, results, keys",
         "system": "clocks, threads, disks",
     }),
@@ -33,15 +36,15 @@ ROOMS = {
 def rooms() -> str:
     """The rooms and their parts."""
     picture = Picture(
-        1000,
-        480,
+        1250,
+        510,
         "The rooms of the code",
         "An arrow says who imports whom. Inside a room each part imports only parts below it.",
     )
-    places = {"rankmill": 20, "rankmill.producer": 270, "rankmill.jobs": 520, "rankmill.workers": 770}
+    places = dict(zip(ROOMS, range(20, 1250, 250), strict=True))
     for room, (what, colour, parts) in ROOMS.items():
         left = places[room]
-        picture.box(left, 70, 210, 390, "card", edge=colour, radius=10)
+        picture.box(left, 70, 210, 420, "card", edge=colour, radius=10)
         picture.text(left + 14, 94, f"{room.removeprefix('rankmill.')}/", "bold")
         picture.text(left + 14, 112, what, "soft")
         for number, (part, does) in enumerate(parts.items()):
@@ -49,10 +52,9 @@ def rooms() -> str:
             picture.box(left + 8, top, 194, 36, "box", radius=5)
             picture.text(left + 18, top + 15, part, "mono")
             picture.text(left + 18, top + 30, does, "soft")
-    picture.line([(231, 300), (269, 300)], "soft", arrow=True)
-    picture.line([(481, 300), (519, 300)], "soft", arrow=True)
-    picture.line([(769, 300), (731, 300)], "soft", arrow=True)
-    picture.line([(125, 461), (125, 471), (625, 471), (625, 462)], "soft", arrow=True)
+    for start, end in ((231, 269), (481, 519), (731, 769), (1019, 981)):
+        picture.line([(start, 300), (end, 300)], "soft", arrow=True)
+    picture.line([(375, 491), (375, 501), (875, 501), (875, 492)], "soft", arrow=True)
     return str(picture)
 
 

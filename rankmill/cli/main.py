@@ -9,29 +9,29 @@ import click
 from rankmill.cli import options
 
 _COMMANDS = {
-    "score": "score.score_file",
-    "submit": "submitted.submit.submit",
-    "wait": "submitted.wait.wait",
-    "runner": "submitted.runner.runner",
-    "serve": "gateway.serve.serve",
-    "merge": "files.merge.merge_shards",
-    "evaluate": "files.evaluate.evaluate",
-    "mine": "files.mine.mine_negatives",
-    "workers": "live_workers.workers",
-    "status": "status.status",
-    "runs": "status.runs",
-    "errors": "status.errors",
-    "cancel": "status.cancel",
-    "jobs": "jobs.jobs",
-    "tune": "quality.tune.tune",
-    "experiment": "quality.experiment.experiment",
-    "check-precision": "quality.check_precision.check_precision",
-    "quantize": "quality.quantize.quantize",
-    "models": "models.models",
-    "keys": "gateway.keys.keys",
-    "usage": "usage.usage",
-    "exporter": "exporter.exporter",
-    "config": "config.config",
+    "score": "rankmill.cli.score.score_file",
+    "submit": "rankmill.extensions.runners.commands.submit.submit",
+    "wait": "rankmill.extensions.runners.commands.wait.wait",
+    "runner": "rankmill.extensions.runners.commands.runner.runner",
+    "serve": "rankmill.extensions.gateway.commands.serve.serve",
+    "merge": "rankmill.cli.merge.merge_shards",
+    "evaluate": "rankmill.extensions.rankings.commands.evaluate.evaluate",
+    "mine": "rankmill.extensions.rankings.commands.mine.mine_negatives",
+    "workers": "rankmill.cli.live_workers.workers",
+    "status": "rankmill.cli.status.status",
+    "runs": "rankmill.cli.status.runs",
+    "errors": "rankmill.cli.status.errors",
+    "cancel": "rankmill.cli.status.cancel",
+    "jobs": "rankmill.cli.jobs.jobs",
+    "tune": "rankmill.extensions.lab.commands.tune.tune",
+    "experiment": "rankmill.extensions.lab.commands.experiment.experiment",
+    "check-precision": "rankmill.extensions.lab.commands.check_precision.check_precision",
+    "quantize": "rankmill.extensions.lab.commands.quantize.quantize",
+    "models": "rankmill.extensions.registry.commands.models.models",
+    "keys": "rankmill.extensions.gateway.commands.keys.keys",
+    "usage": "rankmill.cli.usage.usage",
+    "exporter": "rankmill.cli.exporter.exporter",
+    "config": "rankmill.cli.config.config",
 }
 """Module and name of each command; a module is imported when its command is used."""
 
@@ -58,7 +58,7 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         module, _, name = _COMMANDS.get(cmd_name, "").rpartition(".")
-        found: click.Command | None = getattr(import_module(f"rankmill.cli.{module}"), name) if name else None
+        found: click.Command | None = getattr(import_module(module), name) if name else None
         return found
 
 

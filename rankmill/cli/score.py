@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rankmill.cli import options
-from rankmill.cli.files.request import GROUPS, SETTINGS, file_options
-from rankmill.cli.files.standard_output import in_temporary_folder, pass_on
+from rankmill.cli.request import GROUPS, SETTINGS, file_options
 from rankmill.cli.show import echo, json_of
+from rankmill.cli.standard_output import in_temporary_folder, pass_on
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ExitCode
+from rankmill.jobs.contract.file_request import STANDARD_STREAM, FileRequest
 from rankmill.jobs.contract.spec import Precision
-from rankmill.jobs.protocol.submitted.request import STANDARD_STREAM, FileRequest
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.producer.local.embedded import EmbeddedCluster

@@ -8,18 +8,18 @@ import click
 
 from rankmill.cli import options, watch
 from rankmill.cli.show import console, echo, json_of
-from rankmill.cli.submitted.wait import describe
 from rankmill.cli.watch import View
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
 from rankmill.cluster.verdict import with_verdict
+from rankmill.extensions.runners.commands.wait import describe
+from rankmill.extensions.runners.submitted import SubmittedFile, find_submitted, submitted_files
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.durability import read_durability
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.client.submitted import SubmittedFile, find_submitted, submitted_files
 from rankmill.producer.collect.driver import collect_detached
 
 _STATUS_RUNS = 10

@@ -19,10 +19,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from rankmill.cluster.backlog import RUNS, Backlog, Backlogs
-from rankmill.cluster.dashboard import page_apps
 from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
 from rankmill.cluster.usage import UsageMetrics
 from rankmill.cluster.verdict import KINDS, verdict
+from rankmill.extensions.page.dashboard import page_apps
 from rankmill.jobs.protocol.accounts import Entry, read_accounts
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths

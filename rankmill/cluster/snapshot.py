@@ -16,6 +16,7 @@ from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 from rq.utils import str_to_date
 
+from rankmill.extensions.runners.store import WEBHOOK_SECONDS
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.priority import priority_of
@@ -23,7 +24,6 @@ from rankmill.jobs.contract.run import Progress, read_run
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.rq import ALL_WORKERS, WORKER_PREFIX
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
-from rankmill.jobs.protocol.submitted.store import WEBHOOK_SECONDS
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, LastReport, WorkerReport, last_reports
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability

@@ -12,8 +12,8 @@ from rich.text import Text
 from rankmill.cluster.failed import FailedJob
 from rankmill.cluster.snapshot import Damaged, QueueState, RunState, Snapshot, WorkerState
 from rankmill.cluster.verdict import MAX_REASON_CHARS, verdict
+from rankmill.extensions.runners.record import FileRun
 from rankmill.jobs.contract.run import RowError
-from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.worker_report import GpuReport, WorkerReport
 from rankmill.jobs.runtime.durability import Durability
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from rankmill.jobs.contract.errors import InputError, WireError
-from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.protocol.worker_report import worker_reports
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.source import PairSource

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.producer.files.corpus.datasets import DatasetPart, source_path
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.formats.table import JSON, JSONL, Format

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.protocol.submitted.request import DATASET, FileRequest
+from rankmill.jobs.contract.file_request import DATASET, FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.formats.table import CSV, TREC, TSV, stem
 from rankmill.producer.files.inputs import InputFile

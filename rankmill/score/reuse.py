@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS
-from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.earlier import EarlierScores, check_same, read_earlier
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows

@@ -13,16 +13,16 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
+from rankmill.extensions.registry.resolver import Resolver
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError, RunFailed, WireError, WrongScores
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.contract.usage import NO_DEVICE, used_by
 from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.accounts import END
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.submitted.request import FileRequest
-from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rankmill.extensions.registry.resolver import Resolver
 from rankmill.jobs.contract.errors import ConnectionFailed, InputError, RankmillError
 from rankmill.jobs.contract.results import ChunkStats
-from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.joined import start_several
 from rankmill.producer.client.runs import Scores, ScoringRun, as_array

@@ -10,9 +10,9 @@ from importlib.metadata import version
 
 from pydantic import TypeAdapter, ValidationError
 
+from rankmill.extensions.runners.record import RunOutcome
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.results import worst
-from rankmill.jobs.protocol.submitted.record import RunOutcome
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.sink import ScoredFile, ScoredParts

@@ -32,6 +32,7 @@ from functools import partial
 
 import redis
 
+from rankmill.extensions.registry.versions import Aliases, VersionStore
 from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerError
@@ -57,7 +58,6 @@ from rankmill.workers.host.device import resolve_claim_ahead, resolve_token_budg
 from rankmill.workers.host.health import serve_health
 from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.models.sources import Reading, directory_content
-from rankmill.workers.models.versions import Aliases, VersionStore
 from rankmill.workers.queue.chunks import ChunkScorer
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.claims import Claims, ScoredRowsBeat

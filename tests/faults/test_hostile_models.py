@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rankmill import Client
+from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.registry.trial import try_model
 from rankmill.workers.rq import penalty
 from rankmill.workers.rq.penalty import DeathPenalty, TooLong
 from tests.conftest import Server, StartWorker

@@ -18,9 +18,9 @@ import pytest
 from benchmarks.faults.kills import folder_of, stop
 from rankmill import AsyncClient, Client
 from rankmill.jobs.contract.errors import RunFailed
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.model_files import model_content
-from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.score.progress import Show
 from rankmill.score.score_file import score_file as score_here

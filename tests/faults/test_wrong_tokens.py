@@ -14,7 +14,7 @@ import pytest
 from rankmill import Client
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.contract.errors import WrongScores
-from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.score.score_file import score_file
 from tests.conftest import Server, StartWorker, wait_for

@@ -4,7 +4,7 @@ A block of ``sh``, ``console`` or ``python`` runs, and a block of ``text`` after
 a comment before it says why not, or which test runs it, or tests what it shows:
 
     <!-- not run: it needs a GPU -->
-    <!-- run by tests/rankmill/registry/test_registry.py -->
+    <!-- run by tests/extensions/registry/test_registry.py -->
     <!-- tested in tests/producer/files/test_stores.py -->
 """
 

@@ -89,13 +89,13 @@ _LIBRARIES_OF_WORKERS = (
 _LIBRARIES_OF_COMMANDS = (  # the gateway's ``tei.v1`` is not for forks of the other process
     "rankmill.producer.files.corpus.ranking_source",
     "rankmill.cli.exporter",
-    "rankmill.cli.gateway.serve",
-    "rankmill.cli.models",
-    "rankmill.cli.submitted.runner",
+    "rankmill.extensions.gateway.commands.serve",
+    "rankmill.extensions.registry.commands.models",
+    "rankmill.extensions.runners.commands.runner",
     "rankmill.cluster.exporter",
-    "rankmill.gateway.app",
-    "rankmill.gateway.serve",
-    "rankmill.runner.runner",
+    "rankmill.extensions.gateway.app",
+    "rankmill.extensions.gateway.serve",
+    "rankmill.extensions.runners.runner",
 )
 
 _LIBRARIES_OF_TESTS = (

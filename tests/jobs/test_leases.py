@@ -8,12 +8,12 @@ import time
 import pytest
 from redis.client import Pipeline
 
+from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS, Leases, Renewals, move, server_time
 from rankmill.jobs.protocol.queues import write_capacity
 from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from tests.conftest import Server
 

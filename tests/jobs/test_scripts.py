@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import rankmill.gateway.keys
+import rankmill.extensions.gateway.keys
+import rankmill.extensions.runners
 import rankmill.jobs.protocol
 import rankmill.workers.rq
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
@@ -25,7 +26,12 @@ HOLD = "jobs/protocol/lua/hold.lua"
 
 def scripts() -> dict[str, Script]:
     """All scripts, by their files."""
-    packages = (rankmill.gateway.keys, rankmill.jobs.protocol, rankmill.workers.rq)
+    packages = (
+        rankmill.extensions.gateway.keys,
+        rankmill.extensions.runners,
+        rankmill.jobs.protocol,
+        rankmill.workers.rq,
+    )
     modules = [
         importlib.import_module(each.name)
         for package in packages

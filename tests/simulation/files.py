@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import rankmill.score.session as session_module
 import rankmill.score.summary as summary_module
 from rankmill.jobs.contract.errors import InputChanged, InputError, RankmillError
-from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.producer.files.stores.output_record import record_of
 from rankmill.producer.files.stores.paths import workspace_of
 from rankmill.score.progress import progress_view

@@ -483,7 +483,7 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a dead runner's run stays with it for another lease", "jobs/protocol/submitted/lua/recover.lua",
+        "a dead runner's run stays with it for another lease", "extensions/runners/lua/recover.lua",
         "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)",
         "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now - 15)",
         ("kill_at_write", "submitted parquet", "keeps data"),
@@ -495,25 +495,25 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a runner that stood still removes what its successor writes", "runner/work.py",
+        "a runner that stood still removes what its successor writes", "extensions/runners/work.py",
         "        note(now=True)  # if",
         "        note()  # if",
         kept=True,
     ),
     Mutant(
-        "what a dead runner has left beside an output stays", "runner/runner.py",
+        "what a dead runner has left beside an output stays", "extensions/runners/runner.py",
         "        drop(run, self._settings)\n        clear(run)\n",
         "        drop(run, self._settings)\n",
         kept=True,
     ),
     Mutant(
-        "what a runner has that has lost its run stays beside the output", "runner/runner.py",
+        "what a runner has that has lost its run stays beside the output", "extensions/runners/runner.py",
         '            if self._store.load(run.id).state == "done":\n',
         "            if False:\n",
         kept=True,
     ),
     Mutant(
-        "what a dead runner has scored a batch to stays", "gateway/batches/work.py",
+        "what a dead runner has scored a batch to stays", "extensions/batches/work.py",
         "    clear_workspace(scored_place(output))\n",
         "    pass\n",
         kept=True,
@@ -537,7 +537,7 @@ MUTANTS = (
         kept=True,
     ),
     Mutant(
-        "a batch's folder is not synced", "gateway/batches/folder.py",
+        "a batch's folder is not synced", "extensions/batches/folder.py",
         "            sync(self.path)  # else all in it is lost with the power\n",
         "            pass\n",
         ("batch", "lose_power"),

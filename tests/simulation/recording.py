@@ -13,12 +13,12 @@ import sys
 from collections import defaultdict
 from itertools import chain
 
+from rankmill.extensions.runners.store import FileRunStore
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.leases import Leases
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
-from rankmill.jobs.protocol.submitted.store import FileRunStore
 from tests.simulation.found import FOUND
 from tests.simulation.host import Command
 from tests.simulation.scenario import Scenario, play

@@ -9,20 +9,20 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-import rankmill.gateway.batches.service as service_module
+import rankmill.extensions.batches.service as service_module
+import rankmill.extensions.runners.work as work_module
 import rankmill.producer.files.stores.roots as roots_module
-import rankmill.runner.work as work_module
-from rankmill.gateway.batches.records import BatchRecord
-from rankmill.gateway.batches.service import Batches, NewBatch
-from rankmill.gateway.batches.views import ENDED
-from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import ServedModels
+from rankmill.extensions.batches.records import BatchRecord
+from rankmill.extensions.batches.service import Batches, NewBatch
+from rankmill.extensions.batches.views import ENDED
+from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.extensions.gateway.scoring import ServedModels
+from rankmill.extensions.runners.record import FileRun
+from rankmill.extensions.runners.runner import Runner
+from rankmill.extensions.runners.store import FileRunStore
+from rankmill.extensions.runners.submitted import SubmittedFile
 from rankmill.jobs.contract.errors import OutputError, RankmillError, RunCancelled, RunExpired, RunFailed
-from rankmill.jobs.protocol.submitted.record import FileRun
-from rankmill.jobs.protocol.submitted.store import FileRunStore
-from rankmill.producer.client.submitted import SubmittedFile
 from rankmill.producer.files.stores.roots import Roots
-from rankmill.runner.runner import Runner
 from tests.simulation.checker import mixed, wrong_score
 from tests.simulation.cluster import MODEL, POISON, REFUSALS, Cluster, Submitted
 from tests.simulation.files import FileCommand, hidden_record, left_over

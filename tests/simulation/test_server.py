@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 import redis
 
+from rankmill.extensions.runners import scripts
 from rankmill.jobs.protocol import leases, ordered_queue, runs
 from rankmill.jobs.protocol.script import Script
-from rankmill.jobs.protocol.submitted import scripts
 from rankmill.workers.rq import job
 from tests.conftest import Server, serve, wait_for
 from tests.simulation.recording import shape_of

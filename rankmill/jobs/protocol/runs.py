@@ -17,6 +17,7 @@ from redis.client import Pipeline
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
+from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import Payload, job_data
@@ -30,7 +31,6 @@ from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.rq import save_jobs
 from rankmill.jobs.protocol.script import Script
-from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers, queue_workers
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability, read_durability

@@ -25,9 +25,9 @@ from typing import (
 
 import redis
 
+from rankmill.extensions.registry.resolver import Resolver
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import connection_failed
 from rankmill.producer.client.aio import bridge
 from rankmill.producer.client.aio.connection import LoopRedis
@@ -35,14 +35,14 @@ from rankmill.producer.client.runs import RowScore, ScoringRun
 from rankmill.producer.client.sync_client import Client
 
 if TYPE_CHECKING:
+    from rankmill.extensions.registry.registry import Resolved
+    from rankmill.extensions.runners.record import FileRun
+    from rankmill.extensions.runners.submitted import SubmittedFile
     from rankmill.jobs.contract.priority import Priority
     from rankmill.jobs.contract.run import Progress
     from rankmill.jobs.contract.spec import OtherSpecOptions
-    from rankmill.jobs.protocol.submitted.record import FileRun
-    from rankmill.jobs.registry.registry import Resolved
     from rankmill.jobs.runtime.settings import Settings, SettingsOptions
     from rankmill.producer.client.runs import RunStats, Scores
-    from rankmill.producer.client.submitted import SubmittedFile
     from rankmill.producer.collect.pairs import Conversations, Pairs, Texts
 
 

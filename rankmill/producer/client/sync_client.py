@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import pyarrow as pa
 
+from rankmill.extensions.registry.resolver import Resolver
+from rankmill.extensions.runners.submitted import SubmittedFile, file_request, submit_file
 from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
 from rankmill.jobs.contract.run import Run, new_run
 from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Inputs
 from rankmill.jobs.contract.spec import OtherSpecOptions, ScoreSpec, SpecOptions
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
-from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.durability import Durability, warn_of_risks
 from rankmill.jobs.runtime.logs import about
@@ -42,7 +43,6 @@ from rankmill.producer.client.runs import (
     ranked,
     read_together,
 )
-from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.detached import expired, submit_detached
 from rankmill.producer.collect.driver import RunDriver, collect_detached
@@ -55,9 +55,9 @@ from rankmill.producer.collect.sizing import MIN_ROWS, REQUEST_ROWS, ChunkSize, 
 from rankmill.producer.local.embedded import EmbeddedCluster, shared_cluster
 
 if TYPE_CHECKING:
-    from rankmill.jobs.protocol.submitted.request import FileRequest
-    from rankmill.jobs.protocol.submitted.store import FileRunStore
-    from rankmill.jobs.registry.registry import Resolved
+    from rankmill.extensions.registry.registry import Resolved
+    from rankmill.extensions.runners.store import FileRunStore
+    from rankmill.jobs.contract.file_request import FileRequest
     from rankmill.producer.collect.pairs import Conversations, Pairs, Rows, Texts
 
 _DETACHED_ROWS = 256

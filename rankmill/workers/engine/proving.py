@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs.cache import cache_folder, read_json, strangers, write_json
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof, Way
@@ -39,7 +40,6 @@ from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import lock, version
 from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
-from rankmill.workers.models.versions import VersionStore
 
 _FLOOR, _PART = 1e-4, 1e-5
 """Logits in fp32 may differ by so much, and by this part of those over 10, whatever transformers' own do."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
@@ -31,7 +32,6 @@ from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.prompts import answers, tokenizer_for
 from rankmill.workers.models.sources import find_source, is_path
 from rankmill.workers.models.tokenizer import ShortPassages, Tokenize, Windows
-from rankmill.workers.models.versions import VersionStore
 
 logger = logging.getLogger(__name__)
 

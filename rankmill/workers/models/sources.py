@@ -16,17 +16,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from rankmill.extensions.registry.documents import Reference, parse_reference
+from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs.cache import Facts
 from rankmill.jobs.contract.errors import InputError, SpecError, WorkerError
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
 from rankmill.jobs.model_files import model_content, model_facts, weight_files
-from rankmill.jobs.registry.documents import Reference, parse_reference
 from rankmill.jobs.runtime.limits import total_memory
 from rankmill.jobs.system import system
 from rankmill.workers.host.model_file import check_files, commit_of
-from rankmill.workers.models.versions import VersionStore
 
 _MOST = 100 << 20
 """Bytes of a header; the safetensors library refuses longer ones."""

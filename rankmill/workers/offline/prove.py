@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -12,7 +13,6 @@ from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.backends.registry import choose_device
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.device import devices, use_threads
-from rankmill.workers.models.versions import VersionStore
 
 
 def prove(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec, choose_output
@@ -13,13 +14,12 @@ from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.loading import ANY_LENGTH, find_max_length, one_line
 from rankmill.workers.models.prompts import answers, prompt_template, tokenizer_for
 from rankmill.workers.models.sources import find_source
-from rankmill.workers.models.versions import VersionStore
 
 _SAMPLE = "QUERY", "PASSAGE"
 
 
 def report(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the model of a request; the answer has the fields of `rankmill.registry.trial.ModelReport`.
+    """Describe the model of a request; the answer has the fields of `ModelReport`.
 
     The request is ``{"spec": {...}, "device": ..., "cache_dir": ..., "registry": ..., "cache_bytes": ...}``.
 

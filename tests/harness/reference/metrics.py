@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from rq import Queue
 
 from rankmill.cluster.exporter import ClusterView, exporter_registry
-from rankmill.gateway import metrics as gateway
+from rankmill.extensions.gateway import metrics as gateway
 from rankmill.workers.host import metrics
 
 

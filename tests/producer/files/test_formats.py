@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.protocol.submitted.request import OutputKind
+from rankmill.jobs.contract.file_request import OutputKind
 from rankmill.producer.files.corpus.rankings import read_ranking
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.formats.table import CSV, FORMATS, TREC, TSV, is_output_name, open_reader

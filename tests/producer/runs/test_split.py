@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from rankmill import AsyncClient, Client
+from rankmill.extensions.registry.documents import Alias, Reference, target_of
+from rankmill.extensions.registry.store import RegistryStore
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.worker_report import worker_reports
-from rankmill.jobs.registry.documents import Alias, Reference, target_of
 from rankmill.producer.client.joined import rows_by_version, version_of
 from rankmill.producer.client.runs import Scores
-from rankmill.registry.store import RegistryStore
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import make_bert

@@ -30,9 +30,9 @@ from rankmill.cluster.exporter import ClusterView, exporter_registry
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.cache import read_json
 from rankmill.jobs.contract.errors import SpecError, WorkerError, WrongScores
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.score.score_file import score_file

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankmill.extensions.registry.push import find_files
 from rankmill.jobs.contract.errors import InputError, SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.model_files import model_content, model_files
 from rankmill.producer.files.manifest import content_here
-from rankmill.registry.push import find_files
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.reference import ReferenceModel

@@ -19,11 +19,11 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.orders import give_order
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker, worker_reports
 from rankmill.producer.local.worker_watch import WorkerWatch
+from tests.cli.test_commands import rankmill
 from tests.conftest import QUICK_LEASE, Outcome, Server, StartWorker, wait_for
 from tests.harness.misbehaving import MARKS
 from tests.harness.models.tiny import make_bert
 from tests.harness.waiting import waiting_jobs
-from tests.rankmill.cli.test_commands import rankmill
 from tests.workers.test_metrics import get
 
 pytestmark = pytest.mark.usefixtures("interleaved")

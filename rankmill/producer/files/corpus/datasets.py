@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RankmillError
+from rankmill.jobs.contract.file_request import DATASET
 from rankmill.jobs.contract.home import of_user
-from rankmill.jobs.protocol.submitted.request import DATASET
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.roots import confined

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.cache import cache_folder, make_folder, strangers
 from rankmill.jobs.contract.errors import InputError, OutputError
-from rankmill.jobs.protocol.submitted.request import OnDuplicate
+from rankmill.jobs.contract.file_request import OnDuplicate
 from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, read_texts, taken_fields
 from rankmill.producer.files.stores.paths import ObjectPath, resolved
 from rankmill.producer.files.stores.roots import confined

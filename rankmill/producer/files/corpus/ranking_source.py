@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.protocol.submitted.request import OnDuplicate
+from rankmill.jobs.contract.file_request import OnDuplicate
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
 from rankmill.producer.files.corpus.rankings import SCHEMA, read_qrels, read_ranking

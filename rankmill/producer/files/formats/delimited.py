@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.file_request import DELIMITERS
 from rankmill.jobs.contract.wire import is_text
-from rankmill.jobs.protocol.submitted.request import DELIMITERS
 from rankmill.producer.files.formats.base import (
     BYTE_ORDER_MARK,
     NOT_UTF8,

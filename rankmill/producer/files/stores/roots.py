@@ -16,8 +16,8 @@ from typing import Any, Literal
 from urllib.parse import unquote, urljoin
 
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, RunnerError
+from rankmill.jobs.contract.file_request import DATASET
 from rankmill.jobs.contract.home import expanded
-from rankmill.jobs.protocol.submitted.request import DATASET
 from rankmill.producer.files.stores.paths import (
     NOT_WRITTEN,
     WORKSPACE,

@@ -1,0 +1,192 @@
+"""Lines of a batch: requests as OpenAI's batches have them, the pairs in them, and their answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from rankmill.extensions.batches.folder import open_bytes
+from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
+from rankmill.extensions.gateway.dialects.routes import DIALECTS, score_paths
+from rankmill.extensions.gateway.refusals import Refusal, WrongFile
+from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
+
+MAX_LINE_BYTES = 32 << 20
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+_PATHS: Mapping[str, ScorePath] = {
+    each.path: each for each in score_paths() if all(body.batched for body in each.bodies)
+}
+
+ENDPOINTS = tuple(_PATHS)
+"""Paths of the requests that a batch may have."""
+
+
+class RequestLine(BaseModel):
+    """A line of the input; fields that are not here are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    custom_id: str = Field(min_length=1, max_length=512)
+    method: str = "POST"
+    url: str
+    body: dict[str, Any]
+
+
+_FIELDS = RequestLine.model_fields.keys()
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """A line that was read: what it asks for, or why it is refused."""
+
+    number: int
+    line: RequestLine
+    form: type[Body]
+    body: Body | None
+    asked: ScoreRequest | None
+    refusal: Refusal | None = None
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The rows to score; none if it is refused."""
+        return self.asked.rows() if self.asked else []
+
+    def refused(self, refusal: Refusal) -> BatchRequest:
+        """The request, refused after all."""
+        return replace(self, refusal=refusal)
+
+
+def read_requests(path: Path, endpoint: str) -> Iterator[BatchRequest]:
+    """The requests of a file, line by line.
+
+    Raises
+    ------
+    WrongFile
+        A line is no request for `endpoint`, or has the ``custom_id`` of an earlier one; the message names it.
+    """
+    seen: dict[str, int] = {}
+    prefix, _, rest = endpoint.removeprefix("/").partition("/")
+    named = {endpoint, f"/{rest}"} if prefix in DIALECTS else {endpoint}
+    for number, raw in _lines(path):
+        line = _line(number, raw)
+        if line.method.upper() != "POST" or line.url not in named:
+            raise WrongFile(
+                f"line {number}: the batch is for POST {endpoint}, and the line for "
+                f"{line.method:.20} {line.url:.200}"
+            )
+        if before := seen.get(line.custom_id):
+            raise WrongFile(f"line {number}: its custom_id is that of line {before}: {line.custom_id:.80}")
+        seen[line.custom_id] = number
+        yield _request(number, line, _PATHS[endpoint])
+
+
+def first_request(path: Path, endpoint: str) -> BatchRequest:
+    """The first request of a file that can be scored, else the first; raises as `read_requests`."""
+    first = None
+    for request in read_requests(path, endpoint):
+        first = first or request
+        if request.asked:
+            return request
+    assert first  # `holds_requests` has seen a line
+    return first
+
+
+def holds_requests(path: Path) -> bool:
+    """Whether the lines of a file are requests, and not pairs, as the first says.
+
+    Raises
+    ------
+    WrongFile
+        It says neither, or there is no line.
+    """
+    for number, raw in _lines(path):
+        try:
+            found = from_json(raw)
+        except ValueError as error:
+            raise WrongFile(f"line {number}: no JSON that can be read: {error!s:.200}") from None
+        if not isinstance(found, dict):
+            raise WrongFile(f"line {number}: neither a request nor a pair, which are JSON objects")
+        fields = _FIELDS & found.keys()
+        return isinstance(found.get("body"), dict) or ("custom_id" in fields and len(fields) > 1)
+    raise WrongFile("the file is empty: it has no line")
+
+
+def answer(
+    request: BatchRequest,
+    batch: str,
+    model: str,
+    scores: list[Any],
+    created: float,
+    labels: tuple[str, ...],
+    tokens: int,
+) -> str:
+    """The output's line for a request with scores; with `labels`, each score has one for each label."""
+    scored = RequestScores(scores, model, tokens, id=_id(batch, request), created=int(created), labels=labels)
+    assert request.body
+    return _answered(request, batch, 200, request.body.answer(scored))
+
+
+def failure(request: BatchRequest, batch: str) -> str:
+    """The line of the errors for a request that is refused."""
+    assert request.refusal
+    dialect = request.form.dialect
+    status = dialect.status(request.refusal)
+    return _answered(request, batch, status, dialect.error(request.refusal, status))
+
+
+def _answered(request: BatchRequest, batch: str, status: int, body: object) -> str:
+    request_id = _id(batch, request)
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    found = {"id": request_id, "custom_id": request.line.custom_id, "response": response, "error": None}
+    return json.dumps(found, ensure_ascii=False) + "\n"
+
+
+def _id(batch: str, request: BatchRequest) -> str:
+    return f"{batch.replace('batch_', 'batch_req_')}_{request.number}"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and content of each line that is not empty."""
+    with open_bytes(path) as file:
+        number = 0
+        while raw := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if number == 1:
+                raw = raw.removeprefix(_BYTE_ORDER_MARK)
+            if len(raw) > MAX_LINE_BYTES:
+                raise WrongFile(f"line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+            if raw.strip():
+                yield number, raw
+
+
+def _line(number: int, raw: bytes) -> RequestLine:
+    try:
+        return RequestLine.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "it"
+        raise WrongFile(
+            f"line {number}: {place[:200]}: {first['msg']}; a line has custom_id, method, url and body"
+        ) from None
+
+
+def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:
+    form = path.bodies[0]
+    try:
+        form = path.body(line.body)
+        body = read_as(form, line.body)
+        asked = path.score_request(body, line.body)
+        if not asked.passages:
+            raise Refusal("empty", "there is nothing to score: the list of texts is empty")
+        asked.rows()
+    except Refusal as refusal:
+        return BatchRequest(number, line, form, None, None, refusal)
+    return BatchRequest(number, line, form, body, asked)

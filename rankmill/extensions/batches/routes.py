@@ -1,0 +1,172 @@
+"""The paths of files and batches, as OpenAI's API has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import Depends, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rankmill.extensions.batches.records import BatchRecord, FileRecord
+from rankmill.extensions.batches.service import Batches, NewBatch, NewFile
+from rankmill.extensions.batches.views import ENDED, file_view, page
+from rankmill.extensions.gateway.bodies import uploaded
+from rankmill.extensions.gateway.dialects.base import read_as
+from rankmill.extensions.gateway.dialects.routes import SHARED
+from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.http.dependencies import Caller, TheGateway, from_json, new_router
+from rankmill.extensions.gateway.http.document import body, json_body
+from rankmill.extensions.gateway.http.responses import download, event, event_stream
+from rankmill.extensions.gateway.keys.admission import MOST_WAIT
+from rankmill.extensions.gateway.refusals import EXPECTED, Refusal, refusal_of
+from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.runtime.patience import waiting
+
+_LOOK_SECONDS = 0.5
+
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["purpose", "file"],
+    "properties": {
+        "purpose": {"type": "string", "enum": ["batch"]},
+        "file": {"type": "string", "format": "binary"},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+    },
+}
+
+router = new_router("batches", "/v1")
+
+
+async def _batches(gateway: TheGateway, key: Caller) -> Batches:
+    if gateway.batches is None:
+        raise Refusal("not_found", "this gateway keeps no files")
+    return gateway.batches
+
+
+TheBatches = Annotated[Batches, Depends(_batches)]
+Id = Annotated[str, Path(alias="id")]
+
+
+@router.post("/files", summary="Upload the file of a batch", openapi_extra=body("multipart/form-data", _FORM))
+async def upload(request: Request, gateway: TheGateway, key: Caller, batches: TheBatches) -> dict[str, Any]:
+    """Keep a file."""
+    async with gateway.admission.admitted(key), uploaded(request, batches.most_bytes) as (file, expires):
+        after = read_as(NewFile, {"expires_after": expires}).expires_after if expires else None
+        name, size = file.filename or "", file.size or 0
+        return file_view(await asyncio.to_thread(batches.upload, key, name, file.file, size, after))
+
+
+@router.get("/files", summary="The files, the latest first")
+def list_files(
+    key: Caller,
+    batches: TheBatches,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: str = "desc",
+    purpose: str | None = None,
+) -> dict[str, Any]:
+    """A page of the files."""
+    found = [file for file in batches.all(FileRecord, key) if not purpose or file.purpose == purpose]
+    return page(found, file_view, after, limit, oldest_first=order == "asc")
+
+
+@router.get("/files/{id}", summary="A file")
+def find_file(key: Caller, batches: TheBatches, file_id: Id) -> dict[str, Any]:
+    """A file."""
+    return file_view(batches.find(FileRecord, key, file_id))
+
+
+@router.delete("/files/{id}", summary="Delete a file")
+def delete_file(key: Caller, batches: TheBatches, file_id: Id) -> dict[str, Any]:
+    """Delete a file."""
+    batches.delete(key, file_id)
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+@router.get(
+    "/files/{id}/content", summary="The bytes of a file", response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}}},
+)  # fmt: skip
+async def content(gateway: TheGateway, key: Caller, batches: TheBatches, file_id: Id) -> Response:
+    """The bytes of a file."""
+    found = await asyncio.to_thread(batches.find, FileRecord, key, file_id)
+    headers = {
+        "Content-Length": str(found.bytes),
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}",
+        "X-Content-Type-Options": "nosniff",
+    }
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(gateway.admission.admitted(key))
+        blocks = await asyncio.to_thread(batches.content, found)
+        return download(blocks, stack.pop_all(), headers, "application/octet-stream")
+
+
+@router.post("/batches", summary="Submit a batch", openapi_extra=json_body(NewBatch))
+def create_batch(
+    gateway: TheGateway, key: Caller, batches: TheBatches, wanted: Annotated[NewBatch, from_json(NewBatch)]
+) -> dict[str, Any]:
+    """Submit a batch."""
+    if wanted.model:
+        gateway.served.resolve(wanted.model)  # also where the requests name theirs
+    return batches.create(key, wanted, gateway.served.resolve)
+
+
+@router.get("/batches", summary="The batches, the latest first")
+def list_batches(
+    key: Caller,
+    batches: TheBatches,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> dict[str, Any]:
+    """A page of the batches."""
+    return page(batches.all(BatchRecord, key), batches.view, after, limit)
+
+
+@router.get("/batches/{id}", summary="A batch")
+def find_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, Any]:
+    """A batch."""
+    return batches.view(batches.find(BatchRecord, key, batch_id))
+
+
+@router.post("/batches/{id}/cancel", summary="Cancel a batch")
+def cancel_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, Any]:
+    """Cancel a batch."""
+    return batches.cancel(key, batch_id)
+
+
+@router.get(
+    "/batches/{id}/events", summary="A batch's progress, as server-sent events", response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}}},
+)  # fmt: skip
+async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, batch_id: Id) -> Response:
+    """The batch whenever it changes, until its end."""
+    batch = await asyncio.to_thread(batches.find, BatchRecord, key, batch_id)
+    return event_stream(_events(gateway, batches, batch), AsyncExitStack())
+
+
+async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> AsyncGenerator[bytes]:
+    """Each state of a batch as an event ``batch``, and the last one as ``done``; or ``error``."""
+    last = None
+    while not gateway.is_stopping:  # the client asks another gateway, or this one again
+        try:
+            with waiting(most=MOST_WAIT):
+                found = await asyncio.to_thread(batches.view, batch)
+            if found != last and found["status"] in ENDED:
+                yield event("done", found)
+                return
+            if found != last:
+                yield event("batch", found)
+            last = found
+        except RedisUnavailable:  # the server is asked again
+            pass
+        except EXPECTED as error:
+            refusal = refusal_of(error, gateway.names)
+            yield event("error", SHARED.error(refusal, SHARED.status(refusal)))
+            return
+        await asyncio.sleep(_LOOK_SECONDS)

@@ -1,0 +1,289 @@
+"""What the gateway does with files and batches, for whoever may see them.
+
+Its methods wait for disks and the server: call them in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import Annotated, Any, BinaryIO, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from rankmill.extensions.batches.folder import FilesFolder
+from rankmill.extensions.batches.lines import ENDPOINTS, first_request, holds_requests
+from rankmill.extensions.batches.records import (
+    EVERYBODY,
+    BatchRecord,
+    BatchStore,
+    FileRecord,
+    R,
+    errors_id,
+    new_batch_id,
+    new_file_id,
+    output_id,
+)
+from rankmill.extensions.batches.views import batch_view
+from rankmill.extensions.gateway.dialects.routes import certain
+from rankmill.extensions.gateway.keys.admission import check_model
+from rankmill.extensions.gateway.keys.api_keys import ApiKey
+from rankmill.extensions.gateway.refusals import Refusal, WrongFile, wrong
+from rankmill.extensions.gateway.score_request import within
+from rankmill.extensions.gateway.scoring import ServedModel
+from rankmill.extensions.registry.resolver import Resolver
+from rankmill.extensions.runners.record import new_file_run_id
+from rankmill.extensions.runners.store import FileRunStore
+from rankmill.jobs.contract.errors import RunExpired
+from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
+from rankmill.jobs.runtime.connection import client_for
+from rankmill.jobs.runtime.settings import Settings, run_spec
+from rankmill.jobs.system import system
+
+_ENDINGS = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".csv.zst", ".tsv.gz", ".tsv.zst")
+
+_CANCEL_SECONDS = 60
+
+
+_OF_PAIRS = (
+    "query_column", "passage_column", "text_column", "messages_column", "score_column", "rank_column",
+    "query_id_column", "passage_id_column", "list_columns", "top_k", "limit", "output_format",
+)  # fmt: skip
+
+_fields: dict[str, Any] = {name: (FileRequest.model_fields[name].annotation, FileRequest.model_fields[name])
+                           for name in _OF_PAIRS}  # fmt: skip
+PairsOptions = create_model("PairsOptions", __config__=ConfigDict(extra="forbid"), **_fields)
+"""How a file of pairs is scored: options of score-file by name."""
+
+
+class ExpiresAfter(BaseModel):
+    """How long files are kept after they were made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=2_592_000)
+
+
+class NewFile(BaseModel):
+    """The fields of an upload beside the file and its purpose."""
+
+    expires_after: ExpiresAfter | None = None
+
+
+class NewBatch(BaseModel):
+    """The request for a batch. Beyond OpenAI's fields, ``model`` and ``pairs`` are for files of pairs."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    input_file_id: str = Field(max_length=200)
+    endpoint: str = Field("/v1/score", max_length=200)
+    completion_window: str = Field("24h", max_length=20)
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
+        Field(None, max_length=16)
+    )
+    output_expires_after: ExpiresAfter | None = None
+    model: str | None = Field(None, min_length=1, max_length=1000)
+    pairs: PairsOptions = Field(default_factory=PairsOptions)  # type: ignore[valid-type]
+
+
+class Batches:
+    """Files and batches of one server.
+
+    Parameters
+    ----------
+    settings, redis_url
+        Where files lie, how large they may be, and the server.
+
+    Raises
+    ------
+    ConfigError
+        There is no such folder.
+    """
+
+    def __init__(self, settings: Settings, redis_url: str) -> None:
+        assert settings.gateway_files
+        self._settings = settings
+        self._folder = FilesFolder(settings.gateway_files)
+        client = client_for(redis_url, settings.redis_wait_seconds)
+        self._store = BatchStore(client, settings.file_run_ttl)
+        self._runs = FileRunStore(client, settings.file_queue, settings.file_run_ttl)
+
+    @property
+    def most_bytes(self) -> int:
+        """Most bytes of a file."""
+        return self._settings.gateway_file_mib << 20
+
+    def upload(
+        self, key: ApiKey | None, name: str, source: BinaryIO, size: int, after: ExpiresAfter | None = None
+    ) -> FileRecord:
+        """Keep a file, for as long as others or less.
+
+        Raises
+        ------
+        Refusal
+            Its name says no format, the caller has too many bytes here, or it is to be kept for too long.
+        """
+        seconds = self._seconds("expires_after[seconds]", after)
+        ending = next((each for each in _ENDINGS if name.lower().endswith(each)), None)
+        if ending is None:
+            raise Refusal(
+                "invalid",
+                f"file: its name must end in {', '.join(_ENDINGS)}, which says the format",
+                param="file",
+            )
+        owner, most = _owner(key), self._settings.gateway_files_gib * 2**30
+        if sum(file.bytes for file in self._store.all(FileRecord, owner)) + size > most:
+            raise Refusal(
+                "too_large", f"your files would have more than {most / 2**30:,.0f} GiB: delete some"
+            )
+        file_id, now = new_file_id(), system.now()
+        shown = PurePosixPath(name.replace("\\", "/")).name[-200:]
+        place = f"{file_id}/content{ending}"
+        self._folder.save(source, place)
+        file = FileRecord(
+            id=file_id, owner=owner, name=shown, place=place, bytes=size, created=now,
+            expires=now + seconds, purpose="batch",
+        )  # fmt: skip
+        self._folder.expire_early(file_id, self._store.ttl - seconds)
+        self._store.add(file)
+        return file
+
+    def find(self, kind: type[R], key: ApiKey | None, record_id: str) -> R:
+        """A file or batch that the caller may see; raises `Refusal` if there is none."""
+        found = self._store.find(kind, record_id)
+        if found is None or not (found.owner == _owner(key) or (key and key.admin)):
+            why = f"there is no {kind.noun} {record_id!r:.100}: it has expired, or never was"
+            raise Refusal("not_found", why)
+        return found
+
+    def all(self, kind: type[R], key: ApiKey | None) -> list[R]:
+        """The files or batches that the caller may see, the latest first."""
+        return self._store.all(kind, EVERYBODY if key and key.admin else _owner(key))
+
+    def content(self, file: FileRecord) -> Iterator[bytes]:
+        """The bytes of a file; raises `Refusal` if they are gone."""
+        try:
+            return self._folder.read(file.place)
+        except FileNotFoundError:
+            raise Refusal("not_found", f"the bytes of file {file.id!r:.100} are gone") from None
+
+    def delete(self, key: ApiKey | None, file_id: str) -> None:
+        """Delete a file."""
+        file = self.find(FileRecord, key, file_id)
+        self._store.delete(file)
+        self._folder.delete(file.place)
+
+    def create(
+        self, key: ApiKey | None, asked: NewBatch, served: Callable[[str | None], ServedModel]
+    ) -> dict[str, Any]:
+        """Submit a batch; `served` is the model for a request that names one, or none.
+
+        Raises
+        ------
+        Refusal
+            It cannot be worked on.
+        """
+        if asked.endpoint not in ENDPOINTS:
+            raise Refusal("invalid", f"endpoint: one of {', '.join(ENDPOINTS)}", param="endpoint")
+        endpoint = certain(asked.endpoint, self._settings.gateway_dialect)
+        file = self.find(FileRecord, key, asked.input_file_id)
+        if not file.bytes:
+            raise WrongFile("the file is empty")
+        kept = self._seconds("output_expires_after.seconds", asked.output_expires_after)
+        run_id = new_file_run_id()
+        batch_id = new_batch_id(run_id)
+        source = self._folder.at(file.place)
+        spec: dict[str, Any] = {}
+        if ".jsonl" in file.place and holds_requests(source):
+            first = first_request(source, endpoint).asked
+            spec = within(self._settings, first.spec) if first else {}
+            model, default = served(first.model if first else None), served(None)
+            named = (first and first.model) or default.name
+            order = BatchOrder(
+                id=batch_id, owner=file.owner, endpoint=endpoint, model=named, default=default.name,
+                asked=dict(first.spec) if first else {}, kept=kept,
+            )  # fmt: skip
+            output = self._folder.at(f"{batch_id}/output.jsonl")
+            request = FileRequest(inputs=(str(source),), output=str(output))
+        else:
+            model = served(asked.model)
+            order = BatchOrder(id=batch_id, owner=file.owner, kept=kept)
+            request = self._pairs(asked.pairs, batch_id, file.place)
+        check_model(key, model)
+        pinned = Resolver(self._settings.registry).pinned(
+            run_spec(self._settings, {"model": model.model, **spec})
+        )
+        batch = BatchRecord(
+            id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=asked.endpoint,
+            model=model.name, created=system.now(), metadata=asked.metadata or {},
+        )  # fmt: skip
+        self._folder.make(batch_id)
+        self._store.add(batch)
+        own: dict[str, Any] = {"queue": self._settings.queue, "chunk_size": self._settings.chunk_size}
+        if key:
+            own |= {"tenant": key.name, "weight": key.weight}
+        self._runs.submit(FileOrder(request=request, spec=pinned, batch=order, **own), run_id)
+        return self.view(batch)
+
+    def cancel(self, key: ApiKey | None, batch_id: str) -> dict[str, Any]:
+        """Cancel a batch; its runner ends within its heartbeat."""
+        batch = self.find(BatchRecord, key, batch_id)
+        try:
+            run = self._runs.load(batch.run)
+            if not run.is_ended:
+                self._runs.cancel(run, _CANCEL_SECONDS)
+        except RunExpired:
+            pass
+        return self.view(batch)
+
+    def view(self, batch: BatchRecord) -> dict[str, Any]:
+        """A batch as it is now."""
+        try:
+            run = self._runs.load(batch.run)
+        except RunExpired:
+            return batch_view(batch, None, self._store.counts(batch.id))
+        files = (output_id(batch.id), errors_id(batch.id)) if run.state == "done" else ()
+        known = [file_id if self._store.find(FileRecord, file_id) else None for file_id in files]
+        return batch_view(
+            batch, run, self._store.counts(batch.id), (known[0], known[1]) if known else (None, None),
+            cancelling=not run.is_ended and self._runs.was_cancelled(run.id),
+        )  # fmt: skip
+
+    def sweep(self) -> None:
+        """Delete the bytes of files and batches that have expired."""
+
+        def is_known(name: str) -> bool:
+            return name in read or bool(
+                self._store.find(FileRecord, name) or self._store.find(BatchRecord, name)
+            )
+
+        read = {batch.file for batch in self._store.all(BatchRecord, EVERYBODY) if self._goes_on(batch)}
+
+        self._folder.sweep(is_known, self._store.ttl)
+
+    def _goes_on(self, batch: BatchRecord) -> bool:
+        try:
+            return not self._runs.load(batch.run).is_ended
+        except RunExpired:
+            return False
+
+    def _seconds(self, field: str, after: ExpiresAfter | None) -> int:
+        """For how long files are kept; raises `Refusal` if that is longer than any is kept here."""
+        most = self._store.ttl
+        if after and after.seconds > most:
+            raise wrong(field, f"files are kept for {most:,} s here, and not for {after.seconds:,}")
+        return after.seconds if after else most
+
+    def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:
+        """The request for a file of pairs; its output has the same format, unless another is asked for."""
+        given = options.model_dump()
+        ending = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+        output = f"{batch_id}/output.{given['output_format'] or ending}"
+        return FileRequest(
+            inputs=(str(self._folder.at(place)),), output=str(self._folder.at(output)), **given
+        )
+
+
+def _owner(key: ApiKey | None) -> str:
+    return key.name if key else ""

@@ -1,0 +1,133 @@
+"""Files and batches as OpenAI's API shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rankmill.extensions.batches.records import BatchCounts, BatchRecord, FileRecord, R
+from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.extensions.runners.record import FileRun
+
+_STATES = {"waiting": "validating", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
+
+_LINE = re.compile(r"line (\d+): ")
+
+ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
+"""States after which nothing more happens to a batch."""
+
+
+def file_view(file: FileRecord) -> dict[str, Any]:
+    """A file."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created),
+        "expires_at": int(file.expires),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+
+
+def batch_view(
+    batch: BatchRecord,
+    run: FileRun | None,
+    counts: BatchCounts | None,
+    files: tuple[str | None, str | None] = (None, None),
+    *,
+    cancelling: bool = False,
+) -> dict[str, Any]:
+    """A batch.
+
+    Parameters
+    ----------
+    batch, run, counts
+        What Redis knows of it; ``None``: nothing any more, or not yet.
+    files
+        Ids of its output, and of the list of its errors.
+    cancelling
+        Whether it was cancelled, and its runner does not know yet.
+    """
+    state = _state(run, cancelling=cancelling)
+    ended = int(run.ended) if run and run.ended else None
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": _errors(run),
+        "input_file_id": batch.file,
+        "completion_window": "24h",
+        "status": state,
+        "output_file_id": files[0],
+        "error_file_id": files[1],
+        "created_at": int(batch.created),
+        "in_progress_at": int(run.started) if run and run.started else None,
+        "expires_at": None,
+        "finalizing_at": ended if state == "completed" else None,
+        "completed_at": ended if state == "completed" else None,
+        "failed_at": ended if state == "failed" else None,
+        "expired_at": None,
+        "cancelling_at": ended if state == "cancelled" else None,
+        "cancelled_at": ended if state == "cancelled" else None,
+        "request_counts": _counts(run, counts),
+        "metadata": batch.metadata or None,
+    }
+
+
+def page(
+    found: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
+) -> dict[str, Any]:
+    """A page of a list, whose records come with the latest first.
+
+    Raises
+    ------
+    Refusal
+        There is no record `after`: from the beginning, a client would read the list for ever.
+    """
+    records = list(reversed(found)) if oldest_first else list(found)
+    places = [place for place, each in enumerate(records) if each.id == after]
+    if after and not places:
+        raise Refusal("invalid", f"after: {after!r:.100} is not in the list (any more)", param="after")
+    start = places[0] + 1 if places else 0
+    part = [shown(each) for each in records[start : start + limit]]
+    return {
+        "object": "list",
+        "data": part,
+        "first_id": part[0]["id"] if part else None,
+        "last_id": part[-1]["id"] if part else None,
+        "has_more": start + limit < len(records),
+    }
+
+
+def _state(run: FileRun | None, *, cancelling: bool) -> str:
+    if run is None:
+        return "expired"
+    if cancelling and not run.is_ended:
+        return "cancelling"
+    if run.state != "running":
+        return _STATES[run.state]
+    if run.rows is None:
+        return "validating"
+    return "finalizing" if run.progress.rows >= run.rows else "in_progress"
+
+
+def _counts(run: FileRun | None, counts: BatchCounts | None) -> dict[str, int]:
+    """The counts at the end; until then as many of the lines as of the rows are taken to be done."""
+    rows = (run and run.rows) or 0
+    total = counts.total if counts else rows
+    if counts and counts.completed + counts.failed:
+        return {"total": total, "completed": counts.completed, "failed": counts.failed}
+    done = total * run.progress.rows // rows if run and rows else 0
+    return {"total": total, "completed": min(done, total), "failed": 0}
+
+
+def _errors(run: FileRun | None) -> dict[str, Any] | None:
+    if run is None or run.state != "failed":
+        return None
+    line = _LINE.match(run.reason)
+    error = {"code": "invalid_batch" if line else "failed", "message": run.reason, "param": None}
+    return {"object": "list", "data": [{**error, "line": int(line[1]) if line else None}]}

@@ -1,0 +1,337 @@
+"""A runner's work on a batch: its pairs are scored as a file is, and its answers are put where it says.
+
+Each step leaves a file in the batch's folder as a whole, or none. A runner that follows one that has died
+takes the steps that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rankmill.extensions.batches.folder import open_bytes
+from rankmill.extensions.batches.lines import BatchRequest, answer, failure, read_requests
+from rankmill.extensions.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
+from rankmill.extensions.gateway.refusals import WrongFile, row_reason, told, unscorable
+from rankmill.extensions.runners.record import FileRun, RunOutcome
+from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
+from rankmill.jobs.system import system
+from rankmill.producer.files.formats.table import open_reader
+from rankmill.producer.files.sink import ScoredFile
+from rankmill.producer.files.stores.output_record import record_of
+from rankmill.producer.files.stores.paths import ObjectPath, as_path
+from rankmill.producer.files.stores.writing import UNFINISHED, put, sync, whole_file
+from rankmill.producer.files.workspace import OutputFile, clear_workspace
+from rankmill.score.score_file import Confirm
+
+_ROWS = 16_384
+_PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
+_ALONE = {"texts": "text", "conversations": "messages"}
+"""The columns of rows that are scored alone, by their kind."""
+
+_OPTION = re.compile(r"--([a-z][a-z-]*)")
+
+_TOKENS = "tokens"
+"""The column of a row's tokens beside the scores."""
+
+
+class Score(Protocol):
+    """Scores files as score-file does; `step_made` says whether that was done meanwhile."""
+
+    def __call__(
+        self,
+        request: FileRequest,
+        confirm: Confirm,
+        tokens_column: str | None = None,
+        step_made: Callable[[], bool] = lambda: False,
+    ) -> None: ...
+
+
+class Keep(Protocol):
+    """Notes what was scored; a `file` is the run's output, which is complete and then moved to `path`.
+
+    An exception from it keeps the file from its place.
+    """
+
+    def __call__(self, outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None: ...
+
+
+class BatchWork:
+    """The work on one batch.
+
+    Parameters
+    ----------
+    run
+        The run, whose order has a batch.
+    store
+        Where the records of its files go.
+    score, keep
+        What its runner does with files.
+    """
+
+    def __init__(self, run: FileRun, store: BatchStore, score: Score, keep: Keep) -> None:
+        assert run.order.batch
+        assert run.order.request.output
+        self._run = run
+        self._batch: BatchOrder = run.order.batch
+        self._request = run.order.request
+        self._output = as_path(run.order.request.output)
+        self._outcome: RunOutcome | None = run.outcome
+        self._store = store
+        self._score = score
+        self._keep = keep
+
+    def do(self) -> None:
+        """Score the input, and make the files.
+
+        Raises
+        ------
+        WrongFile
+            A line is no request, or asks for another model than the first.
+        """
+        if self._batch.endpoint is None:
+            self._score(self._request, self._keep_scored)
+            return
+        pairs, scored = _steps(self._output)
+
+        def is_scored() -> bool:
+            return self._run.outcome is not None and scored.exists()
+
+        if not is_scored():
+            self._write_pairs(pairs, self._batch.endpoint)
+            column = self._schema.names[1]
+            alone = {"text": {"text_column": column}, "messages": {"messages_column": (column,)}}
+            given = {"inputs": (str(pairs),), "output": str(scored), "force": True}
+            asked = self._request.model_copy(update=given | alone.get(column, {}))
+            self._score(asked, self._note_scored, _TOKENS, is_scored)
+        self._write_answers(scored, self._batch.endpoint)
+
+    def _keep_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
+        """Note the files of a batch of pairs."""
+        assert output
+        rows, failed = outcome.rows, outcome.row_errors
+        self._store.count(self._batch.id, BatchCounts(total=rows, completed=rows - failed, failed=failed))
+        self._record(output_id(self._batch.id), output.partial, output.path)
+        if failed:
+            _write_for_callers(output.partial_errors)
+            self._record(errors_id(self._batch.id), output.partial_errors, output.errors_path)
+        self._keep(outcome, output.partial, output.path)
+
+    def _note_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
+        """Note the scores of a batch of requests, whose answers are to be written."""
+        self._outcome = outcome
+        self._keep(outcome)
+
+    @property
+    def _schema(self) -> pa.Schema:
+        """The columns of what all lines ask for."""
+        column = _ALONE.get(str(self._batch.asked.get("inputs")))
+        if column is None:
+            return _PAIRS
+        return pa.schema([("line", pa.int64()), (column, pa.string())])
+
+    def _write_pairs(self, target: Path, endpoint: str) -> None:
+        """Write the rows of all lines, unless a runner that has died has done so."""
+        if target.exists():
+            return
+        lines = 0
+        with whole_file(target) as partial:
+            with pq.ParquetWriter(partial, self._schema, write_page_checksum=True) as writer:
+                rows: list[tuple[int | str, ...]] = []
+                for request in read_requests(self._input, endpoint):
+                    self._check(request)
+                    lines += 1
+                    rows += [(request.number, *row) for row in request.rows]
+                    if len(rows) >= _ROWS:
+                        writer.write_batch(_batch(rows, self._schema))
+                        rows = []
+                writer.write_batch(_batch(rows, self._schema))
+            self._store.count(self._batch.id, BatchCounts(total=lines))
+
+    def _check(self, request: BatchRequest) -> None:
+        """Raise `WrongFile` if a request cannot be scored with the others."""
+        if request.asked is None:
+            return
+        model = request.asked.model or self._batch.default
+        if model != self._batch.model:
+            raise WrongFile(
+                f"line {request.number}: asks for the model {model}, and the first line for "
+                f"{self._batch.model}: a batch has one model"
+            )
+        if request.asked.spec != self._batch.asked:
+            raise WrongFile(
+                f"line {request.number}: its options are not those of the first line, which all share"
+            )
+
+    def _write_answers(self, scored: Path, endpoint: str) -> None:
+        """Write the output, and the lines with errors if there are any."""
+        errors_path = self._output.with_name("errors.jsonl")
+        with whole_file(self._output) as partial:
+            partial_errors = partial.with_name(errors_path.name)
+            with partial.open("wb") as answers, partial_errors.open("wb") as errors:
+                done = self._write_lines(scored, endpoint, answers, errors)
+            self._store.count(self._batch.id, done)
+            if done.failed:
+                self._record(errors_id(self._batch.id), partial_errors, errors_path)
+                sync(partial_errors)
+                put(partial_errors, errors_path)
+            self._record(output_id(self._batch.id), partial, self._output)
+            assert self._outcome
+            outcome = self._outcome.model_copy(update={"output": str(self._output)})
+            self._keep(outcome, partial, self._output)
+
+    def _write_lines(self, scored: Path, endpoint: str, answers: IO[bytes], errors: IO[bytes]) -> BatchCounts:
+        """Write the line of each request; returns how many have an answer, and how many an error."""
+        completed = failed = 0
+        labels = _labels(scored)
+        for request, scores, tokens in self._scored(scored, endpoint):
+            if request.refusal:
+                failed += 1
+                errors.write(failure(request, self._batch.id).encode())
+            else:
+                completed += 1
+                model = self._batch.model or self._run.order.spec.model
+                line = answer(request, self._batch.id, model, scores, self._run.created, labels, tokens)
+                answers.write(line.encode())
+        return BatchCounts(total=completed + failed, completed=completed, failed=failed)
+
+    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int]]:
+        """Each request with its scores and its tokens; one that has a row without a score is refused."""
+        reasons = _reasons(_errors_of(scored))
+        row, found = 0, _scores(scored)
+        for request in read_requests(self._input, endpoint):
+            scores: list[object] = []
+            tokens = 0
+            refused = request
+            for place in range(len(request.rows)):
+                if (result := next(found, None)) is None:
+                    raise WrongFile("the file of the batch has changed since its pairs were taken")
+                score, tokens_of_row = result
+                tokens += tokens_of_row or 0
+                if score is None and refused.refusal is None:
+                    refused = request.refused(unscorable(place, reasons.get(row, "no reason is known")))
+                scores.append(float("nan") if score is None else score)
+                row += 1
+            yield refused, scores, tokens
+        if next(found, None) is not None:
+            raise WrongFile("the file of the batch has changed since its pairs were taken")
+
+    def _record(self, file_id: str, partial: Path, path: Path) -> None:
+        """Write the record of a file."""
+        now = system.now()
+        self._store.add(
+            FileRecord(
+                id=file_id,
+                owner=self._batch.owner,
+                name=f"{self._batch.id}_{path.name}",
+                place=f"{self._batch.id}/{path.name}",
+                bytes=partial.stat().st_size,
+                created=now,
+                expires=now + self._batch.kept,
+                purpose="batch_output",
+            )
+        )
+
+    @property
+    def _input(self) -> Path:
+        return as_path(self._request.inputs[0])
+
+
+def why_failed(error: Exception, order: FileOrder) -> str:
+    """Why a batch has failed, for its caller, who does not know where its files lie; the rest is logged."""
+    request = order.request
+    names = dict.fromkeys(request.inputs, "the file") | {request.output or "": "the output"}
+    if order.spec.model.startswith("/"):
+        names[order.spec.model] = Path(order.spec.model).name
+    return _OPTION.sub(_as_field, told(error, names))
+
+
+def _as_field(option: re.Match[str]) -> str:
+    name = option[1].replace("-", "_")
+    return f"pairs.{name}" if name in FileRequest.model_fields else option[0]
+
+
+def _write_for_callers(errors: Path) -> None:
+    """Leave out of a list of row errors what says more of the workers than of the rows."""
+    shown = errors.with_name("errors-for-callers.jsonl")
+    with errors.open(encoding="utf-8") as found, shown.open("w", encoding="utf-8") as file:
+        for each in map(json.loads, found):
+            row = {"row": each["row"], "error": row_reason(each["error"]), "attempts": each["attempts"]}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    sync(shown)
+    shown.replace(errors)
+
+
+def clear_batch(output: Path) -> None:
+    """Delete what was made on the way to the output of a batch, also by a runner that has died."""
+    pairs, scored = _steps(output)
+    clear_workspace(scored_place(output))
+    for path in (pairs, scored, _errors_of(scored), record_of(scored)):
+        path.unlink(missing_ok=True)
+    if not isinstance(output, ObjectPath):
+        for left in output.parent.glob(UNFINISHED):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+        if output.parent.is_dir():
+            sync(output.parent)  # else what is deleted is there again after a power failure
+
+
+def scored_place(output: Path) -> OutputFile:
+    """What is scored on the way to the output of a batch of requests."""
+    return OutputFile(_steps(output)[1])
+
+
+def _steps(output: Path) -> tuple[Path, Path]:
+    """The pairs of a batch of requests, and the same with their scores."""
+    return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
+
+
+def _labels(scored: Path) -> tuple[str, ...]:
+    """Names of the labels, if each row has a score for each; empty if it has one score."""
+    every = open_reader(scored).shown_columns().names
+    names = [name for name in every if name not in {*_PAIRS.names, *_ALONE.values(), _TOKENS}]
+    return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)
+
+
+def _scores(scored: Path) -> Iterator[tuple[object, int | None]]:
+    """The scores of a file, row by row, with labels a list for each, and the row's tokens.
+
+    A row without a score has ``None`` twice.
+    """
+    labels = _labels(scored)
+    names = [f"score_{label}" for label in labels] or ["score"]
+    reader = open_reader(scored)
+    schema = reader.shown_columns()
+    for batch in reader.batches(pa.schema([schema.field(name) for name in [*names, _TOKENS]]), _ROWS):
+        rows = zip(*(batch[name].to_pylist() for name in names), strict=True)
+        for row, tokens in zip(rows, batch[_TOKENS].to_pylist(), strict=True):
+            yield (None if row[0] is None else list(row) if labels else row[0]), tokens
+
+
+def _reasons(errors: Path) -> dict[int, str]:
+    """Why rows have no score."""
+    if not errors.exists():
+        return {}
+    with open_bytes(errors) as file:
+        found = [json.loads(line) for line in file]
+    return {int(each["row"]): str(each["error"]) for each in found}
+
+
+def _errors_of(scored: Path) -> Path:
+    return scored.with_name(f"{scored.name}.errors.jsonl")
+
+
+def _batch(rows: list[tuple[int | str, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )

@@ -1,0 +1,131 @@
+"""The gateway's application: what a request passes on its way to its path, and what becomes of a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rankmill.extensions.batches import routes as batch_routes
+from rankmill.extensions.gateway.dialects.base import wrong_field
+from rankmill.extensions.gateway.dialects.routes import DIALECTS, dialect_at
+from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.http import plain_routes
+from rankmill.extensions.gateway.http.document import operation_id, with_keys
+from rankmill.extensions.gateway.http.middleware import KnownHosts, Observed
+from rankmill.extensions.gateway.http.page_routes import page_router
+from rankmill.extensions.gateway.http.responses import refused
+from rankmill.extensions.gateway.http.score_routes import score_router
+from rankmill.extensions.gateway.keys.admission import KeysNeeded
+from rankmill.extensions.gateway.observation import HEADER, observation
+from rankmill.extensions.gateway.refusals import EXPECTED, Refusal, refusal_of
+from rankmill.extensions.registry import routes as registry_routes
+from rankmill.jobs.runtime.settings import Settings
+
+_ABOUT = (
+    "Scores of queries and passages, in the forms that clients of TEI, Cohere, Jina, vLLM, infinity and "
+    "Voyage know. Keys come as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+)
+
+
+def make_app(
+    settings: Settings,
+    redis_url: str,
+    needed: KeysNeeded,
+    *,
+    is_loopback: bool = False,
+    gateway: Gateway | None = None,
+) -> FastAPI:
+    """The application for the workers of a server.
+
+    Parameters
+    ----------
+    settings, redis_url
+        The settings, and the server.
+    needed
+        Whether requests need keys.
+    is_loopback
+        Whether it is served on an address that only this host reaches: then, as with `gateway_hosts`, it
+        answers to known names only.
+    gateway
+        Its parts; default: those for the server.
+
+    Raises
+    ------
+    ConfigError
+        A setting does not fit.
+    """
+    gateway = gateway or Gateway(settings, redis_url, needed)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        tasks = [
+            asyncio.create_task(work)
+            for work in (gateway.load.watch(), gateway.admission.watch(), gateway.sweep(), gateway.warm())
+        ]
+        yield
+        await gateway.close(tasks)
+
+    app = _App(
+        title="rankmill", version=version("rankmill"), description=_ABOUT, lifespan=lifespan,
+        docs_url=None, redoc_url=None, generate_unique_id_function=operation_id, redirect_slashes=False,
+    )  # fmt: skip
+    app.state.gateway = gateway
+    for kind in (*EXPECTED, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _refuse)
+    for router in (
+        score_router(settings.gateway_dialect), plain_routes.router, plain_routes.service_router,
+        batch_routes.router, registry_routes.router, page_router(),
+    ):  # fmt: skip
+        app.include_router(router)
+    for name in DIALECTS:
+        app.include_router(plain_routes.service_router, prefix=f"/{name}", include_in_schema=False)
+    if settings.gateway_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.gateway_origins),
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-api-key", HEADER],
+            expose_headers=[HEADER, "retry-after", "server-timing"],
+        )  # fmt: skip
+    if is_loopback or settings.gateway_hosts:
+        app.add_middleware(KnownHosts, names=settings.gateway_hosts)
+    app.add_middleware(Observed)
+    return app
+
+
+class _App(FastAPI):
+    """The application, whose document says how keys come."""
+
+    def openapi(self) -> dict[str, Any]:
+        return with_keys(super().openapi())
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """The answer in the form of the request's dialect, or of that which its path suggests."""
+    path = request.url.path
+    dialect = DIALECTS.get(observation(request.scope).dialect) or dialect_at(path)
+    if isinstance(error, RequestValidationError):
+        wrong = [{**each, "loc": each["loc"][1:]} for each in error.errors()]  # without "query"
+        return refused(dialect, wrong_field(wrong))
+    if not isinstance(error, HTTPException):
+        gateway: Gateway = request.app.state.gateway
+        answer = refused(dialect, refusal_of(error, gateway.names))
+        if request.method == "PUT":
+            answer.headers["Connection"] = "close"  # an upload may not have been read to its end
+        return answer
+    if error.status_code == 405:
+        refusal = Refusal("method", f"{path:.100} does not take {request.method:.20}")
+    else:
+        refusal = Refusal("not_found", f"there is no path {path:.100}; /docs lists those that there are")
+    answer = refused(dialect, refusal)
+    answer.headers.update(error.headers or {})
+    return answer

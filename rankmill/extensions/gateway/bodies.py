@@ -1,0 +1,228 @@
+"""Reading the body of a request within limits, before anything is made of it: JSON, a form, or a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
+
+from rankmill.extensions.gateway import metrics
+from rankmill.extensions.gateway.dialects.base import JsonObject
+from rankmill.extensions.gateway.refusals import Refusal, wrong
+from rankmill.jobs.system import system
+
+READ_SECONDS = 60.0
+"""Longest time in which a body is read: a client that sends none takes a request's place."""
+
+_PACE_SECONDS = 60.0
+_LEAST_SPEED = 16 << 10
+"""An upload has no end in time, but it comes: each so many bytes pay for a second's wait, and `_PACE_SECONDS`
+of waiting may be owed."""
+
+_BODIES = 8
+"""How many bodies of the largest size may be in memory at a time."""
+
+_FORM_BYTES = 1 << 20
+"""Bytes that a form may have beside its file."""
+
+
+class BodyMemory:
+    """Bounds the bytes of all bodies that are worked on.
+
+    Parameters
+    ----------
+    most
+        Most bytes of one body.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+
+    @contextmanager
+    def body(self) -> Iterator[RequestBody]:
+        """The body of a request, whose bytes count until the end of the ``with`` block."""
+        body = RequestBody(self)
+        try:
+            yield body
+        finally:
+            body.count(-body.size)
+
+
+class RequestBody:
+    """The body of one request, in memory."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self.size = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The body, read no further than allowed.
+
+        Raises
+        ------
+        Refusal
+            It is too large, not JSON by its type, or does not come.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise Refusal("media_type", "send JSON, with the header Content-Type: application/json")
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Refusal("media_type", "send the body as it is, without a Content-Encoding")
+        self._check(_stated_bytes(request))
+        parts = []
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                async for part in request.stream():
+                    self.count(len(part))  # what is stated takes no room until it is there
+                    parts.append(part)
+        except TimeoutError:
+            raise Refusal("slow", f"the body was not there after {READ_SECONDS:g} s") from None
+        except ClientDisconnect:
+            raise Refusal("gone", "the connection was closed before the whole body was there") from None
+        return b"".join(parts)
+
+    def count(self, size: int) -> None:
+        """Count `size` bytes more; raises `Refusal` if they are too many."""
+        self._check(self.size + size)
+        if self._memory.taken + size > _BODIES * self._memory.most:
+            raise Refusal("overloaded", "too many large requests are in progress", retry_after=1)
+        self.size += size
+        self._memory.taken += size
+        metrics.body_bytes.set(self._memory.taken)
+
+    def _check(self, size: int) -> None:
+        most = self._memory.most
+        if size > most:
+            raise Refusal("too_large", f"the body is larger than {most >> 20} MiB, the most that is read")
+
+
+def parse(raw: bytes) -> JsonObject:
+    """The object in a JSON text; depth and numbers are limited by the parser.
+
+    Raises
+    ------
+    Refusal
+        It is not JSON, too deep, or no object.
+    """
+    try:
+        found: Any = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refusal("invalid", f"the body is not JSON that can be read: {error!s:.200}") from None
+    if not isinstance(found, dict):
+        raise Refusal("invalid", "the body is not a JSON object")
+    return found
+
+
+class UploadedBody:
+    """A body that is not kept in memory, read as it comes; make it in the event loop of the request.
+
+    It ends an upload that does not come, or comes so slowly that it only keeps others waiting. The time in
+    which the gateway works on what has come does not count.
+
+    Parameters
+    ----------
+    request
+        The request.
+    most
+        Most bytes of the body.
+    too_large
+        Said of a body that is larger.
+
+    Raises
+    ------
+    Refusal
+        It is larger, by its header or when it is read.
+    """
+
+    def __init__(self, request: Request, most: int, too_large: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._receive = request.receive
+        self._most, self._too_large = most, too_large
+        self._size = 0
+        self._rest = b""
+        self._seconds_left = _PACE_SECONDS
+        self._is_whole = False
+        self._check(_stated_bytes(request))
+
+    async def receive(self) -> Message:
+        """The next message of the request; raises `Refusal` if it is too much, or comes too late."""
+        began = system.monotonic()
+        try:
+            async with asyncio.timeout(self._seconds_left):
+                message = await self._receive()
+        except TimeoutError:
+            raise Refusal(
+                "slow",
+                f"the body does not come: {_PACE_SECONDS:g} s were lost waiting for it, at less than "
+                f"{_LEAST_SPEED >> 10} KiB/s",
+            ) from None
+        self._seconds_left -= system.monotonic() - began
+        size = len(message.get("body", b""))
+        self._seconds_left = min(self._seconds_left + size / _LEAST_SPEED, _PACE_SECONDS)
+        self._size += size
+        self._check(self._size)
+        return message
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes, none at the end; called in a thread.
+
+        Raises
+        ------
+        Refusal
+            The body is too large, or it does not come.
+        """
+        while not self._rest and not self._is_whole:
+            message = asyncio.run_coroutine_threadsafe(self.receive(), self._loop).result()
+            if message["type"] == "http.disconnect":
+                raise Refusal("gone", "the connection was closed before the whole body was there")
+            self._rest, self._is_whole = message.get("body", b""), not message.get("more_body", False)
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece
+
+    def _check(self, size: int) -> None:
+        if size > self._most:
+            raise Refusal("too_large", self._too_large)
+
+
+@asynccontextmanager
+async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFile, dict[str, str]]]:
+    """The file of a form, which lies on disk, and not in memory; and the parts of its ``expires_after``.
+
+    Raises
+    ------
+    Refusal
+        The file has more than `most` bytes, or does not come, or the body is no such form.
+    """
+    too_large = f"the file is larger than {most >> 20} MiB, the most that is kept"
+    upload = UploadedBody(request, most + _FORM_BYTES, too_large)
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise Refusal("media_type", "send a form, with Content-Type: multipart/form-data")
+    try:
+        async with Request(request.scope, upload.receive).form(max_files=1, max_fields=10) as form:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile) or not file.filename:
+                raise wrong("file", "a file with a name is missing")
+            if purpose != "batch":
+                raise wrong("purpose", "must be batch")
+            if (file.size or 0) > most:
+                raise Refusal("too_large", too_large)
+            names = [name for name in form if name.partition("[")[0] == "expires_after"]
+            yield file, {name.partition("[")[2].removesuffix("]"): str(form[name]) for name in names}
+    except HTTPException as error:  # the form is malformed
+        raise Refusal("invalid", f"the form cannot be read: {error.detail}") from None
+    except ClientDisconnect:
+        raise Refusal("gone", "the connection was closed before the whole file was there") from None
+
+
+def _stated_bytes(request: Request) -> int:
+    """How long the body is, by its header; 0 if that says nothing."""
+    stated = request.headers.get("content-length", "")
+    return int(stated) if stated.isdecimal() and len(stated) < 19 else 0

@@ -1,0 +1,158 @@
+"""``rankmill serve``: the gateway."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from shlex import quote
+from typing import Annotated, Any
+
+import click
+from pydantic import Field
+
+from rankmill.cli import options
+from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
+from rankmill.jobs.runtime.connection import client_for, connect, impatient
+from rankmill.jobs.runtime.durability import Concerns, read_durability, warn_of_risks
+from rankmill.jobs.runtime.http import is_loopback, split_address
+from rankmill.jobs.runtime.installation import install_line
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.system import Periodic
+from rankmill.producer.local.embedded import EmbeddedCluster
+
+_LOOK_SECONDS = 0.5
+
+
+class ServeOptions(options.CommandOptions):
+    """Options of serve."""
+
+    embedded: bool = False
+    """Start a server and workers on this host, too."""
+    models: Annotated[tuple[str, ...], Field(title="TEXT")] = Field((), alias="model")
+    """Model to serve; several: the first is that of requests that name none.  [default: the setting]"""
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port to listen on; 0: any free one."""
+    is_open: bool = Field(False, alias="open")
+    """Serve everyone who reaches the address, without a key."""
+
+
+@options.command("serve")
+@options.of(ServeOptions)
+@options.flags(
+    "gateway_address",
+    "gateway_grpc_address",
+    "redis_url",
+    "queue",
+    "registry",
+    "workers",
+    "device",
+    "backend",
+    "precision",
+    "log_level",
+)
+def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
+    """Serve scores over HTTP and gRPC, as rerank servers do.
+
+    POST /rerank, /score and the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them.
+    The gateway holds no model: workers score, those of the server, or with --embedded of its
+    own. Runs until SIGTERM or Ctrl-C, and then finishes what it has.
+
+    It listens on loopback. Where other hosts reach it, it needs keys (rankmill keys create) or --open.
+    """
+    models = asked.models
+    flags["gateway_open"] = asked.is_open or None
+    if models:
+        flags |= {"model": models[0].rpartition("=")[2], "gateway_models": ",".join(models)}
+    settings = load_settings(flags, config)
+    set_up(settings.log_level, settings.log_format)
+    _require_packages()
+    from rankmill.extensions.batches.folder import FilesFolder
+    from rankmill.extensions.gateway.app import make_app
+    from rankmill.extensions.gateway.keys.api_keys import KeyStore
+    from rankmill.extensions.gateway.serve import GRPC_PORT, PORT, keys_needed
+    from rankmill.extensions.gateway.serve import serve as run
+
+    host, usual = split_address("gateway_address", settings.gateway_address, PORT)
+    at = (host, usual if asked.port is None else asked.port)
+    grpc_at = None
+    if (wanted := settings.gateway_grpc_address) != "none":
+        grpc_at = split_address("gateway_grpc_address", wanted, GRPC_PORT)
+    with ExitStack() as stack:
+        url = settings.redis_url
+        failed: list[EmbeddedError] = []
+        if asked.embedded:
+            cluster = stack.enter_context(EmbeddedCluster(settings))
+            url = cluster.url()
+            failed = stack.enter_context(_watched(cluster))
+            if settings.gateway_files:
+                files = quote(str(FilesFolder(settings.gateway_files).path))
+                command = f"rankmill runner --redis {url} --read {files} --write {files}"
+                click.echo(f"batches wait for a runner: {command}", err=True)
+        if not url:
+            raise ConfigError("no Redis server is named: give --redis, set REDIS_URL, or add --embedded")
+        server = url
+
+        def has_keys() -> bool:
+            return (
+                bool(settings.gateway_api_key) or KeyStore(connect(server, settings.redis_wait_seconds)).any()
+            )
+
+        hosts = [address[0] for address in (at, grpc_at) if address]
+        needed = keys_needed(hosts, is_open=settings.gateway_open, has_keys=has_keys)
+        if not asked.embedded:
+            _warn_of_losses(
+                server, "only in Redis" if settings.gateway_files or needed == "always" else "every run"
+            )
+        run(
+            make_app(settings, server, needed, is_loopback=is_loopback(host)),
+            settings,
+            at,
+            grpc_at,
+            lambda at: click.echo(
+                f"rankmill serve: {', '.join(models or [settings.model])} at {at}", err=True
+            ),
+        )
+        if failed:
+            raise failed[0]
+
+
+def _warn_of_losses(url: str, concerns: Concerns) -> None:
+    """Say what the server's settings put at risk; a server that is away is not waited for."""
+    client = impatient(client_for(url, 0))
+    warn_of_risks(read_durability(client), url, concerns)
+    client.close()
+
+
+@contextmanager
+def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
+    """Stop serving when the embedded server or its workers cannot be kept alive; gives the list of errors.
+
+    The watch ends with the ``with`` block: the end of the cluster, which follows, is no reason for a signal.
+    """
+    failed: list[EmbeddedError] = []
+
+    def look() -> None:
+        try:
+            if not failed:
+                cluster.check()
+        except EmbeddedError as error:
+            failed.append(error)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    watch = Periodic("embedded", look, _LOOK_SECONDS)
+    watch.start()
+    try:
+        yield failed
+    finally:
+        watch.stop(seconds=None)
+
+
+def _require_packages() -> None:
+    """Raise `ConfigError` if a package of the extra is missing."""
+    for name in ("fastapi", "grpc_health", "grpc_reflection", "uvicorn"):
+        if find_spec(name) is None:
+            raise ConfigError(f"serving needs packages ({name} missing): {install_line('serve')}")

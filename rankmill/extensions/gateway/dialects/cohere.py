@@ -1,0 +1,103 @@
+"""Cohere, versions 1 and 2 of its API."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import Field
+
+from rankmill.extensions.gateway.dialects.base import (
+    Body,
+    Dialect,
+    JsonObject,
+    RerankBody,
+    Text,
+    Top,
+    ranking,
+    spec_for,
+)
+from rankmill.extensions.gateway.refusals import wrong
+from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
+
+_UNUSED = "max_chunks_per_doc has no effect: documents are cut at the model's limit"
+
+_UNIT = 100
+"""Documents that Cohere bills as one search."""
+
+COHERE = Dialect("cohere", lambda refusal, status: {"message": refusal.message})
+
+
+def envelope(scores: RequestScores, version: str, *warnings: str) -> JsonObject:
+    """What stands beside the results."""
+    meta: JsonObject = {
+        "api_version": {"version": version},
+        "billed_units": {"search_units": math.ceil(len(scores.scores) / _UNIT)},
+        "tokens": {"input_tokens": scores.tokens},
+    }
+    return {"id": scores.id, "meta": {**meta, "warnings": list(warnings)} if warnings else meta}
+
+
+class CohereRerankV2(RerankBody):
+    """``POST /v2/rerank``."""
+
+    dialect = COHERE
+    paths = ("/v2/rerank",)
+    summary = "Cohere v2: order documents by their score with a query"
+
+    top_n: Top = None
+    max_tokens_per_doc: Annotated[int | None, Field(ge=1, description="Most tokens of a document.")] = None
+    priority: Annotated[int, Field(description="Has no effect.")] = 0
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        spec = spec_for(owner, max_passage_tokens=self.max_tokens_per_doc)
+        return ScoreRequest(self.query, self.texts, self.model, spec)
+
+    def answer(self, scores: RequestScores) -> object:
+        return {"results": ranking(scores, self.top_n), **envelope(scores, "2")}
+
+
+Value = str | int | float | bool | None
+"""A field of a document."""
+
+
+class CohereRerankV1(Body):
+    """``POST /v1/rerank``."""
+
+    dialect = COHERE
+    paths = ("/v1/rerank",)
+    summary = "Cohere v1: order documents by their score with a query"
+
+    model: str | None = None
+    query: Text
+    documents: list[Text | dict[str, Value]]
+    top_n: Top = None
+    rank_fields: list[str] | None = None
+    return_documents: bool = False
+    max_chunks_per_doc: Annotated[
+        int | None, Field(description="Has no effect, as a warning in the answer says.")
+    ] = None
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts(), self.model, spec_for(owner))
+
+    def texts(self) -> list[str]:
+        """The text to score of each document: its `rank_fields`, a line each, else its text."""
+        names = self.rank_fields or ["text"]
+        return [
+            each if isinstance(each, str) else _text(place, each, names)
+            for place, each in enumerate(self.documents)
+        ]
+
+    def answer(self, scores: RequestScores) -> object:
+        shown = [{"text": each} if isinstance(each, str) else each for each in self.documents]
+        warnings = [] if self.max_chunks_per_doc is None else [_UNUSED]
+        results = ranking(scores, self.top_n, shown if self.return_documents else None)
+        return {"results": results, **envelope(scores, "1", *warnings)}
+
+
+def _text(place: int, document: dict[str, Value], names: list[str]) -> str:
+    found = [str(document[name]) for name in names if document.get(name) is not None]
+    if not found:
+        raise wrong(f"documents.{place}", f"has none of the fields {', '.join(names)}")
+    return "\n".join(found)

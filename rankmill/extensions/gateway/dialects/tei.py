@@ -1,0 +1,248 @@
+"""TEI: text-embeddings-inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from itertools import accumulate
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rankmill.extensions.gateway.dialects.base import (
+    Body,
+    Dialect,
+    JsonObject,
+    Options,
+    Text,
+    of_labels,
+    spec_for,
+)
+from rankmill.extensions.gateway.refusals import Kind, Refusal, wrong
+from rankmill.extensions.gateway.score_request import (
+    RequestScores,
+    ScoreRequest,
+    SpecFields,
+    alone,
+    best_first,
+    encoding,
+)
+from rankmill.jobs.contract.encodings import TokenId, TokensAsked, TokensFound
+from rankmill.jobs.runtime.settings import Settings
+
+ERROR_TYPES: dict[Kind, str] = {
+    "empty": "Empty",
+    "busy": "Overloaded",
+    "overloaded": "Overloaded",
+    "backend": "Backend",
+    "unavailable": "Unhealthy",
+    "timeout": "Backend",
+}
+"""TEI's names of its errors; all others are ``Validation``."""
+
+
+def _error(refusal: Refusal, status: int) -> JsonObject:
+    message = refusal.message
+    if refusal.tokens:
+        given, most = refusal.tokens
+        message = f"`inputs` must have less than {most} tokens. Given: {given}; {message}"
+    return {"error": message, "error_type": ERROR_TYPES.get(refusal.kind, "Validation")}
+
+
+TEI = Dialect("tei", _error, {"invalid": 422, "backend": 424, "timeout": 424})
+
+Direction = Literal["Right", "Left", "right", "left"]
+
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "float32"}
+
+_MOST = (1 << 31) - 1
+"""The most that TEI's gRPC message holds, and clients."""
+
+
+def known_info(
+    settings: Settings, name: str, about: TokensFound, scored: Mapping[str, str], workers: int
+) -> JsonObject:
+    """The gateway's model and limits, for HTTP and gRPC.
+
+    Parameters
+    ----------
+    settings, name
+        Of the gateway; what callers call its model.
+    about
+        What a worker has told of the model.
+    scored
+        How its latest scores were made.
+    workers
+        How many workers there are: each has a thread that tokenizes.
+    """
+    most = min(about.most, _MOST)
+    precision = scored.get("precision", settings.precision)
+    return {
+        "version": version("rankmill"),
+        "model_id": name,
+        "served_model_name": name,
+        "model_sha": settings.revision,
+        "model_dtype": _DTYPES.get(precision, precision),
+        "max_concurrent_requests": settings.gateway_requests,
+        "max_client_batch_size": settings.gateway_pairs,
+        "max_input_length": most,
+        "max_batch_tokens": min(most * settings.gateway_pairs, _MOST),  # of a request
+        "tokenization_workers": max(workers, 1),
+    }
+
+
+class TeiOptions(Options):
+    """Fields of both bodies."""
+
+    truncate: bool | None = Field(
+        None, description="Whether pairs that are too long are cut, or an error; null: they are cut."
+    )
+    truncation_direction: Direction = "Right"
+    raw_scores: bool = False
+
+    def spec(self, owner: Dialect) -> SpecFields:
+        side = "left" if self.truncation_direction.lower() == "left" else None
+        return spec_for(owner, raw=self.raw_scores, truncate=self.truncate, truncation_side=side)
+
+
+class TeiRerank(TeiOptions, Body):
+    """``POST /rerank``."""
+
+    dialect = TEI
+    paths = ("/rerank",)
+    summary = "TEI: order texts by their score with a query"
+
+    query: Text
+    texts: list[Text]
+    return_text: bool = False
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts, spec=self.spec(owner))
+
+    def answer(self, scores: RequestScores) -> object:
+        found = [{"index": place, "score": score} for place, score in scores.ranked()]
+        if self.return_text:
+            return [{**each, "text": self.texts[int(each["index"])]} for each in found]
+        return found
+
+
+class TeiPredict(TeiOptions, Body):
+    """``POST /predict``: texts alone, or pairs of texts, which get all labels of the model."""
+
+    dialect = TEI
+    paths = ("/predict",)
+    summary = "TEI: score texts, or pairs of texts, by all labels"
+
+    inputs: Annotated[
+        Text | list[Text] | list[list[Text]],
+        Field(
+            description="A text, a pair of texts, or several of either: [[text], ...] or [[text, text], ...]"
+        ),
+    ]
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        rows = self._rows()
+        sizes = {len(row) for row in rows}
+        if not sizes <= {1, 2}:
+            raise wrong("inputs", "each is one text, or a pair of texts")
+        if len(sizes) > 1:
+            raise wrong("inputs", "single texts and pairs go into two requests")
+        spec = of_labels(self.spec(owner))
+        if sizes == {1}:
+            return alone([text for (text,) in rows], None, spec)
+        return ScoreRequest([row[0] for row in rows], [row[1] for row in rows], spec=spec)
+
+    def answer(self, scores: RequestScores) -> object:
+        found = [
+            [{"score": score, "label": label} for label, score in best_first(row)]
+            for row in scores.predictions()
+        ]
+        return found if self._is_batch() else found[0]
+
+    def _is_batch(self) -> bool:
+        return isinstance(self.inputs, list) and not all(isinstance(each, str) for each in self.inputs)
+
+    def _rows(self) -> list[list[str]]:
+        if isinstance(self.inputs, str):
+            return [[self.inputs]]
+        if not self._is_batch():
+            return [[str(each) for each in self.inputs]] if self.inputs else []
+        return [list(each) for each in self.inputs]
+
+
+class TeiTokenize(Body):
+    """``POST /tokenize``: the tokens of texts, uncut."""
+
+    dialect = TEI
+    paths = ("/tokenize",)
+    summary = "TEI: the tokens of texts"
+    batched = False
+
+    inputs: Text | list[Text]
+    add_special_tokens: bool = True
+    prompt_name: Annotated[str | None, Field(description="Must be null: there are no such prompts.")] = None
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        if self.prompt_name is not None:
+            raise no_prompt(self.prompt_name)
+        return encoding([TokensAsked(text=text, special=self.add_special_tokens) for text in self._texts()])
+
+    def answer(self, scores: RequestScores) -> object:
+        return [simple_tokens(text, found) for text, found in zip(self._texts(), scores.found, strict=True)]
+
+    def _texts(self) -> list[str]:
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+def no_prompt(name: str) -> Refusal:
+    """The refusal of a prompt's name."""
+    return wrong("prompt_name", f"the model has no prompt {name!r:.80}")
+
+
+def simple_tokens(text: str, found: TokensFound) -> list[JsonObject]:
+    """Tokens as TEI shows them: with their places in the text, counted in bytes.
+
+    Raises
+    ------
+    Refusal
+        The worker that answered has given places outside of the text.
+    """
+    places = list(accumulate(map(_bytes, text), initial=0))
+    if any(max(span) > len(text) for span in found.spans):
+        raise Refusal("backend", "a worker has answered with places outside of the text")
+    shown: list[JsonObject] = []
+    for number, word, special, (first, end) in zip(
+        found.ids, found.words, found.special, found.spans, strict=True
+    ):
+        if special:
+            shown.append({"id": number, "text": word, "special": True, "start": None, "stop": None})
+        else:
+            span = {"start": places[first], "stop": places[end]}
+            shown.append({"id": number, "text": text[first:end], "special": False, **span})
+    return shown
+
+
+def _bytes(character: str) -> int:
+    """Bytes of a character in UTF-8."""
+    return 1 + sum(ord(character) > last for last in (0x7F, 0x7FF, 0xFFFF))
+
+
+class TeiDecode(Body):
+    """``POST /decode``: the texts of tokens."""
+
+    dialect = TEI
+    paths = ("/decode",)
+    summary = "TEI: the texts of tokens"
+    batched = False
+
+    ids: list[TokenId] | list[list[TokenId]]
+    skip_special_tokens: bool = True
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        several = [each for each in self.ids if isinstance(each, list)]
+        rows = several or [[each for each in self.ids if isinstance(each, int)]]
+        return encoding([TokensAsked(ids=tuple(ids), special=not self.skip_special_tokens) for ids in rows])
+
+    def answer(self, scores: RequestScores) -> object:
+        return [found.text for found in scores.found]

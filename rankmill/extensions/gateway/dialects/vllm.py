@@ -1,0 +1,377 @@
+"""vLLM."""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64encode
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rankmill.extensions.gateway.dialects.base import (
+    MAX_TEXT_CHARS,
+    Body,
+    Dialect,
+    Document,
+    JsonObject,
+    Options,
+    Text,
+    of_labels,
+    ranking,
+    spec_for,
+    texts_of,
+    usage,
+)
+from rankmill.extensions.gateway.refusals import Kind, Refusal, wrong
+from rankmill.extensions.gateway.score_request import (
+    RequestScores,
+    ScoreRequest,
+    SpecFields,
+    alone,
+    best_first,
+    encoding,
+)
+from rankmill.jobs.contract.encodings import TokenId, TokensAsked
+from rankmill.jobs.contract.spec import Side
+
+_TYPES: dict[Kind, str] = {
+    "no_model": "NotFoundError",
+    "not_found": "NotFoundError",
+    "conflict": "ConflictError",
+    "no_key": "Unauthorized",
+    "forbidden": "Forbidden",
+    "busy": "TooManyRequestsError",
+    "overloaded": "TooManyRequestsError",
+    "backend": "InternalServerError",
+    "unavailable": "ServiceUnavailableError",
+    "timeout": "GatewayTimeoutError",
+}
+
+
+_PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_tokens_per_doc"}
+"""Names of a spec's fields here."""
+
+
+def _error(refusal: Refusal, status: int) -> JsonObject:
+    """An error with the sentences by which clients know that a text is too long."""
+    kind = _TYPES.get(refusal.kind, "BadRequestError")
+    message, param = refusal.message, _PARAMS.get(refusal.param or "", refusal.param)
+    if refusal.tokens:
+        given, most = refusal.tokens
+        param = "input_tokens"
+        message = (
+            f"You passed {given} input tokens and requested 0 output tokens. However, the model's context "
+            f"length is only {most} tokens, resulting in a maximum input length of {most} tokens. Please "
+            f"reduce the length of the input prompt. (parameter=input_tokens, value={given}); {message}"
+        )
+    elif refusal.param == "max_length":
+        message = f"{message}. Please request a smaller truncation size."
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+VLLM = Dialect("vllm", _error, {"unscorable": 400, "too_long": 400}, scale=None, long="refuse")
+
+Some = Document | list[Document]
+"""One text, or several."""
+
+ONLY_HERE = frozenset(
+    {
+        "user", "request_id", "truncate_prompt_tokens", "truncation_side", "use_activation", "instruction",
+        "chat_template_kwargs", "max_tokens_per_query",
+    }
+)  # fmt: skip
+"""Fields that no other dialect has."""
+
+
+Instruction = Annotated[str, Field(max_length=10_000)]
+
+
+class _Kwargs(BaseModel):
+    """Variables of the prompt: there is one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    instruction: Instruction | None = None
+
+
+class VllmTextOptions(Options):
+    """Fields of all bodies that change scores."""
+
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Field(
+            ge=-1,
+            description="What is longer is cut to so many tokens, -1: to the model's limit; else an error.",
+        ),
+    ] = None
+    truncation_side: Side | None = None
+    use_activation: bool | None = None
+
+    def spec(self, owner: Dialect) -> SpecFields:
+        most = self.truncate_prompt_tokens
+        if most is not None and 0 <= most < 4:
+            raise wrong("truncate_prompt_tokens", "a pair has at least 4 tokens")
+        return spec_for(
+            owner,
+            raw=self.use_activation is False,
+            truncate=None if most is None else True,
+            max_length=None if most == -1 else most,
+            truncation_side=self.truncation_side,
+        )
+
+
+class VllmOptions(VllmTextOptions):
+    """And those of pairs."""
+
+    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
+    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
+    instruction: Instruction | None = None
+    chat_template_kwargs: _Kwargs | None = None
+
+    def spec(self, owner: Dialect) -> SpecFields:
+        more = self.chat_template_kwargs
+        of_pairs: SpecFields = {
+            "max_passage_tokens": self.max_tokens_per_doc or None,
+            "instruction": (more and more.instruction) or self.instruction,
+        }
+        given = {name: value for name, value in of_pairs.items() if value is not None}
+        return super().spec(owner) | given
+
+
+class _VllmBody(Body):
+    dialect = VLLM
+
+    model: str | None = None
+    user: Annotated[str | None, Field(description="Has no effect.")] = None
+    request_id: Annotated[str | None, Field(max_length=200)] = None
+    priority: Annotated[int, Field(description="Has no effect.")] = 0
+
+
+class VllmRerank(VllmOptions, _VllmBody):
+    """``POST /rerank``, ``/v1/rerank``, ``/v2/rerank``."""
+
+    paths = ("/rerank", "/v1/rerank", "/v2/rerank")
+    summary = "vLLM: order documents by their score with a query"
+
+    query: Text
+    documents: Some
+    top_n: Annotated[int, Field(ge=0, description="How many of the best; 0: all.")] = 0
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return ScoreRequest(self.query, _texts(self.documents), self.model, self.spec(owner))
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        shown = [{"text": text} for text in _texts(self.documents)]
+        return {
+            "id": f"rerank-{self.request_id or scores.id}",
+            "model": scores.model,
+            "usage": usage(scores),
+            "results": ranking(scores, self.top_n or None, shown),
+        }
+
+
+class VllmScore(VllmOptions, _VllmBody):
+    """``POST /score``, ``/v1/score``: one text with one or several, or as many with as many."""
+
+    paths = ("/score", "/v1/score")
+    summary = "vLLM: score pairs of texts"
+
+    queries: Some | None = None
+    documents: Some | None = None
+    items: Some | None = None
+    data_1: Some | None = None
+    data_2: Some | None = None
+    text_1: Some | None = None
+    text_2: Some | None = None
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        first, second = self._sides()
+        one, many = _texts(first), _texts(second)
+        if len(one) == 1 and many:
+            return ScoreRequest(one[0], many, self.model, self.spec(owner))
+        if len(one) != len(many):
+            raise Refusal(
+                "invalid",
+                f"{len(one)} texts cannot be scored with {len(many)}: give one, or as many as those",
+            )
+        return ScoreRequest(one, many, self.model, self.spec(owner))
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        return {
+            "id": f"score-{self.request_id or scores.id}",
+            "object": "list",
+            "created": scores.created,
+            "model": scores.model,
+            "data": [
+                {"index": place, "object": "score", "score": score}
+                for place, score in enumerate(scores.scores)
+            ],
+            "usage": usage(scores),
+        }
+
+    def _sides(self) -> tuple[Some, Some]:
+        for names in _SIDES:
+            first, second = (getattr(self, name) for name in names)
+            if first is not None and second is not None:
+                return first, second
+        pairs = ", ".join(" and ".join(names) for names in _SIDES)
+        raise Refusal("invalid", f"the texts to score are missing: give {pairs}")
+
+
+class VllmClassify(VllmTextOptions, _VllmBody):
+    """``POST /classify``: texts alone, or a conversation, which get the probabilities of all labels."""
+
+    paths = ("/classify",)
+    summary = "vLLM: the probabilities of a model's labels, for texts or a conversation"
+
+    input: Text | list[Text] | None = None
+    messages: Annotated[
+        list[JsonObject] | None,
+        Field(min_length=1, description="In place of input: {role, content} for the model's chat template."),
+    ] = None
+    add_special_tokens: Annotated[bool | None, Field(description="As is usual: texts get them.")] = None
+    add_generation_prompt: Annotated[bool, Field(description="Must be false.")] = False
+    continue_final_message: Annotated[bool, Field(description="Must be false.")] = False
+    chat_template: Annotated[str | None, Field(description="Must be null: it is the model's own.")] = None
+    chat_template_kwargs: Annotated[JsonObject | None, Field(description="Must be null or empty.")] = None
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        self._check()
+        spec = of_labels({"activation": "sigmoid", **self.spec(owner)})
+        if self.messages is not None:
+            kind: SpecFields = {"truncation_side": None, **spec, "inputs": "conversations"}
+            return alone([_conversation(self.messages)], self.model, kind)
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        return alone(texts or [], self.model, spec)
+
+    def _check(self) -> None:
+        """Refuse what would change the text that is scored."""
+        if (self.input is None) == (self.messages is None):
+            raise wrong("input", "give either input or messages")
+        if self.add_special_tokens is (self.messages is not None):
+            raise wrong("add_special_tokens", "texts get special tokens, conversations those of the template")
+        for name in (
+            "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
+        ):  # fmt: skip
+            if self.messages is not None and getattr(self, name):
+                raise wrong(name, "the model's own template is filled with the messages alone: leave it out")
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        found = scores.predictions()
+        return {
+            "id": f"classify-{self.request_id or scores.id}",
+            "object": "list",
+            "created": scores.created,
+            "model": scores.model,
+            "data": [
+                {
+                    "index": place,
+                    "label": best_first(row)[0][0],
+                    "probs": [score for _, score in row],
+                    "num_classes": len(row),
+                }
+                for place, row in enumerate(found)
+            ],
+            "usage": usage(scores),
+        }
+
+
+def _conversation(messages: list[JsonObject]) -> str:
+    """Messages as workers get them; contents in parts of text are joined, as vLLM does it."""
+    written = json.dumps([{**each, "content": _joined(each.get("content"))} for each in messages])
+    if len(written) > MAX_TEXT_CHARS:
+        raise wrong("messages", f"{len(written):,} characters are more than the {MAX_TEXT_CHARS:,} of a text")
+    return written
+
+
+def _joined(content: object) -> object:
+    if not isinstance(content, list):
+        return content
+    parts = [each.get("text") if isinstance(each, dict) else None for each in content]
+    if not all(isinstance(text, str) for text in parts):
+        raise wrong("messages", "a content is text, or a list of {type: text, text}")
+    return "\n".join(map(str, parts))
+
+
+class VllmPooling(VllmClassify):
+    """``POST /pooling`` with the task ``classify``: the same probabilities, in vLLM's form of vectors."""
+
+    paths = ("/pooling",)
+    summary = "vLLM: the probabilities of a model's labels, for texts or a conversation, as vectors"
+
+    task: Annotated[str, Field(description="Must be classify.")] = "classify"
+    encoding_format: Literal["float", "base64"] = "float"
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        if self.task != "classify":
+            why = f"Unsupported task: {self.task!r:.100}; a scorer has the task 'classify' alone"
+            raise Refusal("invalid", why, param="task")
+        return super().score_request(owner)
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        vectors = [[score for _, score in row] for row in scores.predictions()]
+        return {
+            "id": f"pooling-{self.request_id or scores.id}",
+            "object": "list",
+            "created": scores.created,
+            "model": scores.model,
+            "data": [
+                {"index": place, "object": "pooling", "data": self._encoded(vector)}
+                for place, vector in enumerate(vectors)
+            ],
+            "usage": usage(scores),
+        }
+
+    def _encoded(self, vector: list[float]) -> list[float] | str:
+        if self.encoding_format == "float":
+            return vector
+        return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+class VllmTokenize(_VllmBody):
+    """``POST /tokenize``: the tokens of a text, uncut."""
+
+    paths = ("/tokenize",)
+    summary = "vLLM: the tokens of a text"
+    batched = False
+
+    prompt: Text
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return encoding([TokensAsked(text=self.prompt, special=self.add_special_tokens)], self.model)
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        (found,) = scores.found
+        return {
+            "count": len(found.ids),
+            "max_model_len": found.most,
+            "tokens": found.ids,
+            "token_strs": found.words if self.return_token_strs else None,
+        }
+
+
+class VllmDetokenize(_VllmBody):
+    """``POST /detokenize``: the text of tokens."""
+
+    paths = ("/detokenize",)
+    summary = "vLLM: the text of tokens"
+    batched = False
+
+    tokens: list[TokenId]
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return encoding([TokensAsked(ids=tuple(self.tokens), special=True)], self.model)
+
+    def answer(self, scores: RequestScores) -> JsonObject:
+        (found,) = scores.found
+        return {"prompt": found.text}
+
+
+_SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+
+
+def _texts(some: Some) -> list[str]:
+    return texts_of(some if isinstance(some, list) else [some])

@@ -1,0 +1,92 @@
+"""What the paths that are no dialect's depend on: the gateway, the caller, and the body of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rankmill.extensions.gateway.bodies import parse
+from rankmill.extensions.gateway.dialects.base import read_as
+from rankmill.extensions.gateway.gateway import Gateway, Right
+from rankmill.extensions.gateway.http.document import REFUSALS
+from rankmill.extensions.gateway.keys.admission import MOST_WAIT, key_text
+from rankmill.extensions.gateway.keys.api_keys import ApiKey
+from rankmill.extensions.gateway.observation import observation
+from rankmill.jobs.runtime.patience import waiting
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class _ObservedRoute(APIRoute):
+    """Counts its requests by their path, and lets them wait for a server only briefly."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+
+        async def observed(request: Request) -> Response:
+            observation(request.scope).route = self.path
+            with waiting(most=MOST_WAIT):
+                return await answer(request)
+
+        return observed
+
+
+def new_router(tag: str, prefix: str = "") -> APIRouter:
+    """A router of paths whose functions run in threads, unless they are coroutines."""
+    return APIRouter(prefix=prefix, tags=[tag], route_class=_ObservedRoute, responses=REFUSALS)
+
+
+async def _gateway(request: Request) -> Gateway:
+    found: Gateway = request.app.state.gateway
+    return found
+
+
+TheGateway = Annotated[Gateway, Depends(_gateway)]
+
+
+async def _caller(request: Request, gateway: TheGateway) -> ApiKey | None:
+    return await gateway.identify(observation(request.scope), request.headers)
+
+
+Caller = Annotated[ApiKey | None, Depends(_caller)]
+"""The key of the request; ``None`` where requests need none."""
+
+
+async def _scraper(request: Request, gateway: TheGateway) -> None:
+    if not gateway.settings.gateway_open_metrics:
+        key = await gateway.admission.identify_scraper(key_text(request.headers))
+        observation(request.scope).key = key.name if key else ""
+
+
+Scraper = Annotated[None, Depends(_scraper)]
+"""A caller that reads metrics, which may need no key."""
+
+
+def _holder_of(right: Right) -> Any:
+    async def check(gateway: TheGateway, key: Caller) -> ApiKey | None:
+        gateway.require(key, right)
+        return key
+
+    return Depends(check)
+
+
+Admin = Annotated[ApiKey | None, _holder_of("admin")]
+ModelManager = Annotated[ApiKey | None, _holder_of("manage_models")]
+"""The same, of a caller that may do this."""
+
+
+def from_json(kind: type[T], absent: bytes = b"") -> Any:
+    """The body of the request, read as one of `kind`; `absent` stands for one that is empty."""
+
+    async def read(request: Request, gateway: TheGateway, key: Caller) -> T:
+        async with gateway.admission.admitted(key):
+            with gateway.bodies.body() as body:
+                return read_as(kind, parse(await body.read(request) or absent))
+
+    return Depends(read)

@@ -1,0 +1,111 @@
+"""What every HTTP request passes before its path: it is observed, and may only use names of this host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Collection, Mapping
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rankmill.extensions.gateway.dialects.routes import dialect_at
+from rankmill.extensions.gateway.observation import HEADER, SCOPE_KEY, observing
+from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.jobs.runtime.http import host_check
+
+_GONE = 499
+"""The status that nginx gives a request whose client has gone before there was an answer."""
+
+_BEFORE_PATH = re.compile(r"^https?://[^/]*")
+"""What the target of a request to a proxy has before the path; every server must take that."""
+
+logger = logging.getLogger(__name__)
+
+
+class Observed:
+    """Middleware around everything else: a request's id comes back in a header, and no traceback goes out.
+
+    Parameters
+    ----------
+    app
+        What answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = _BEFORE_PATH.sub("", scope["path"])
+        scope = {**scope, "path": "/" + path.strip("/")}  # a slash too many means nothing
+        begun = False
+        headers = Headers(scope=scope)
+        has_held_body = headers.get("expect", "").lower() == "100-continue"
+
+        async def read() -> Message:
+            nonlocal has_held_body
+            has_held_body = False  # the server asks for it
+            return await receive()
+
+        async def answer(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                note.status = message["status"]
+                written = MutableHeaders(scope=message)
+                written[HEADER] = note.id
+                if has_held_body:  # what comes next may be this body or another request
+                    written["Connection"] = "close"
+            await send(message)
+
+        async def fail(refusal: Refusal, status: int, headers: Mapping[str, str] | None = None) -> None:
+            found = dialect_at(scope["path"]).error(refusal, status)
+            await JSONResponse(found, status, headers)(scope, receive, answer)
+
+        with observing(headers.get(HEADER, ""), _GONE) as note:
+            scope[SCOPE_KEY] = note
+            if "content-length" in headers and "transfer-encoding" in headers:
+                text = "the body has two lengths: send Content-Length or Transfer-Encoding, not both"
+                await fail(Refusal("invalid", text), 400, {"Connection": "close"})
+                return
+            if scope["method"] == "HEAD":  # as GET; the server leaves the body away
+                scope = {**scope, "method": "GET"}
+            try:
+                await self._app(scope, read, answer)
+            except asyncio.CancelledError:  # it took longer than gateway_stop_seconds
+                if not begun:
+                    await fail(Refusal("unavailable", "the gateway stops: ask again"), 503)
+            except Exception:
+                logger.exception("the request for %s failed", scope["path"])
+                if begun:
+                    raise
+                text = f"the request failed; the gateway's log has the reason, with request={note.id}"
+                await fail(Refusal("backend", text), 500)
+
+
+class KnownHosts:
+    """Middleware that answers 403 to requests whose Host is neither an address nor one of `names`.
+
+    A web page elsewhere could otherwise read all answers through a browser on this host, by resolving its own
+    name to a loopback address (DNS rebinding).
+
+    Parameters
+    ----------
+    app, names
+        What answers the others; names of this host.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self._app, self._is_known = app, host_check(names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_known(Headers(scope=scope).get("host")):
+            await self._app(scope, receive, send)
+            return
+        text = "use localhost, an IP address, or a host name from the settings (gateway_hosts) in the URL"
+        await JSONResponse({"error": text, "message": text, "detail": text}, 403)(scope, receive, send)

@@ -1,0 +1,216 @@
+"""The gateway's own paths: models, health, metrics, and the workers' loaded models."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rankmill.cluster.orders import OrderOutcome, order_workers, reachable
+from rankmill.cluster.snapshot import WorkerState, read_cluster
+from rankmill.cluster.usage import listed
+from rankmill.extensions.gateway import metrics
+from rankmill.extensions.gateway.dialects.routes import DIALECTS
+from rankmill.extensions.gateway.dialects.tei import known_info
+from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.http.dependencies import (
+    Admin,
+    Caller,
+    Scraper,
+    TheGateway,
+    from_json,
+    new_router,
+)
+from rankmill.extensions.gateway.http.document import json_body
+from rankmill.extensions.gateway.keys.admission import check_model
+from rankmill.extensions.gateway.refusals import wrong
+from rankmill.jobs.contract.errors import NoWorkers
+from rankmill.jobs.protocol.accounts import KEPT_DAYS, read_accounts
+from rankmill.jobs.runtime.connection import unreachable
+from rankmill.jobs.system import system
+
+_WAIT_SECONDS = 60.0
+"""Longest wait for workers to carry out an order; it stays then, and the answer says so."""
+
+logger = logging.getLogger(__name__)
+router = new_router("gateway")
+service_router = new_router("gateway")
+"""The paths that other servers have as well; they are also below the prefix of each dialect."""
+
+
+@service_router.get("/health", summary="Whether the gateway is alive")
+@service_router.get("/ping", summary="Whether the gateway is alive")
+async def health() -> Response:
+    """An answer, with the time as infinity has it."""
+    return JSONResponse({"status": "ok", "unix": system.now()})
+
+
+@router.get("/ready", summary="Whether a worker has the gateway's model")
+def ready(gateway: TheGateway) -> Response:
+    """Why none has, if none has."""
+    reason = gateway.load.unready
+    if away := unreachable(gateway.plain_redis):
+        logger.warning("not ready: %s", away)
+        reason = "the gateway's Redis does not answer"
+    return JSONResponse({"status": reason or "ready"}, 503 if reason else 200)
+
+
+@service_router.get("/version", summary="The gateway's version")
+async def show_version() -> dict[str, str]:
+    """The version of rankmill."""
+    return {"version": version("rankmill")}
+
+
+@service_router.get(
+    "/metrics", summary="Metrics for Prometheus", response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)  # fmt: skip
+async def show_metrics(gateway: TheGateway, key: Scraper) -> Response:
+    """The metrics of this process."""
+    return Response(generate_latest(metrics.REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+
+@service_router.get("/v1/models", summary="The models that requests may name")
+@service_router.get("/models", summary="The models that requests may name")
+async def models(gateway: TheGateway, key: Caller, request: Request) -> dict[str, Any]:
+    """The models that the caller may name, with the fields that clients of each dialect read."""
+    shown = [each.name for each in gateway.served.all if key is None or key.may_use(*each)]
+    data = [_model(gateway, name, request) for name in shown]
+    return {"object": "list", "data": data, "models": data}
+
+
+@service_router.get("/v1/models/{id:path}", summary="A model that requests may name")
+async def find_model(
+    gateway: TheGateway, key: Caller, request: Request, name: Annotated[str, Path(alias="id")]
+) -> dict[str, Any]:
+    """The model, as in the list."""
+    found = gateway.served.resolve(name)
+    check_model(key, found)
+    return _model(gateway, found.name, request)
+
+
+def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
+    requests = gateway.load.requests
+    prefix = request.url.path.lstrip("/").partition("/")[0]
+    owner = prefix if prefix in DIALECTS else gateway.settings.gateway_dialect  # infinity's client wants its
+    return {
+        "id": name, "object": "model", "created": gateway.created, "owned_by": owner or "rankmill",
+        "root": name, "parent": None, "max_model_len": gateway.settings.max_length,  # as vLLM has it
+        "backend": "rankmill", "capabilities": ["rerank"],  # infinity
+        "stats": {
+            "queue_fraction": requests / gateway.settings.gateway_requests, "queue_absolute": requests,
+            "results_pending": requests,
+        },
+        "name": name, "endpoints": ["rerank"], "default_endpoints": ["rerank"], "finetuned": False,  # Cohere
+    }  # fmt: skip
+
+
+@service_router.get("/info", summary="TEI: the gateway's model and limits")
+async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
+    """The facts of the model, as a worker tells them, and how its latest scores were made."""
+    about = await gateway.scoring.about_model()
+    scored = gateway.scoring.contracts[gateway.settings.model]
+    labels = dict(enumerate(about.labels))
+    return {
+        **known_info(gateway.settings, gateway.served.default.name, about, scored, gateway.load.workers),
+        "sha": None,
+        "docker_label": None,
+        "model_type": {
+            "reranker": {
+                "id2label": {str(number): label for number, label in labels.items()},
+                "label2id": {label: number for number, label in labels.items()},
+            }
+        },
+        "max_batch_requests": None,
+        "auto_truncate": True,
+        "scores": scored,
+    }
+
+
+@router.get("/v1/usage", summary="What the caller has used, by day, model and device")
+def usage(
+    gateway: TheGateway,
+    key: Caller,
+    days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="So many days, today included.")] = 30,
+) -> dict[str, Any]:
+    """What keys of this name have used, or those who need no key here; an admin sees everybody."""
+    if key and key.admin:
+        return {"object": "list", **listed(read_accounts(gateway.plain_redis, days))}
+    accounts = read_accounts(gateway.plain_redis, days, key.name if key else gateway.settings.tenant)
+    return {"object": "list", **listed(accounts, gateway.served.public)}
+
+
+class ModelOrder(BaseModel):
+    """Which model workers are to load, or to unload; ``None``: all that they have loaded."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(None, min_length=1, max_length=1000)
+
+
+AnOrder = Annotated[ModelOrder, from_json(ModelOrder, b"{}")]
+_ORDER = json_body(ModelOrder, required=False)
+
+
+@router.get("/v1/cache", summary="The models that workers have loaded (admin)")
+def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
+    """Each worker of the queue with its models, and how often a chunk found its model loaded."""
+    data = [
+        {
+            "worker": worker.name,
+            "state": worker.state,
+            "models": list(worker.report.models),
+            "hits": worker.report.model_hits,
+            "loads": worker.report.model_loads,
+            "resident_bytes": worker.report.resident_bytes,
+        }
+        for worker in _workers(gateway)
+        if worker.report
+    ]
+    return {"object": "list", "data": data}
+
+
+@router.post("/v1/cache/warm", summary="Have all workers load a model (admin)", openapi_extra=_ORDER)
+def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
+    """Have all workers of the queue load a model; says what became of it in each."""
+    if order.model is None:
+        raise wrong("model", "name the model to load")
+    model = gateway.served.resolve(order.model).model
+    workers = reachable(_workers(gateway))
+    if not workers:
+        raise NoWorkers(
+            f"queue {gateway.settings.queue!r} has no worker that takes orders",
+            "start one: rankmill score-workers",
+        )
+    found = order_workers(gateway.plain_redis, workers, "warm", model, wait_seconds=_WAIT_SECONDS)
+    return {"object": "list", "data": [each.model_dump() for each in found]}
+
+
+@router.post(
+    "/v1/cache/clear", summary="Have all workers unload a model, or all (admin)", openapi_extra=_ORDER
+)
+def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
+    """Have the workers that have loaded a model unload it."""
+    workers = reachable(_workers(gateway))
+    loaded = {name for worker in workers if worker.report for name in worker.report.models}
+
+    def unload(name: str) -> list[OrderOutcome]:
+        having = [worker for worker in workers if worker.report and name in worker.report.models]
+        return order_workers(gateway.plain_redis, having, "unload", name, wait_seconds=_WAIT_SECONDS)
+
+    wanted = None if order.model is None else {order.model, gateway.served.known(order.model)}
+    names = sorted(loaded if wanted is None else loaded & wanted)
+    with system.Executor(8) as threads:  # all wait for the same heartbeats
+        found = [each for outcomes in threads.map(unload, names) for each in outcomes]
+    return {"object": "list", "data": [each.model_dump() for each in found]}
+
+
+def _workers(gateway: Gateway) -> list[WorkerState]:
+    found = read_cluster(gateway.plain_redis).workers
+    return [worker for worker in found if gateway.settings.queue in worker.queues]

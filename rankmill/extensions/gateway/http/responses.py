@@ -1,0 +1,104 @@
+"""Answers: refusals in the form of a dialect, events as they come, and files piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing
+
+import anyio
+from starlette.concurrency import iterate_in_threadpool
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from rankmill.extensions.gateway.dialects.base import Dialect
+from rankmill.extensions.gateway.refusals import Refusal
+
+_QUIET_SECONDS = 15.0
+"""After so long without an event a comment is sent, so that proxies keep the connection."""
+
+_UNREAD = frozenset({"too_large", "no_key", "media_type", "overloaded", "gone", "slow"})
+"""Refusals before the body has been read: the connection cannot be used again."""
+
+
+def refused(dialect: Dialect, refusal: Refusal) -> Response:
+    """The answer for a refusal, in the form of the dialect."""
+    status = dialect.status(refusal)
+    headers = {}
+    if refusal.retry_after is not None:
+        headers["Retry-After"] = str(max(round(refusal.retry_after), 1))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if refusal.kind in _UNREAD:
+        headers["Connection"] = "close"
+    return JSONResponse(dialect.error(refusal, status), status, headers)
+
+
+def event(name: str, data: object) -> bytes:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+
+
+class Stream(StreamingResponse):
+    """An answer that is sent piece by piece; `ends` is closed at its end, whatever ends it."""
+
+    def __init__(
+        self, pieces: AsyncIterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
+    ) -> None:
+        self._ends = ends
+        super().__init__(pieces, headers=headers, media_type=media_type)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._ends:
+            await super().__call__(scope, receive, send)
+
+
+def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
+    """Server-sent events, as they come."""
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return Stream(_with_comments(events), ends, headers, "text/event-stream")
+
+
+async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    """The events, which a task of their own makes, and a comment whenever none comes for long."""
+    send, receive = anyio.create_memory_object_stream[bytes](1)
+
+    async def produce() -> None:
+        async with send, aclosing(events):
+            async for each in events:
+                await send.send(each)
+
+    producing = asyncio.create_task(produce())
+    try:
+        while True:
+            try:
+                with anyio.fail_after(_QUIET_SECONDS):
+                    found = await receive.receive()
+            except TimeoutError:
+                found = b": waiting\n\n"
+            except anyio.EndOfStream:
+                break
+            yield found
+        await producing
+    finally:
+        receive.close()
+        producing.cancel()
+        await asyncio.wait({producing})
+
+
+def download(
+    pieces: Iterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
+) -> Stream:
+    """A file. `ends` is closed before its last piece, as a client that has it may begin its next request."""
+
+    async def until_ended() -> AsyncIterator[bytes]:
+        last = b""
+        async for piece in iterate_in_threadpool(pieces):
+            if last:
+                yield last
+            last = piece
+        await ends.aclose()
+        yield last
+
+    return Stream(until_ended(), ends, headers, media_type)

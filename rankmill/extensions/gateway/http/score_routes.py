@@ -1,0 +1,151 @@
+"""The paths of the dialects: a body in, scores out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TypeVar
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rankmill.extensions.gateway import metrics
+from rankmill.extensions.gateway.bodies import parse
+from rankmill.extensions.gateway.dialects.base import Body, JsonObject, ScorePath, read_as
+from rankmill.extensions.gateway.dialects.routes import score_paths
+from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.http.document import REFUSALS, json_body
+from rankmill.extensions.gateway.http.responses import event, event_stream
+from rankmill.extensions.gateway.observation import Observation, observation
+from rankmill.extensions.gateway.refusals import EXPECTED, Refusal, refusal_of, row_reason
+from rankmill.extensions.gateway.score_request import RequestScores
+from rankmill.extensions.gateway.scoring import RowScores, SubmittedRequest
+
+_PLAIN = " ()=,:/+;"
+"""Characters of a header's value that stay as they are, with letters and digits."""
+
+T = TypeVar("T")
+
+
+def score_router(owner: str | None) -> APIRouter:
+    """The router of all dialects' paths; `owner` as in `score_paths`."""
+    router = APIRouter()
+    scores = {"description": "The scores", "content": {"application/json": {}, "text/event-stream": {}}}
+    for path in score_paths(owner):
+        router.add_api_route(
+            path.path,
+            _endpoint(path),
+            methods=["POST"],
+            summary=path.summary,
+            responses={200: scores, **REFUSALS},
+            response_class=Response,
+            openapi_extra=json_body(*path.bodies),
+            tags=[path.dialect.name]
+            if path.path.startswith(f"/{path.dialect.name}/")
+            else [*dict.fromkeys(body.dialect.name for body in path.bodies)],
+        )
+    return router
+
+
+def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        """The answer to a request, in the dialect of its body."""
+        gateway: Gateway = request.app.state.gateway
+        note = observation(request.scope)
+        note.route, note.dialect = path.path, path.dialect.name
+        async with AsyncExitStack() as stack:
+            key = await stack.enter_async_context(gateway.admitted(note, request.headers))
+            raw = stack.enter_context(gateway.bodies.body())
+            found = parse(await raw.read(request))
+            kind = path.body(found)
+            note.dialect = kind.dialect.name
+            body = read_as(kind, found)
+            wanted = path.score_request(body, found)
+            metrics.stages.labels("admission").observe(time.perf_counter() - note.began)
+            if body.stream or _wants_events(request):
+                run = await stack.enter_async_context(gateway.scoring.begin(wanted, key))
+                ends = stack.pop_all()
+                return event_stream(_events(gateway, note, run, body, ends), ends)
+            scores = await _unless_gone(request, gateway.scoring.score(wanted, key))
+            gateway.count(note, scores)
+            return JSONResponse(body.answer(scores), headers=_timing(scores) | _contract(scores))
+
+    return answer
+
+
+def _wants_events(request: Request) -> bool:
+    """Whether the client takes events and nothing else: some name them beside JSON in every request."""
+    accepted = request.headers.get("accept", "").lower().split(",")
+    return {each.partition(";")[0].strip() for each in accepted} == {"text/event-stream"}
+
+
+async def _events(
+    gateway: Gateway, note: Observation, run: SubmittedRequest, body: Body, ends: AsyncExitStack
+) -> AsyncGenerator[bytes]:
+    """Events ``scores`` (from place ``first`` on, with the errors of others), ``result`` and ``error``."""
+    values: list[object] = []
+    try:
+        async with ends:
+            async for chunk in run.chunks():
+                values += chunk.scores
+                yield event("scores", _shown(chunk))
+            scores = run.result(values)
+            gateway.count(note, scores)
+            yield event("result", body.answer(scores))
+    except EXPECTED as error:
+        refusal = refusal_of(error, gateway.names)
+        yield event("error", body.dialect.error(refusal, body.dialect.status(refusal)))
+
+
+def _shown(chunk: RowScores) -> JsonObject:
+    here = range(chunk.first, chunk.first + len(chunk.scores))
+    scores = [None if row in chunk.errors else score for row, score in zip(here, chunk.scores, strict=True)]
+    return {
+        "first": chunk.first,
+        "scores": scores,
+        "errors": {str(row): row_reason(reason) for row, reason in chunk.errors.items() if row in here},
+    }
+
+
+def _timing(scores: RequestScores) -> dict[str, str]:
+    """Where the time went, as browsers and TEI's clients read it (ms)."""
+    took = {stage: 1000 * seconds for stage, seconds in scores.stages().items()}
+    found = {
+        "server-timing": ", ".join(f"{stage};dur={each:.1f}" for stage, each in took.items()),
+        "x-compute-tokens": str(scores.tokens),
+        "x-total-time": f"{1000 * scores.seconds:.0f}",
+        "x-queue-time": f"{took['queue']:.0f}",
+        "x-inference-time": f"{took.get('forward', took['work']):.0f}",
+    }
+    return {**found, "x-tokenization-time": f"{took['tokenize']:.0f}"} if "tokenize" in took else found
+
+
+def _contract(scores: RequestScores) -> dict[str, str]:
+    """How the scores were made: precision, backend, device, revision, proven bound."""
+    return {f"x-score-{name}": quote(value, safe=_PLAIN) for name, value in scores.contract.items()}
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Do `work`, which is cancelled if the client closes the connection meanwhile."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refusal("gone", "the client has closed the connection")
+        return await working
+    finally:
+        gone.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

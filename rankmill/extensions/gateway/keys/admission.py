@@ -1,0 +1,223 @@
+"""The one place where requests are let in: by HTTP, by gRPC and in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Literal
+
+import redis
+
+from rankmill.extensions.gateway.keys.api_keys import ApiKey, KeyStore, fixed_key, is_of, is_same
+from rankmill.extensions.gateway.keys.limits import CountedRequest, Limits
+from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.runtime.patience import redis_errors, waiting
+from rankmill.jobs.system import system
+from rankmill.producer.client.aio import bridge
+
+KeysNeeded = Literal["always", "if there are any", "never"]
+
+MOST_WAIT = 5.0
+"""Longest wait (s) of a request for a server that cannot serve, before it is told so."""
+
+FOR_ADMINS = "this needs a key for admins"
+
+_LOOK_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 1.0
+"""How often the keys are looked at, for those who read metrics; and for a key that was not there then."""
+
+logger = logging.getLogger(__name__)
+
+
+class Admission:
+    """Lets requests in. It belongs to one event loop; `close` it.
+
+    Every method may raise `RedisUnavailable`: the server does not answer within a few seconds.
+
+    Parameters
+    ----------
+    client
+        A client whose commands wait in the event loop (`LoopRedis`).
+    lease_seconds
+        Seconds after which the requests of a gateway that dies count no longer.
+    needed
+        Whether a request must have a key. A key that is known counts in any case.
+    fixed
+        The text of a key that is on no server (the setting ``gateway_api_key``).
+    """
+
+    def __init__(
+        self, client: redis.Redis, *, lease_seconds: int, needed: KeysNeeded, fixed: str | None = None
+    ) -> None:
+        self._keys = KeyStore(client)
+        self._fixed = fixed
+        self._limits = Limits(client, lease_seconds)
+        self._seconds = lease_seconds / 3
+        self._needed = needed
+        self._renewing: asyncio.Task[None] | None = None
+        self._known: list[ApiKey] | None = None
+        """The keys at the last look."""
+        self._looked = -math.inf
+
+    async def identify(self, text: str | None) -> ApiKey | None:
+        """The API key with this text; ``None`` if requests need none.
+
+        Raises
+        ------
+        Refusal
+            It is unknown, or not given, and requests need one.
+        """
+        return await bridge.run(self._identify, text)
+
+    @asynccontextmanager
+    async def admitted(self, key: ApiKey | None) -> AsyncIterator[None]:
+        """Let a request in, before its body is read; it is in progress within the block.
+
+        Raises
+        ------
+        Refusal
+            The key has as many requests in progress as it may have.
+        """
+        if key is None or key.requests_at_once is None:
+            yield
+            return
+        request = await bridge.run(self._begin, key)
+        try:
+            yield
+        finally:
+            await asyncio.shield(bridge.run(self._end, request))
+
+    async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
+        """Count pairs that are to be scored by a model, given by its names.
+
+        Raises
+        ------
+        Refusal
+            The key may not use the model, or not score so many pairs now.
+        """
+        check_model(key, model)
+        if key and key.pairs_per_minute:
+            await bridge.run(self._take_pairs, key, pairs)
+
+    async def identify_scraper(self, text: str | None) -> ApiKey | None:
+        """The key of a caller that reads metrics, which name the holders of all keys.
+
+        Who was let in at the last look at the keys is let in without a question to the server, as metrics
+        matter most when it does not answer.
+
+        Raises
+        ------
+        Refusal
+            There are keys, and this is not an admin's.
+        """
+        if not self._may_scrape(text) and system.monotonic() - self._looked > _LOOK_AGAIN_SECONDS:
+            await self.look()
+        key = self._find(text)
+        if self._may_scrape(text):
+            return key
+        if key:
+            raise Refusal("forbidden", f"API key {key.name!r} may not read metrics: {FOR_ADMINS}")
+        raise Refusal("no_key", f"metrics name the holders of all keys: {FOR_ADMINS}")
+
+    def _may_scrape(self, text: str | None) -> bool:
+        key = self._find(text)
+        if self._known or self._known is None:
+            return key is not None and key.admin
+        needs_fixed = self._needed == "always" or (self._fixed and self._needed != "never")
+        return key is not None or not needs_fixed
+
+    def _find(self, text: str | None) -> ApiKey | None:
+        """The key with this text, as of the last look."""
+        if text and self._fixed and is_same(text, self._fixed):
+            return fixed_key(self._fixed)
+        return next((key for key in self._known or () if text and is_of(key, text)), None)
+
+    async def look(self) -> None:
+        """See which keys there are."""
+        self._looked = system.monotonic()
+        self._known = await bridge.run(self._all)
+
+    def _all(self) -> list[ApiKey]:
+        with redis_errors(), waiting(most=MOST_WAIT):
+            return self._keys.all()
+
+    async def watch(self) -> None:
+        """Look at the keys from time to time, for ever."""
+        while True:
+            try:
+                await self.look()
+            except (RankmillError, OSError) as error:
+                logger.debug("the keys cannot be looked at: %s", error)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def close(self) -> None:
+        """Renew no leases any more."""
+        if self._renewing:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+
+    def _identify(self, text: str | None) -> ApiKey | None:
+        if text and self._fixed and is_same(text, self._fixed):
+            return fixed_key(self._fixed)
+        with redis_errors(), waiting(most=MOST_WAIT):
+            key = self._keys.find(text) if text else None
+            if (
+                key
+                or self._needed == "never"
+                or (self._needed != "always" and not self._fixed and not self._keys.any())
+            ):
+                return key
+        if text:
+            raise Refusal("no_key", "the API key is unknown, revoked or expired")
+        raise Refusal("no_key", "give an API key: Authorization: Bearer KEY, or x-api-key: KEY")
+
+    def _take_pairs(self, key: ApiKey, pairs: int) -> None:
+        with redis_errors(), waiting(most=MOST_WAIT):
+            self._limits.take_pairs(key, pairs)
+
+    def _begin(self, key: ApiKey) -> CountedRequest | None:
+        with redis_errors(), waiting(most=MOST_WAIT):
+            request = self._limits.begin(key)
+        if request and (self._renewing is None or self._renewing.done()):
+            self._renewing = asyncio.create_task(self._renew())
+        return request
+
+    def _end(self, request: CountedRequest | None) -> None:
+        try:
+            with redis_errors(), waiting(most=MOST_WAIT):
+                self._limits.end(request)
+        except Exception as error:  # the lease expires
+            name = request and request.name
+            logger.warning("a request of key %s counts for a while longer: %s", name, error)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                await bridge.run(self._limits.renew)
+            except Exception as error:
+                logger.warning("the leases of requests are not renewed: %s", error)
+
+
+def check_model(key: ApiKey | None, names: tuple[str, ...]) -> None:
+    """Raise `Refusal` if the key may not use the model, which has one of these names with it."""
+    if key and not key.may_use(*names):
+        allowed = ", ".join(key.models or ())
+        raise Refusal(
+            "forbidden",
+            f"API key {key.name!r} may not use the model {names[0]!r:.100}; it may use {allowed}",
+        )
+
+
+def key_text(headers: Mapping[str, str]) -> str | None:
+    """The API key in a request's headers, whose names are in lower case.
+
+    ``Bearer`` may be missing: some clients send the key alone.
+    """
+    given = headers.get("x-api-key") or headers.get("authorization", "")
+    scheme, _, rest = given.strip().partition(" ")
+    return (rest.strip() if scheme.lower() == "bearer" else given.strip()) or None

@@ -1,0 +1,109 @@
+"""Limits of API keys, which all gateways on one server share: pairs a minute, and requests at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import redis
+
+from rankmill.extensions.gateway.keys.api_keys import ApiKey
+from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.jobs.contract import keys
+from rankmill.jobs.protocol.leases import Leases
+from rankmill.jobs.protocol.script import Script
+from rankmill.jobs.system import system
+
+_TAKE = Script("extensions/gateway/keys/lua/take_pairs.lua")
+
+
+@dataclass(frozen=True)
+class CountedRequest:
+    """A request in progress, which counts among those of its key's name."""
+
+    name: str
+    id: str
+
+
+class Limits:
+    """Counts pairs and requests by the name of their key.
+
+    Pairs come from a token bucket: a full one has a minute's pairs, which may be taken at once, and it fills
+    as time goes by. A request holds a lease. The leases of a gateway that dies expire, so its requests count
+    no longer.
+
+    Parameters
+    ----------
+    client
+        The server.
+    lease_seconds
+        How long a lease lasts unless it is renewed.
+    """
+
+    def __init__(self, client: redis.Redis, lease_seconds: int) -> None:
+        self._client = client
+        self._lease_seconds = lease_seconds
+        self._counted: set[CountedRequest] = set()
+
+    def begin(self, key: ApiKey) -> CountedRequest | None:
+        """Count a request until `end`; ``None`` for a key without such a limit.
+
+        Raises
+        ------
+        Refusal
+            Too many requests with keys of this name are in progress.
+        """
+        most = key.requests_at_once
+        if most is None:
+            return None
+        request = CountedRequest(key.name, system.unique_id())
+        if not self._leases(key.name).take(request.id, most):
+            raise Refusal(
+                "busy",
+                f"API key {key.name!r} may have {most:,} requests at once; try again later",
+                retry_after=1,
+            )
+        self._counted.add(request)
+        return request
+
+    def end(self, request: CountedRequest | None) -> None:
+        """Count a request no longer."""
+        if request:
+            self._counted.discard(request)
+            self._leases(request.name).release(request.id)
+
+    def renew(self) -> None:
+        """Renew the leases of the requests in progress; to be called well within `lease_seconds`."""
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for request in self._counted:
+            names[request.name].append(request.id)
+        for name, requests in names.items():
+            self._leases(name).renew(requests)
+
+    def _leases(self, name: str) -> Leases:
+        return Leases(self._client, keys.api_key_requests(name), self._lease_seconds)
+
+    def take_pairs(self, key: ApiKey, pairs: int) -> None:
+        """Take pairs that are to be scored from the bucket of the key's name.
+
+        Raises
+        ------
+        Refusal
+            ``busy``: the bucket has fewer now. ``too_large``: it never has so many.
+        """
+        most = key.pairs_per_minute
+        if most is None or not pairs:
+            return
+        if pairs > most:
+            raise Refusal(
+                "too_large",
+                f"API key {key.name!r} may score {most:,} pairs a minute, and the request has {pairs:,}; "
+                "send it in parts, or as a batch",
+            )
+        seconds = _TAKE.run(self._client, [keys.api_key_pairs(key.name)], most, pairs)
+        if seconds:
+            raise Refusal(
+                "busy",
+                f"API key {key.name!r} may score {most:,} pairs a minute; try again in {seconds} s",
+                retry_after=seconds,
+            )

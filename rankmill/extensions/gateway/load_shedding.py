@@ -1,0 +1,241 @@
+"""What the gateway takes on: how many requests at a time, and how many may wait for the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from rankmill.extensions.gateway import metrics
+from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.contract.priority import Priority
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, known_reports, listed_workers
+from rankmill.jobs.runtime.patience import redis_errors, waiting
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+from rankmill.producer.client.aio import bridge
+
+_LOOK_SECONDS = 1.0
+
+_SPEED_SECONDS = 5.0
+"""How often the workers' reports are read, for their speed."""
+
+_MOST_RETRY = 60
+
+_AT_FIRST = 2048
+"""Most pairs in progress (a single request excepted) until the workers' speed is known."""
+
+_ENOUGH_TOKENS = 10_000
+"""A worker that has computed fewer says nothing of its speed: its first batches are slow."""
+
+_TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
+"""Of English, until requests have been scored here."""
+
+_TELLING_CHARS = 50_000
+"""A request of so many characters with more tokens than expected says how many the next one has: in other
+scripts they are four times as many."""
+
+_SHARE = 0.05
+"""What any other request adds to the means."""
+
+_REPORT_SECONDS = 60.0
+"""How long a request that was scored stands for a worker that has not reported its model yet."""
+
+_FORWARD = STAGES.index("forward")
+
+logger = logging.getLogger(__name__)
+
+
+class LoadShedder:
+    """Lets requests begin while there is room for them; nothing is read of those that it refuses.
+
+    Parameters
+    ----------
+    settings
+        The limits and the queue.
+    client
+        A client whose commands wait in the event loop (`LoopRedis`).
+
+    Attributes
+    ----------
+    requests
+        Requests in progress.
+    backlog_seconds
+        Time that the workers need for the requests that wait in the queue.
+    workers
+        Workers of the queue that take work.
+    unready
+        Why requests for the gateway's model would wait, in a line; ``None`` if a worker has had it.
+    """
+
+    def __init__(self, settings: Settings, client: redis.Redis) -> None:
+        self._settings = settings
+        self._redis: Any = client
+        self.requests = 0
+        self._pairs_per_job = 1.0
+        self._speed: float | None = None
+        """Tokens a second, of all workers."""
+        self._tokens_per_char = _TOKENS_PER_CHAR
+        self._tokens_per_pair = _TOKENS_PER_PAIR
+        self._reported: float | None = None
+        """Tokens of a pair, as workers report them, until requests here say how many theirs have."""
+        self._has_scored = False
+        self._taken = 0
+        """Tokens of the requests in progress here, as far as their characters tell."""
+        self._pairs_taken = 0
+        self._tenants: set[str] = set()
+        """Whose bulk work waits in the queue, by the groups in ids."""
+        self._read = -math.inf
+        self.backlog_seconds = 0.0
+        self.workers = 0
+        self.unready: str | None = "the workers have not been looked at yet"
+        self._able: set[str] = set()
+        """Workers that have the gateway's model, or have had it: they can load it again."""
+        self._scored = -math.inf
+        """When one of them last scored a request with it."""
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request while it is worked on.
+
+        Raises
+        ------
+        Refusal
+            ``overloaded``: there are too many, or too many wait for the workers.
+        """
+        settings = self._settings
+        if self.requests >= settings.gateway_requests:
+            raise Refusal("overloaded", f"{self.requests:,} requests are in progress", retry_after=1)
+        late = self.backlog_seconds - settings.gateway_backlog_seconds
+        if late > 0:
+            reason = (
+                f"the workers need {math.ceil(self.backlog_seconds):,} s for the requests that wait already"
+            )
+            raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
+        self.requests += 1
+        metrics.in_progress.set(self.requests)
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            metrics.in_progress.set(self.requests)
+
+    @contextmanager
+    def work(self, chars: int, pairs: int, priority: Priority, tenant: str) -> Iterator[None]:
+        """Count a request of a tenant while it is scored: the characters of its pairs, and their number.
+
+        Raises
+        ------
+        Refusal
+            ``overloaded``: the workers would need too long for it and for what has been taken.
+        """
+        tokens = self._tokens_per_char * chars
+        if self._reported:
+            tokens = max(tokens, self._reported * pairs)
+        tokens = math.ceil(tokens)  # sums of fractions would not come back to 0
+        parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
+        self._check(tokens * parts, pairs)
+        self._taken += tokens
+        self._pairs_taken += pairs
+        try:
+            yield
+        finally:
+            self._taken -= tokens
+            self._pairs_taken -= pairs
+
+    def _check(self, tokens: int, pairs: int) -> None:
+        """Let in what the workers have time for, and whatever nothing waits before.
+
+        Before it is known how fast they are, nothing waits except what is no risk.
+        """
+        if self._speed is None:
+            if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
+                raise Refusal("overloaded", "it is not known yet how fast the workers are", retry_after=1)
+            return
+        taken = max(self._taken / self._speed, self.backlog_seconds)
+        own = tokens / self._speed
+        late = taken + own - self._settings.gateway_backlog_seconds
+        if taken and late > 0:
+            reason = (
+                f"the workers need {math.ceil(taken):,} s for the requests that wait already, and "
+                f"{math.ceil(own):,} s for this one; send it again later, or in smaller parts"
+            )
+            raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
+
+    def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
+        """Note a request that was scored, in how many jobs, and its model as workers call it."""
+        if tokens and chars:
+            self._has_scored, self._reported = True, None
+            more = tokens / chars - self._tokens_per_char
+            # Where there are fewer, long texts may have been cut.
+            share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
+            self._tokens_per_char += max(share, _SHARE) * more
+            self._tokens_per_pair += _SHARE * (tokens / pairs - self._tokens_per_pair)
+        if _without_version(model) == _without_version(self._settings.model):
+            self._scored, self.unready = system.monotonic(), None
+        self._pairs_per_job += _SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
+
+    async def watch(self) -> None:
+        """Look at the queue from time to time, for ever."""
+        while True:
+            try:
+                await bridge.run(self.look)
+            except (RankmillError, redis.RedisError, OSError) as error:
+                logger.debug("the queue cannot be looked at: %s", error)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Estimate how long the workers need for the requests that wait."""
+        with redis_errors(), waiting(most=_LOOK_SECONDS):
+            waiting_jobs, self._tenants = RunStore(self._redis).queue(self._settings.queue).count_waiting()
+            if system.monotonic() - self._read > _SPEED_SECONDS:
+                names = listed_workers(self._redis, self._settings.queue)
+                found = known_reports(self._redis, names)
+                reports = [report for report in found.values() if report]
+                self._speed, self.unready = speed(reports), self._why_unready(found)
+                self.workers = sum(not report.drained for report in reports)
+                if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
+                    self._reported = sum(report.tokens for report in reports) / pairs
+                self._read = system.monotonic()
+        tokens = waiting_jobs * self._pairs_per_job * self._tokens_per_pair
+        self.backlog_seconds = tokens / self._speed if self._speed else 0.0
+        metrics.backlog.set(self.backlog_seconds)
+
+    def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
+        """Why none of the workers that are there now is known to have the model.
+
+        A worker whose report cannot be read here says nothing of its models.
+        """
+        settings = self._settings
+        live = {name: report for name, report in reports.items() if not (report and report.drained)}
+        if not live:
+            return "there is no worker"
+        wanted = _without_version(settings.model)
+        models = {name: each.models if each else () for name, each in live.items()}
+        having = {name for name, each in models.items() if wanted in map(_without_version, each)}
+        self._able = (self._able & live.keys()) | having
+        is_known = self._able or system.monotonic() - self._scored < _REPORT_SECONDS
+        return None if is_known else "no worker has loaded the model"
+
+
+def _without_version(model: str) -> str:
+    """The name of a model; workers load versions of a name in a registry."""
+    return model.partition("@")[0]
+
+
+def speed(reports: list[WorkerReport]) -> float | None:
+    """Tokens a second of all workers together; one that has scored few counts as fast as the others."""
+    known = [
+        report.tokens / report.stage_seconds[_FORWARD]
+        for report in reports
+        if report.tokens >= _ENOUGH_TOKENS and report.stage_seconds[_FORWARD] > 0
+    ]
+    able = sum(1 for report in reports if not report.drained)
+    return able * sum(known) / len(known) if known and able else None

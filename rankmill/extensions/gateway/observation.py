@@ -1,0 +1,73 @@
+"""Observes every request, by HTTP or gRPC: its id in logs and traces, and its metrics."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from rankmill.extensions.gateway import metrics
+from rankmill.jobs.runtime import tracing
+from rankmill.jobs.runtime.logs import about
+from rankmill.jobs.system import system
+
+HEADER = "x-request-id"
+SCOPE_KEY = "rankmill.observation"
+"""Where a request has its `Observation` in its scope."""
+
+_VALID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Observation:
+    """The facts of a request, for metrics: each part adds its own.
+
+    ``status`` is the HTTP status of the answer, or gRPC's name of it.
+    """
+
+    id: str
+    status: int | str
+    route: str = "other"
+    dialect: str = ""
+    key: str = ""
+    began: float = 0.0
+
+
+def observation(scope: Scope) -> Observation:
+    """The facts of the request with this scope."""
+    found: Observation = scope[SCOPE_KEY]
+    return found
+
+
+@contextmanager
+def observing(given: str, status: int | str) -> Iterator[Observation]:
+    """Observe a request within the ``with`` block, and count it at its end.
+
+    Parameters
+    ----------
+    given
+        The id that the client gave it, or an empty text; one that is not valid is replaced.
+    status
+        Its status if the client goes before there is an answer.
+    """
+    request_id = given if _VALID.fullmatch(given) else system.unique_id()
+    note = Observation(request_id, status, began=time.perf_counter())
+    protocol = "http" if isinstance(status, int) else "rpc"
+    span = tracing.begin("request", request=note.id)
+    try:
+        with about(request=note.id), tracing.within(span):
+            yield note
+    finally:
+        span.set_attribute(f"{protocol}.response.status_code", note.status)
+        span.end()
+        took = time.perf_counter() - note.began
+        metrics.requests.labels(note.route, note.dialect, note.key, note.status).inc()
+        metrics.seconds.labels(note.route, note.dialect).observe(took)
+        logger.debug("%s: %s in %.1f ms", note.route, note.status, 1000 * took)

@@ -1,0 +1,129 @@
+"""A request for scores and its result, for every dialect and protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+
+SpecFields: TypeAlias = dict[str, str | int | None]
+"""Fields of a `ScoreSpec` that a request asks for."""
+
+MOST_ENCODED = 1 << 18
+"""Most characters, or ids, of a request for tokens: its answer has many times as many bytes."""
+
+ONE_LABEL = "LABEL_0"
+"""What the only output of a model is called, as transformers calls it."""
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """A request for scores.
+
+    ``queries`` is one text for all passages, or one for each; ``None``: each of `passages` is scored alone,
+    or asks for tokens, as ``spec`` says.
+    ``model`` is ``None`` for the gateway's own. ``spec`` has other fields of `ScoreSpec` for this request.
+    """
+
+    queries: str | Sequence[str] | None
+    passages: Sequence[str]
+    model: str | None = None
+    spec: Mapping[str, str | int | None] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The rows to score, in order: pairs, or texts alone."""
+        if self.queries is None:
+            return [(text,) for text in self.passages]
+        if isinstance(self.queries, str):
+            return [(self.queries, passage) for passage in self.passages]
+        return list(zip(self.queries, self.passages, strict=True))
+
+
+def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
+    """The request to score texts alone: what a setting says of pairs is not for them."""
+    of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
+    return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
+
+
+def encoding(asked: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
+    """The request for tokens, or for their texts; raises `Refusal` for too many."""
+    size = sum(each.size for each in asked)
+    if size > MOST_ENCODED:
+        why = f"{size:,} characters or ids are more than the {MOST_ENCODED:,} of a request for tokens"
+        raise Refusal("too_large", why)
+    return alone([each.written() for each in asked], model, {"inputs": "tokens"})
+
+
+def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
+    """The fields of a request's spec, as far as the gateway's settings leave them to it.
+
+    Nothing is too long where texts are split into windows, of which the best is that of one label. A
+    conversation is never split.
+
+    Raises
+    ------
+    Refusal
+        It wants longer pairs than the gateway takes.
+    """
+    most, wanted = settings.max_length, spec.get("max_length")
+    if most is not None and isinstance(wanted, int) and wanted > most:
+        why = f"{wanted:,} tokens are more than the {most:,} of a pair: ask for fewer"
+        raise Refusal("invalid", why, param="max_length")
+    fixed = {"split": {"long", "all_labels", "label"}, "split-mean": {"long"}}.get(settings.long, set())
+    if spec.get("inputs") == "conversations":
+        fixed = set()
+    return {"inputs": "pairs", **{name: value for name, value in spec.items() if name not in fixed}}
+
+
+@dataclass(frozen=True)
+class RequestScores:
+    """Scores of a request, in input order: numbers, or with ``labels`` a list of one for each of them.
+
+    ``tokens`` are those that were computed, without padding. ``created`` is in seconds since 1970,
+    ``seconds`` is the time that the scores took, ``work_seconds`` that of the slowest chunk in its worker,
+    of which ``tokenize_seconds`` and ``forward_seconds`` are parts, ``chunks`` their number. ``contract``
+    says how they were made: precision, backend, device, revision and proven bound, as far as they are known.
+    Where tokens were asked for, ``found`` has what was found of each row, and its score is the number of its
+    tokens.
+    """
+
+    scores: Sequence[Any]
+    model: str
+    tokens: int = 0
+    seconds: float = 0.0
+    work_seconds: float = 0.0
+    tokenize_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    chunks: int = 1
+    contract: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    found: Sequence[TokensFound] = ()
+    id: str = field(default_factory=lambda: system.unique_id())  # noqa: PLW0108 -- a simulation replaces it
+    created: int = field(default_factory=lambda: int(system.now()))
+
+    def ranked(self, top: int | None = None) -> Iterator[tuple[int, float]]:
+        """Places in the input and scores, the `top` best first; equal scores in input order."""
+        order = sorted(range(len(self.scores)), key=lambda place: (-self.scores[place], place))
+        return ((place, self.scores[place]) for place in order[:top])
+
+    def predictions(self) -> list[list[tuple[str, float]]]:
+        """Of each row all labels with their scores, in the model's order."""
+        if not self.labels:
+            return [[(ONE_LABEL, score)] for score in self.scores]
+        return [list(zip(self.labels, row, strict=True)) for row in self.scores]
+
+    def stages(self) -> dict[str, float]:
+        """Where the time went (s)."""
+        queue = max(self.seconds - self.work_seconds, 0.0)
+        parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}
+        return {"queue": queue, "work": self.work_seconds, **parts}
+
+
+def best_first(labels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Labels with their scores, the highest first; equal ones in the model's order."""
+    return sorted(labels, key=lambda each: -each[1])

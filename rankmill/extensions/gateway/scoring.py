@@ -1,0 +1,351 @@
+"""Scoring the requests of all dialects and protocols: which models are served, and a run for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankmill.extensions.gateway import metrics
+from rankmill.extensions.gateway.keys.admission import MOST_WAIT, Admission
+from rankmill.extensions.gateway.keys.api_keys import ApiKey
+from rankmill.extensions.gateway.load_shedding import LoadShedder
+from rankmill.extensions.gateway.refusals import Refusal, refusal_of, unscorable
+from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest, encoding, within
+from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
+from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, StillWaiting
+from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
+from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
+
+_NO_WORKERS_SECONDS = 15.0
+
+_ABOUT_SECONDS = 60.0
+
+_ANY_MODEL = "*"
+"""In the setting ``gateway_models``: requests may name any."""
+
+_OF_THE_CALLER = frozenset({"max_length", "instruction", "max_passage_tokens"})
+"""Fields of a spec with values of the caller's own, which may not fit a model."""
+
+
+class ServedModel(NamedTuple):
+    """A model by the name that requests and answers have, and by that which workers load."""
+
+    name: str
+    model: str
+
+
+class ServedModels:
+    """The models that requests may ask for.
+
+    ``NAME=MODEL`` in the setting ``gateway_models`` gives a model the name that clients know. The name of a
+    model in a directory is the last part of its path.
+
+    Raises
+    ------
+    ConfigError
+        Two models have the same name.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._any = _ANY_MODEL in settings.gateway_models
+        found = [_served(entry) for entry in settings.gateway_models if entry != _ANY_MODEL]
+        if settings.model not in {each.model for each in found}:
+            found.insert(0, _served(settings.model))
+        found.sort(key=lambda each: each.model != settings.model)  # the default first
+        self._named: dict[str, ServedModel] = {}
+        for each in found:
+            other = self._named.setdefault(each.name, each)
+            if other != each:
+                raise ConfigError(
+                    f"gateway_models: {other.model} and {each.model} would both be called {each.name}; "
+                    "give one another name: NAME=MODEL"
+                )
+        self._by_model = {each.model: each for each in reversed(found)}
+        self.default = found[0]
+
+    @property
+    def all(self) -> list[ServedModel]:
+        """The models, the default first."""
+        return list(self._named.values())
+
+    def resolve(self, name: str | None) -> ServedModel:
+        """The model for a request that names one, or none.
+
+        Raises
+        ------
+        Refusal
+            The gateway does not serve it.
+        """
+        if not name:
+            return self.default
+        found = self._named.get(name) or self._by_model.get(name)
+        if found is None and not self._any:
+            raise Refusal(
+                "no_model",
+                f"there is no model {name!r:.200}; this gateway serves {', '.join(self._named)}",
+                param="model",
+            )
+        return found or ServedModel(name, name)
+
+    def public(self, model: str) -> str:
+        """What callers call a model, be it served here or not."""
+        return (self._by_model.get(model) or _served(model)).name
+
+    def known(self, name: str) -> str:
+        """The model of a name; the name itself if none has it."""
+        return self._named[name].model if name in self._named else name
+
+
+def _served(entry: str) -> ServedModel:
+    name, is_named, model = entry.partition("=")
+    if is_named and "/" not in name:
+        return ServedModel(name, model)
+    is_path = entry.startswith(("/", "./", "../", "~"))  # callers need not know where it lies
+    return ServedModel(entry.rstrip("/").rpartition("/")[2] if is_path else entry, entry)
+
+
+class Scoring:
+    """Scores requests with the workers of a queue. It belongs to the event loop that uses it first.
+
+    Parameters
+    ----------
+    settings, redis_url
+        The server, the queue, and what every request asks for unless it says otherwise.
+    served, admission, load
+        The models; what holds callers to the limits of their keys, and requests to what workers can do.
+
+    Raises
+    ------
+    ConfigError
+        The settings ask for all outputs of a model: an answer has one score for each text.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        redis_url: str,
+        served: ServedModels,
+        admission: Admission,
+        load: LoadShedder,
+    ) -> None:
+        if settings.all_labels:
+            raise ConfigError(
+                "all_labels: the gateway gives one score for each text; name an output as label"
+            )
+        self.settings = settings
+        self.served = served
+        self.admission = admission
+        self.load = load
+        self.contracts: dict[str, Mapping[str, str]] = {}
+        """How the latest scores of each model in `served` were made, as far as it is known."""
+        self._about: TokensFound | None = None
+        self._told = 0.0
+        self._asking = asyncio.Lock()
+        self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
+
+    async def about_model(self) -> TokensFound:
+        """The limit and the labels of the gateway's model, as a worker has told within the last minute.
+
+        Raises
+        ------
+        Refusal
+            No worker tells.
+        """
+        async with self._asking:
+            if self._about is None or system.monotonic() - self._told > _ABOUT_SECONDS:
+                asked = encoding([TokensAsked(text="", special=False, about=True)])
+                (self._about,) = (await self.score(asked, None)).found
+                self._told = system.monotonic()
+            return self._about
+
+    async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
+        """Score a request; if its task is cancelled, its run is too.
+
+        Raises
+        ------
+        Refusal
+            The request cannot be scored, or the caller is over a limit.
+        """
+        async with self.begin(request, key) as run:
+            found = await run.scores()
+        served = self.served.resolve(request.model)
+        if served in self.served.all:
+            self.contracts[served.model] = found.contract
+        return found
+
+    @asynccontextmanager
+    async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
+        """Admit a request and submit its pairs; raises as `score`, also from the ``with`` block."""
+        served = self.served.resolve(request.model)
+        spec = within(self.settings, request.spec)
+        rows = request.rows()
+        chars = self._check(rows)
+        given = rows if request.queries is not None else request.passages
+        own = self.settings.tenant, self.settings.weight
+        tenant = Tenant(key.name, key.weight) if key else Tenant(*own)
+        priority = choose_priority(key.priority if key else None, len(rows))
+        try:
+            with self.load.work(chars, len(rows), priority, group_of(tenant.name)):
+                await self.admission.take(key, served, len(rows))
+                began = time.perf_counter()
+                run = await self._submitted(
+                    given, priority=priority, tenant=tenant, model=served.model, **spec
+                )
+                try:
+                    shown = served.name if served.name != served.model else None
+                    yield SubmittedRequest(
+                        run, priority, self.settings.gateway_request_seconds, shown, began,
+                        encodes=spec["inputs"] == "tokens",
+                    )  # fmt: skip
+                except BaseException as error:
+                    await run.cancel()
+                    if isinstance(error, StillWaiting):
+                        raise error.of_a_cancelled_run() from None
+                    raise
+            self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
+        except RunFailed as error:
+            asked = {name for name in _OF_THE_CALLER if spec.get(name) is not None}
+            talks = error.option == "inputs" and spec["inputs"] == "conversations"
+            if error.option not in asked and not talks:
+                raise refusal_of(error) from None
+            asks = InputError(f"the options of this request do not fit the model: {error}")
+            refusal = refusal_of(asks, {served.model: served.name} if "/" in served.model else {})
+            raise Refusal("invalid", refusal.message, param=None if talks else error.option) from None
+
+    async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
+        """Submit rows; a server that cannot serve is waited for only briefly."""
+        with waiting(most=MOST_WAIT):
+            return await self.client.begin(rows, **options)
+
+    def _check(self, rows: Sequence[tuple[str, ...]]) -> int:
+        """The characters of a request's rows; raises `Refusal` if it has none, or too many."""
+        most = self.settings.gateway_pairs
+        if not rows:
+            raise Refusal("empty", "there is nothing to score: the list of texts is empty")
+        if len(rows) > most:
+            raise Refusal("too_large", f"{len(rows):,} pairs are more than the {most:,} of one request")
+        length = sum(len(text) for row in rows for text in row)
+        if length > (limit := 8 * self.settings.gateway_body_mib << 20):
+            raise Refusal(
+                "too_large",
+                f"the pairs have {length:,} characters, the query counted once for each text, and {limit:,} "
+                "are allowed: send fewer texts at a time, or a shorter query",
+            )
+        return length
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """Scores of some rows that follow each other, from row `first` on; NaN for those in `errors`."""
+
+    first: int
+    scores: Sequence[Any]
+    errors: Mapping[int, str]
+
+
+class SubmittedRequest:
+    """A request that was submitted.
+
+    Parameters
+    ----------
+    run, priority
+        Its run.
+    seconds
+        Most time for its scores.
+    name
+        What the answer calls the model; ``None``: as the run does, with the version that scored.
+    began
+        When it was submitted, by `time.perf_counter`; ``None``: now.
+    encodes
+        Whether it asks for tokens, not for scores.
+    """
+
+    def __init__(
+        self,
+        run: AsyncScoringRun,
+        priority: Priority,
+        seconds: float,
+        name: str | None = None,
+        began: float | None = None,
+        *,
+        encodes: bool = False,
+    ) -> None:
+        self._run, self._name, self._encodes = run, name, encodes
+        self._priority = priority
+        self._seconds = seconds
+        self._began = time.perf_counter() if began is None else began
+
+    async def chunks(self) -> AsyncIterator[RowScores]:
+        """The scores of each chunk, in order, as soon as they are there.
+
+        Raises
+        ------
+        Refusal
+            They do not come in time, or the workers cannot score them.
+        """
+        values: list[Any] = []
+        first = 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for score in self._run:
+                    values.append(score)
+                    if first + len(values) == self._run.stats.rows:
+                        yield RowScores(first, values, dict(self._run.errors))
+                        first, values = first + len(values), []
+            if values:
+                yield RowScores(first, values, dict(self._run.errors))
+        except TimeoutError:
+            raise Refusal(
+                "timeout",
+                f"{first + len(values)} texts were scored after {self._seconds:g} s, the most of a request; "
+                "the run is cancelled",
+            ) from None
+
+    def result(self, scores: list[Any]) -> RequestScores:
+        """The scores of all chunks together.
+
+        Raises
+        ------
+        Refusal
+            A row has no score.
+        """
+        for row, reason in self._run.errors.items():
+            raise unscorable(row, reason)
+        stats, seconds = self._run.stats, time.perf_counter() - self._began
+        version = (self._run.model, stats.revision or "")
+        labels = self._run.labels
+        if not self._encodes:
+            found = np.array(scores, np.float32)
+            metrics.by_model.count(version, self._priority, found, seconds, max(len(labels), 1))
+        return RequestScores(
+            scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
+            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), stats.contract(), labels,
+            self._found(), self._run.id,
+        )  # fmt: skip
+
+    def _found(self) -> list[TokensFound]:
+        """What was found of each row of a request for tokens."""
+        rows = [each for each in self._run.found if each is not None]
+        if self._encodes and len(rows) != self._run.stats.rows:
+            raise Refusal("backend", "a worker has answered without the tokens that were asked for")
+        return [TokensFound.read_json(each, f"what was found of text {row}") for row, each in enumerate(rows)]
+
+    async def scores(self) -> RequestScores:
+        """Wait for all scores.
+
+        Raises
+        ------
+        Refusal
+            A row has no score.
+        """
+        found = await self._run.scores(timeout=self._seconds)
+        return self.result(found.tolist())

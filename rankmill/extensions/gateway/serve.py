@@ -1,0 +1,184 @@
+"""Serving the application on uvicorn until the process is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.keys.admission import KeysNeeded
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.http import cannot_listen, is_loopback
+from rankmill.jobs.runtime.settings import Settings
+
+PORT = 9809
+GRPC_PORT = 9810
+"""The ports for an address that names none."""
+
+_MOST_HEAD_BYTES = 64 << 10
+"""Most bytes of a request's first line and headers."""
+
+_HEAD_SECONDS = 60.0
+"""Longest time until they are there; a connection that sends nothing is closed then, too."""
+
+
+def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], bool]) -> KeysNeeded:
+    """Whether requests to these addresses need keys.
+
+    Raises
+    ------
+    ConfigError
+        Other hosts reach one, and nothing says who of them may use it.
+    """
+    if is_open:
+        return "never"
+    exposed = [host for host in hosts if not is_loopback(host)]
+    if not exposed:
+        return "if there are any"
+    if not has_keys():
+        raise ConfigError(
+            f"gateway_address: other hosts reach {exposed[0]}, and there are no keys: make one with rankmill "
+            "keys create, or add --open to serve everybody"
+        )
+    return "always"
+
+
+class _LimitedHttp(H11Protocol):
+    """A connection of uvicorn that ends when the head of a request does not come, and that never upgrades."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._wait_for_head()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle:
+            self.cycle.disconnected = True
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(f"{msg} {sys.exception()}")  # called where h11's error is handled
+        else:  # an answer is under way, and another would be taken for its rest
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def _should_upgrade(self) -> bool:
+        """Clients are free to ask for another protocol, and are answered in this one."""
+        return False
+
+    def _wait_for_head(self) -> None:
+        """Close the connection if the client does not send a whole head; does nothing while it need not."""
+        if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task:
+            self._wait_no_more()
+        elif self._waiting is None:
+            self._waiting = self.loop.call_later(_HEAD_SECONDS, self.timeout_keep_alive_handler)
+
+    def _wait_no_more(self) -> None:
+        if self._waiting:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+class _Server(uvicorn.Server):
+    """Serves gRPC beside HTTP, and ends well when it is told to: uvicorn's own raises the signal again."""
+
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, begin: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._begin = begin
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._begin()  # signals are handled already, so that whoever learns the address may send one
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gateway.stop()  # its parts are closed at the end of all requests
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def serve(
+    app: FastAPI,
+    settings: Settings,
+    at: tuple[str, int],
+    grpc_at: tuple[str, int] | None,
+    on_start: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT; then requests in progress have `gateway_stop_seconds`.
+
+    Parameters
+    ----------
+    app, settings
+        The application and its settings.
+    at, grpc_at
+        Hosts and ports to listen on, for HTTP and for gRPC if it is wanted; port 0 is any free one.
+    on_start
+        Called with each address as soon as connections are taken.
+
+    Raises
+    ------
+    ConfigError
+        The process cannot listen there.
+    """
+    host, port = at
+    try:
+        is_v6 = ":" in host
+        listener = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if is_v6 else socket.AF_INET,
+            backlog=2048,
+            dualstack_ipv6=is_v6 and socket.has_dualstack_ipv6(),
+        )
+    except OSError as error:
+        raise cannot_listen("gateway_address", f"{_shown(host)}:{port}", error) from None
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(round(settings.gateway_stop_seconds), 1),
+        timeout_keep_alive=75,
+        http=_LimitedHttp,
+        h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
+        ws="none",
+    )
+    gateway: Gateway = app.state.gateway
+
+    async def begin() -> None:
+        if grpc_at:
+            from rankmill.extensions.grpc.server import GrpcServer  # its packages are needed for gRPC only
+
+            gateway.grpc = calls = GrpcServer(gateway)
+            on_start(f"{_shown(grpc_at[0])}:{await calls.start(*grpc_at)} (gRPC)")
+        on_start(f"http://{_shown(host)}:{listener.getsockname()[1]}")
+
+    _Server(config, gateway, begin).run(sockets=[listener])
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

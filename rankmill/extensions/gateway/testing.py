@@ -1,0 +1,122 @@
+"""The gateway over fake workers, for the tests of services that ask for scores by HTTP.
+
+>>> from rankmill.testing import FakeWorkers
+>>> with fake_gateway(FakeWorkers()) as url:  # doctest: +SKIP
+...     httpx.post(f"{url}/v1/rerank", json={"query": "q", "documents": ["a", "b"]})
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+import uvicorn
+from fastapi import FastAPI
+
+from rankmill.extensions.gateway.app import make_app
+from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.keys.admission import Admission
+from rankmill.extensions.gateway.load_shedding import LoadShedder
+from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.jobs.system import system
+from rankmill.testing import URL, FakeAsyncClient, FakeWorkers
+
+_NO_WORKERS_SECONDS = 1.0
+"""A test does not wait as long as a caller would."""
+
+
+def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
+    """The application of ``rankmill serve`` over `workers`, for `fastapi.testclient.TestClient`.
+
+    It has no keys but ``gateway_api_key``, no batches, accounts and orders to workers.
+
+    Parameters
+    ----------
+    workers
+        They score.
+    options
+        Settings by name, such as ``model`` or ``gateway_models``.
+    """
+    settings = load_settings({**options, "redis_url": URL})
+    return make_app(settings, URL, "if there are any", gateway=_FakeGateway(settings, workers))
+
+
+@contextmanager
+def fake_gateway(workers: FakeWorkers, **options: Any) -> Iterator[str]:
+    """Serve `gateway_app` within the block, on a free port of this host; yields its URL."""
+    with served(gateway_app(workers, **options)) as url:
+        yield url
+
+
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Serve an application of any service within the block, in a thread; yields its URL."""
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = system.Thread(target=server.run, args=([listener],), name="fake-gateway", daemon=True)
+        thread.start()
+        while not server.started and thread.is_alive():
+            system.sleep(0.002)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+class _FakeGateway(Gateway):
+    """The gateway's parts, of which none asks a server."""
+
+    def __init__(self, settings: Settings, workers: FakeWorkers) -> None:
+        super().__init__(settings, URL, "if there are any")
+        self.plain_redis = empty = _EmptyServer()
+        self.admission = self.scoring.admission = Admission(
+            empty, lease_seconds=settings.lease_seconds, needed="if there are any",
+            fixed=settings.gateway_api_key,
+        )  # fmt: skip
+        self.load = self.scoring.load = _Load(settings, empty, workers)
+        self.scoring.client = FakeAsyncClient(
+            fake_workers=workers, settings=settings, no_workers_seconds=_NO_WORKERS_SECONDS
+        )
+
+
+class _Load(LoadShedder):
+    """Lets in what the settings allow; fake workers have no backlog."""
+
+    def __init__(self, settings: Settings, client: redis.Redis, workers: FakeWorkers) -> None:
+        super().__init__(settings, client)
+        self._fake = workers
+
+    def look(self) -> None:
+        self.workers = self._fake.count
+        self.unready = None if self.workers else "there is no worker"
+
+
+_NOTHING: dict[str, Any] = {"PING": True, "GET": None, "ZCOUNT": 0, "ZRANGE": [], "ZREMRANGEBYSCORE": 0}
+
+
+class _EmptyServer(redis.Redis):
+    """A server without keys, for those who ask whether there are any."""
+
+    def execute_command(self, *args: Any, **_: Any) -> Any:
+        if args[0] not in _NOTHING:
+            raise redis.ConnectionError("a fake gateway has no server")
+        return _NOTHING[args[0]]
+
+    def pipeline(self, *_: Any, **__: Any) -> Any:
+        raise redis.ConnectionError("a fake gateway has no server")
+
+
+if "pytest" in sys.modules:
+    import pytest
+
+    @pytest.fixture(name="fake_gateway")
+    def _fake_gateway(fake_workers: FakeWorkers) -> Iterator[str]:
+        """URL of a gateway whose workers are the fixture `fake_workers`."""
+        with fake_gateway(fake_workers) as url:
+            yield url

@@ -1,0 +1,205 @@
+"""The gRPC server: services, health, reflection, TLS; calls are let in, observed and counted as requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from rankmill.extensions.gateway.bodies import READ_SECONDS
+from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.observation import HEADER, Observation, observing
+from rankmill.extensions.gateway.refusals import EXPECTED, KINDS, Refusal, refusal_of
+from rankmill.extensions.grpc.services import Call, TeiServices
+from rankmill.extensions.grpc.tei_pb2 import DESCRIPTOR
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.settings import Settings
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+_REFUSED_AT_ONCE = 64
+"""Calls beyond those in progress that are told when to come again; gRPC itself refuses further ones."""
+
+logger = logging.getLogger(__name__)
+
+
+class GrpcServer:
+    """A server of one event loop. Calls in progress at its end have `gateway_stop_seconds`.
+
+    Parameters
+    ----------
+    gateway
+        What all its ways in share.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._settings = gateway.settings
+        self._services = TeiServices(gateway)
+        self._state = health.aio.HealthServicer()
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Serve at `host`; returns the port, where `port` is 0 any free one.
+
+        Raises
+        ------
+        ConfigError
+            The process cannot listen there, or a certificate cannot be read.
+        """
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", self._settings.gateway_body_mib << 20),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+            ],
+            maximum_concurrent_rpcs=self._settings.gateway_requests + _REFUSED_AT_ONCE,
+        )
+        names = self._add_services()
+        found = self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        for name in ("", *names):
+            await self._state.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        return found
+
+    def stop(self) -> asyncio.Task[None]:
+        """Take no more calls; what is returned ends with the last of those in progress."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        return self._stopping
+
+    async def _stop(self) -> None:
+        await self._state.enter_graceful_shutdown()
+        await self._server.stop(self._settings.gateway_stop_seconds)
+
+    def _add_services(self) -> list[str]:
+        """Add all services; returns their names."""
+        names = [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+        for service in DESCRIPTOR.services_by_name.values():
+            names.append(service.full_name)
+            handlers = {method.name: self._handler(method) for method in service.methods}
+            generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
+            self._server.add_generic_rpc_handlers([generic])
+        health_pb2_grpc.add_HealthServicer_to_server(self._state, self._server)
+        reflection.enable_server_reflection(names, self._server)
+        return names
+
+    def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
+        """The handler of a method: that of the services with its name, as Python writes it."""
+        do = getattr(self._services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
+        service = method.containing_service
+        route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
+
+        # A lone message is read as a stream of one: gRPC itself would wait for it before the call is let in.
+        async def one(requests: AsyncIterator[Any], context: _Context) -> Any:
+            async with self._call(context, route, scores=scores) as call:
+                return await do(requests if method.client_streaming else await _only(requests), call)
+
+        async def several(requests: AsyncIterator[Any], context: _Context) -> None:
+            async with (
+                self._call(context, route, scores=scores) as call,
+                aclosing(do(requests, call)) as replies,
+            ):
+                async for reply in replies:
+                    await context.write(reply)
+
+        kind = (
+            grpc.stream_stream_rpc_method_handler
+            if method.server_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return kind(
+            several if method.server_streaming else one,
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+
+    @asynccontextmanager
+    async def _call(self, context: _Context, route: str, *, scores: bool) -> AsyncIterator[Call]:
+        """Let a call in as requests by HTTP are, if it asks for `scores`; a refusal is its status."""
+        metadata = context.invocation_metadata() or ()
+        headers = {str(name): value for name, value in metadata if isinstance(value, str)}
+        with observing(headers.get(HEADER, ""), grpc.StatusCode.CANCELLED.name) as note:
+            note.route, note.dialect = route, "tei"
+            context.set_trailing_metadata(((HEADER, note.id),))
+            try:
+                if scores:
+                    async with self._gateway.admitted(note, headers) as key:
+                        yield Call(note, key)
+                else:
+                    yield Call(note, await self._gateway.identify(note, headers))
+            except EXPECTED as error:
+                await _abort(context, note, refusal_of(error, self._gateway.names))
+            except DecodeError:
+                await _abort(context, note, Refusal("invalid", "what was sent is no message of this method"))
+            except Exception:
+                logger.exception("the call of %s failed", route)
+                text = f"the call failed; the gateway's log has the reason, with request={note.id}"
+                await _abort(context, note, Refusal("backend", text))
+            note.status = grpc.StatusCode.OK.name
+
+    def _listen(self, address: str) -> int:
+        credentials = _credentials(self._settings)
+        try:
+            if credentials:
+                return self._server.add_secure_port(address, credentials)
+            return self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise ConfigError(
+                f"gateway_grpc_address: cannot listen on {address}: it is in use, or no address of this host"
+            ) from None
+
+
+async def _only(requests: AsyncIterator[Any]) -> Any:
+    """The one message of a call."""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            async for request in requests:
+                return request
+    except TimeoutError:
+        raise Refusal("slow", f"the message was not there after {READ_SECONDS:g} s") from None
+    raise Refusal("invalid", "the call has no message")
+
+
+async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoReturn:
+    """End the call; what knows of gRPC's retries waits as long as the refusal says."""
+    trailing = [(HEADER, note.id)]
+    if refusal.retry_after is not None:
+        seconds = max(math.ceil(refusal.retry_after), 1)
+        trailing += [("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(1000 * seconds))]
+    note.status = KINDS[refusal.kind].grpc
+    await context.abort(grpc.StatusCode[note.status], refusal.message, tuple(trailing))
+
+
+def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """The server's certificate, and who signs those of its clients; ``None`` if it has none."""
+    files = (settings.gateway_grpc_key, settings.gateway_grpc_cert)
+    if not any((*files, settings.gateway_grpc_client_ca)):
+        return None
+    if not all(files):
+        raise ConfigError("gateway_grpc_cert and gateway_grpc_key belong together: give both")
+    key, cert = (_read(file) for file in files)
+    authorities = settings.gateway_grpc_client_ca and _read(settings.gateway_grpc_client_ca)
+    return grpc.ssl_server_credentials([(key, cert)], authorities or None, bool(authorities))
+
+
+def _read(file: str | None) -> bytes:
+    path = Path(file or "")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: the certificate or key cannot be read: {error.strerror}") from None

@@ -1,0 +1,291 @@
+"""The services of ``tei.v1``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeAlias, TypeVar
+
+from google.protobuf.message import Message
+
+from rankmill.extensions.gateway.dialects.base import of_labels, spec_for
+from rankmill.extensions.gateway.dialects.tei import TEI, known_info, no_prompt, simple_tokens
+from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.keys.api_keys import ApiKey
+from rankmill.extensions.gateway.observation import Observation
+from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.extensions.gateway.score_request import (
+    MOST_ENCODED,
+    RequestScores,
+    ScoreRequest,
+    SpecFields,
+    alone,
+    best_first,
+    encoding,
+)
+from rankmill.extensions.grpc import tei_pb2 as tei
+from rankmill.jobs.contract.encodings import MAX_TOKEN_ID, TokensAsked, TokensFound
+
+_ROWS = 256
+_WAIT_SECONDS = 0.002
+"""How long a batch of messages waits for one more."""
+
+_Row: TypeAlias = tuple[str, ...]
+"""A pair, or a text alone."""
+
+_Predict: TypeAlias = tei.PredictRequest | tei.PredictPairRequest
+
+M = TypeVar("M", bound=Message)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was let in: what is observed of it, and its key."""
+
+    note: Observation
+    key: ApiKey | None
+
+
+class TeiServices:
+    """Answers calls with the scores of the workers, for the model of the gateway.
+
+    Parameters
+    ----------
+    gateway
+        What all its ways in share.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._most_bytes = gateway.settings.gateway_body_mib << 20
+
+    async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
+        """What the gateway serves."""
+        gateway = self._gateway
+        about = await gateway.scoring.about_model()
+        scored = gateway.scoring.contracts[gateway.settings.model]
+        known = known_info(gateway.settings, gateway.served.default.name, about, scored, gateway.load.workers)
+        del known["served_model_name"]  # gRPC's message has no such field
+        return tei.InfoResponse(**known, model_type=tei.MODEL_TYPE_RERANKER)
+
+    async def predict(self, request: tei.PredictRequest, call: Call) -> tei.PredictResponse:
+        """Score one text alone."""
+        (found,) = await self._predict([request], call)
+        return found
+
+    async def predict_pair(self, request: tei.PredictPairRequest, call: Call) -> tei.PredictResponse:
+        """Score one pair."""
+        (found,) = await self._predict([request], call)
+        return found
+
+    def predict_stream(
+        self, requests: AsyncIterator[tei.PredictRequest], call: Call
+    ) -> AsyncIterator[tei.PredictResponse]:
+        """Score texts as they come; what has come is scored together, and answered in its order."""
+        return self._in_turn(requests, self._predict, call)
+
+    def predict_pair_stream(
+        self, requests: AsyncIterator[tei.PredictPairRequest], call: Call
+    ) -> AsyncIterator[tei.PredictResponse]:
+        """Score pairs as they come, as `predict_stream`."""
+        return self._in_turn(requests, self._predict, call)
+
+    async def rerank(self, request: tei.RerankRequest, call: Call) -> tei.RerankResponse:
+        """Order texts by their score."""
+        pairs = [(request.query, text) for text in request.texts]
+        scored = await self._score(pairs, _spec(request), call)
+        return _ranking(scored, pairs, with_text=request.return_text)
+
+    async def rerank_stream(
+        self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
+    ) -> tei.RerankResponse:
+        """Order texts that come one by one, each with its query, when all are there."""
+        found = await _gather(requests, self._gateway.settings.gateway_pairs, self._most_bytes)
+        if len({(each.truncate, each.truncation_direction) for each in found}) > 1:
+            raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
+        pairs = [(each.query, each.text) for each in found]
+        scored = await self._score(pairs, _spec(found[0] if found else tei.RerankStreamRequest()), call)
+        return _ranking(scored, pairs, with_text=found[0].return_text)
+
+    async def tokenize(self, request: tei.EncodeRequest, call: Call) -> tei.EncodeResponse:
+        """The tokens of a text, uncut."""
+        (found,) = await self._tokenize([request], call)
+        return found
+
+    def tokenize_stream(
+        self, requests: AsyncIterator[tei.EncodeRequest], call: Call
+    ) -> AsyncIterator[tei.EncodeResponse]:
+        """The tokens of texts as they come, as `predict_stream`."""
+        return self._in_turn(requests, self._tokenize, call)
+
+    async def decode(self, request: tei.DecodeRequest, call: Call) -> tei.DecodeResponse:
+        """The text of tokens."""
+        (found,) = await self._decode([request], call)
+        return found
+
+    def decode_stream(
+        self, requests: AsyncIterator[tei.DecodeRequest], call: Call
+    ) -> AsyncIterator[tei.DecodeResponse]:
+        """The texts of tokens as they come, as `predict_stream`."""
+        return self._in_turn(requests, self._decode, call)
+
+    async def _in_turn(
+        self,
+        requests: AsyncIterator[M],
+        answer: Callable[[Sequence[M], Call], Awaitable[list[R]]],
+        call: Call,
+    ) -> AsyncIterator[R]:
+        """Answer messages in their order, those that have come together."""
+        async for batch in _batches(requests, self._most_bytes):
+            for found in await answer(batch, call):
+                yield found
+
+    async def _tokenize(self, requests: Sequence[tei.EncodeRequest], call: Call) -> list[tei.EncodeResponse]:
+        for each in requests:
+            if each.HasField("prompt_name"):
+                raise no_prompt(each.prompt_name)
+        asked = [TokensAsked(text=each.inputs, special=each.add_special_tokens) for each in requests]
+        return [
+            tei.EncodeResponse(
+                tokens=[tei.SimpleToken(**token) for token in simple_tokens(each.inputs, tokens)]
+            )
+            for each, tokens in zip(requests, await self._encode(asked, call), strict=True)
+        ]
+
+    async def _decode(self, requests: Sequence[tei.DecodeRequest], call: Call) -> list[tei.DecodeResponse]:
+        if any(number > MAX_TOKEN_ID for each in requests for number in each.ids):
+            raise Refusal("invalid", f"ids: a token's id is at most {MAX_TOKEN_ID:,}")
+        asked = [TokensAsked(ids=tuple(each.ids), special=not each.skip_special_tokens) for each in requests]
+        return [tei.DecodeResponse(text=each.text) for each in await self._encode(asked, call)]
+
+    async def _encode(self, asked: Sequence[TokensAsked], call: Call) -> list[TokensFound]:
+        found: list[TokensFound] = []
+        for piece in _pieces(asked):
+            wanted = encoding(piece)
+            with self._gateway.bodies.body() as body:
+                body.count(sum(map(len, wanted.passages)))
+                scored = await self._gateway.scoring.score(wanted, call.key)
+            self._gateway.count(call.note, scored)
+            found += scored.found
+        return found
+
+    async def _predict(self, requests: Sequence[_Predict], call: Call) -> list[tei.PredictResponse]:
+        found = []
+        for _, same in groupby(
+            requests, lambda each: (each.raw_scores, each.truncate, each.truncation_direction)
+        ):
+            alike = list(same)
+            rows = [_row(each) for each in alike]
+            scored = await self._score(rows, of_labels(_spec(alike[0])), call)
+            found += [
+                tei.PredictResponse(
+                    predictions=[
+                        tei.Prediction(score=score, label=label) for label, score in best_first(labels)
+                    ],
+                    metadata=_metadata(scored, row),
+                )
+                for labels, row in zip(scored.predictions(), rows, strict=True)
+            ]
+        return found
+
+    async def _score(self, rows: Sequence[_Row], spec: SpecFields, call: Call) -> RequestScores:
+        with self._gateway.bodies.body() as body:
+            body.count(sum(len(text) for row in rows for text in row))
+            if rows and len(rows[0]) == 1:
+                wanted = alone([row[0] for row in rows], None, spec)
+            else:
+                wanted = ScoreRequest([row[0] for row in rows], [row[1] for row in rows], spec=spec)
+            scored = await self._gateway.scoring.score(wanted, call.key)
+        self._gateway.count(call.note, scored)
+        return scored
+
+
+def _pieces(asked: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
+    """What was asked, in as few requests as may have it."""
+    piece: list[TokensAsked] = []
+    for each in asked:
+        if piece and sum(one.size for one in piece) + each.size > MOST_ENCODED:
+            yield piece
+            piece = []
+        piece.append(each)
+    yield piece
+
+
+def _spec(options: tei.RerankRequest | tei.RerankStreamRequest | _Predict) -> SpecFields:
+    left = options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
+    return spec_for(
+        TEI, raw=options.raw_scores, truncate=options.truncate, truncation_side="left" if left else None
+    )
+
+
+def _row(request: _Predict) -> _Row:
+    if isinstance(request, tei.PredictRequest):
+        return (request.inputs,)
+    if len(request.inputs) != 2:
+        raise Refusal("invalid", f"inputs: a pair has two texts, and this one {len(request.inputs):,}")
+    return request.inputs[0], request.inputs[1]
+
+
+def _ranking(scored: RequestScores, pairs: Sequence[_Row], *, with_text: bool) -> tei.RerankResponse:
+    ranks = [
+        tei.Rank(index=place, score=score, text=pairs[place][1] if with_text else None)
+        for place, score in scored.ranked()
+    ]
+    return tei.RerankResponse(ranks=ranks, metadata=_metadata(scored, *pairs))
+
+
+def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
+    took = scored.stages()
+    return tei.Metadata(
+        compute_chars=sum(len(text) for row in rows for text in row),
+        compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,  # of others as well
+        total_time_ns=round(scored.seconds * 1e9),
+        tokenization_time_ns=round(took.get("tokenize", 0.0) * 1e9),
+        queue_time_ns=round(took["queue"] * 1e9),
+        inference_time_ns=round(took.get("forward", took["work"]) * 1e9),
+    )
+
+
+async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[list[M]]:
+    """Batches of up to 256 messages and `most_bytes`, in order; none waits for messages that do not come."""
+    messages = aiter(stream)
+    coming = asyncio.ensure_future(anext(messages, None))
+    try:
+        while (first := await coming) is not None:
+            batch, size = [first], first.ByteSize()
+            coming = asyncio.ensure_future(anext(messages, None))
+            while len(batch) < _ROWS and size < most_bytes:
+                await asyncio.wait({coming}, timeout=_WAIT_SECONDS)
+                if not coming.done() or (message := coming.result()) is None:
+                    break
+                batch.append(message)
+                size += message.ByteSize()
+                coming = asyncio.ensure_future(anext(messages, None))
+            yield batch
+    finally:
+        coming.cancel()
+
+
+async def _gather(stream: AsyncIterable[M], most: int, most_bytes: int) -> list[M]:
+    """All messages of a stream.
+
+    Raises
+    ------
+    Refusal
+        They are more than `most`, or have more than `most_bytes`.
+    """
+    found: list[M] = []
+    size = 0
+    async for message in stream:
+        found.append(message)
+        size += message.ByteSize()
+        if len(found) > most:
+            raise Refusal("too_large", f"the stream has more than {most:,} texts, the most of one request")
+        if size > most_bytes:
+            raise Refusal(
+                "too_large", f"the stream is larger than {most_bytes >> 20} MiB, the most that is read"
+            )
+    return found

@@ -1,0 +1,106 @@
+"""``rankmill check-precision``: measure how much a precision changes rankings before it is used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import click
+from pydantic import Field
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from rankmill.cli import options
+from rankmill.cli.show import console
+from rankmill.extensions.lab.precision import REFERENCE, Measured, check_precisions
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.files.formats.base import TextColumns
+
+
+class PrecisionRefused(RankmillError):
+    """A precision ranks too differently from fp32, or loses rows."""
+
+
+class PrecisionOptions(options.CommandOptions):
+    """How precisions are compared."""
+
+    precisions: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="precision")
+    """Precision to check; may be given several times.  [default: the settings']"""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
+    """Mean rank correlation with fp32 within a query that a precision must reach."""
+    report_only: bool = False
+    """Exit with 0 for every verdict."""
+
+
+@options.command("check-precision")
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
+@options.of(PrecisionOptions)
+@options.of(options.SampleOptions, "pairs")
+@options.flags(
+    "model", "revision", "max_length", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED
+)
+@options.as_json
+def check_precision(
+    inputs: tuple[str, ...],
+    asked: PrecisionOptions,
+    pairs: options.SampleOptions,
+    config: str | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Compare the rankings of precisions with those of fp32.
+
+    Scores a sample of FILE in fp32 and in each precision, and compares how they rank the passages of each
+    query. The exit code is 1 if a precision is below the threshold, may be below it, or loses rows; 2 if
+    nothing could be compared.
+    """
+    columns = TextColumns(pairs.query_column, pairs.passage_column)
+    settings = load_settings(flags, config)
+    precisions = [load_settings({**flags, "precision": each}, config).precision for each in asked.precisions]
+    wanted = precisions or [settings.precision]
+    found = check_precisions(inputs, columns, pairs.label_column, pairs.sample, wanted, settings)
+    if as_json:
+        click.echo(json.dumps([_as_json(each, asked.threshold) for each in found]))
+    else:
+        console().print(_table(found))
+    bad = [each for each in found[1:] if each.agreement.verdict(asked.threshold) != "kept" or each.lost]
+    if bad and not asked.report_only:
+        raise PrecisionRefused(_refusal(bad, asked.threshold))
+
+
+def _as_json(measured: Measured, threshold: float) -> dict[str, Any]:
+    found = asdict(measured)
+    ranks = found.pop("agreement")
+    return {**found, **ranks, "verdict": measured.agreement.verdict(threshold)}
+
+
+def _table(found: Sequence[Measured]) -> Table:
+    _, *others = found[0].figures
+    spearman = f"Spearman with {REFERENCE} (95% interval)"
+    table = Table("precision", "runs on", spearman, *others, box=SIMPLE_HEAD)
+    for each in found:
+        table.add_row(each.precision, f"{each.backend}, {each.device}", *each.figures.values())
+    ranks = found[0].agreement
+    table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries"
+    return table
+
+
+def _refusal(bad: Sequence[Measured], threshold: float) -> str:
+    reasons = [_reason(each, threshold) for each in bad]
+    return f"{'; '.join(reasons)}: use another precision, lower --threshold, or give --report-only"
+
+
+def _reason(measured: Measured, threshold: float) -> str:
+    ranks, name = measured.agreement, measured.precision
+    match ranks.verdict(threshold):
+        case "lost":
+            return f"{name} has rank correlation {ranks} with {REFERENCE}, below {threshold:g}"
+        case "undecided":
+            return (
+                f"{name} is undecided: it has rank correlation {ranks} with {REFERENCE}, which may be below "
+                f"{threshold:g}; take a larger sample, about --sample {ranks.rows_wanted(threshold)}"
+            )
+    return f"{name} gives no score for {measured.lost:,} rows that have one in {REFERENCE}"

@@ -1,0 +1,129 @@
+"""``rankmill experiment``: measure grids of settings and write a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import click
+from pydantic import Field
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rankmill.cli import options
+from rankmill.cli.exits import MEASURED
+from rankmill.extensions.lab.bench import Records
+from rankmill.extensions.lab.experiment import Experiment, load_experiment, shipped
+from rankmill.extensions.lab.grid import RECORDS, CellResult, Plan, plan, run
+from rankmill.extensions.lab.statistics import measurements, write_measurements
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.passwords import mask_passwords
+
+_EPILOG = f"""\b
+rankmill ships: {", ".join(shipped())}
+
+\b
+Exit codes:
+  0    done; the report lists cells that could not be measured, with reasons
+  1    failed; the measurements are kept
+  2    wrong usage, found before any work
+  130  interrupted; the measurements are kept
+
+The same command continues after an interruption."""
+
+
+class ExperimentOptions(options.CommandOptions):
+    """Options of experiment."""
+
+    output: Path = Path("experiments")
+    """Folder for report, plots and measurements."""
+    pairs: options.File | None = None
+    """File of pairs, or 'varied' or 'example' (shipped pairs).  [default: the experiment's]"""
+    query_column: options.Column | None = None
+    """Column with the query.  [default: the experiment's]"""
+    passage_column: options.Column | None = None
+    """Column with the passage.  [default: the experiment's]"""
+    model: Annotated[str, Field(title="TEXT")] | None = None
+    """Hub id, local directory, or 'demo'.  [default: the experiment's]"""
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """Factor for the numbers of rows and requests in the files."""
+    repeats: int | None = None
+    """Measurements of each cell with the same workers.  [default: the experiment's]"""
+    rounds: int | None = None
+    """Passes over the grid; each cell gets fresh workers.  [default: the experiment's]"""
+    restart: bool = False
+    """Measure again the cells that the folder has already."""
+
+
+@options.command("experiment", epilog=_EPILOG, interrupted=MEASURED)
+@click.argument("files", nargs=-1, metavar="[FILE]...")
+@options.of(ExperimentOptions)
+@options.quiet
+def experiment(files: tuple[str, ...], asked: ExperimentOptions, quiet: bool) -> None:
+    """Measure grids of settings, and write a report.
+
+    Measures the cells of each experiment FILE in turn, with fresh workers. FILE is a YAML file, or the name
+    of an experiment that rankmill ships; default: all shipped experiments.
+    """
+    options.require_plots()
+    experiments = [load_experiment(file) for file in files or shipped()]
+    _check_names(experiments)
+    measure = {"pairs", "query_column", "passage_column", "repeats", "rounds"}
+    given = asked.model_dump(include=measure, exclude_none=True)
+    plans = plan(experiments, {"model": asked.model} if asked.model else {}, given, asked.scale)
+    if asked.restart:
+        (asked.output / RECORDS).unlink(missing_ok=True)
+    results = _run(plans, asked.output, quiet)
+    _report(asked.output, experiments, results, quiet=quiet)
+
+
+def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:
+    """Measure the planned cells, and print a line for each."""
+    console = Console(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    results = []
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(plans))
+        runs = run(plans, Records(folder / RECORDS))
+        for number, planned in enumerate(plans):
+            where = f"{planned.experiment.name}: {planned.label}"
+            progress.update(task, completed=number, description=where.replace("[", r"\["))
+            _, result, known = next(runs)
+            results.append(result)
+            outcome = "was measured before" if known else _outcome(result)
+            console.print(f"[{number + 1}/{len(plans)}] {where}: {outcome}", soft_wrap=True)
+    return results
+
+
+def _outcome(result: CellResult) -> str:
+    """The result of a cell, in one line."""
+    if result.status != "measured":
+        return f"{result.status}: {mask_passwords(result.reason)}"
+    statistics = measurements([result]).median(numeric_only=True)
+    parts = []
+    if statistics["pairs_per_second"] > 0:
+        parts.append(f"{statistics['pairs_per_second']:,.0f} pairs/s")
+    if statistics["p95_ms"] > 0:
+        parts.append(
+            f"p95 {statistics['p95_ms']:,.0f} ms at {statistics['requests_per_second']:,.1f} requests/s"
+        )
+    return ", ".join(parts)
+
+
+def _report(
+    folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult], *, quiet: bool
+) -> None:
+    from rankmill.extensions.lab.report import write_report  # matplotlib is slow to import
+
+    write_measurements(folder / "measurements.parquet", results)
+    path = write_report(folder, experiments, results)
+    if not quiet:
+        click.echo(f"the report is in {path}, every measurement in {folder / 'measurements.parquet'}")
+
+
+def _check_names(experiments: Sequence[Experiment]) -> None:
+    names = [one.name for one in experiments]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two of the experiments are named {name!r}; give each a name of its own")

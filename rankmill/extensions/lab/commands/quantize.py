@@ -1,0 +1,101 @@
+"""``rankmill quantize``: a model directory for 8 bits, calibrated and measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import click
+from pydantic import Field
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from rankmill.cli import options
+from rankmill.cli.show import console
+from rankmill.extensions.lab.agreement import TOP
+from rankmill.extensions.lab.pairs import read_pairs
+from rankmill.extensions.lab.precision import REFERENCE, Measured
+from rankmill.extensions.lab.quantize import Quantized, check_output, require_packages
+from rankmill.extensions.lab.quantize import quantize as make
+from rankmill.jobs.contract.spec import RECIPE
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.files.formats.base import TextColumns
+
+
+class QuantizeOptions(options.CommandOptions):
+    """Options of quantize."""
+
+    output: Annotated[Path, Field(title="DIR")]
+    """Directory to make; it appears whole."""
+    pairs: options.File | None = None
+    """Pairs like those to be scored, of many queries, as score-file takes them.
+    [default: some that rankmill ships]"""
+    query_column: options.Column = "query"
+    """Column with the query."""
+    passage_column: options.Column = "passage"
+    """Column with the passage."""
+    label_column: options.Column | None = None
+    """Relevance as a number; also report nDCG@10."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
+    """Mean rank correlation with fp32 within a query that is to be kept."""
+    sample: Annotated[int, Field(ge=2)] = 2000
+    """Pairs to measure with, at most."""
+    trials: Annotated[int, Field(ge=1)] = 16
+    """Models to measure, at most: each with other layers left out of 8 bits."""
+    force: bool = False
+    """Replace DIR if quantize has made it."""
+
+
+@options.command("quantize", interrupted="nothing is left of it")
+@click.argument("model")
+@options.of(QuantizeOptions)
+@options.settings("registry", "revision", "max_length", "threads", others=("model",))
+@options.quiet
+@options.as_json
+def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: bool) -> None:
+    """Make a model directory for 8 bits.
+
+    Calibrates MODEL on some of the pairs, measures on others how int8 ranks beside fp32, and leaves layers
+    out of 8 bits where that keeps the threshold. Score with it as with any model: --model DIR --precision
+    int8. Its other precisions are MODEL's. MODEL may be NAME@VERSION or NAME@ALIAS in the registry, and
+    rankmill models push takes DIR.
+    """
+    require_packages()
+    check_output(asked.output, asked.force)
+    columns = TextColumns(asked.query_column, asked.passage_column)
+    read = read_pairs(asked.pairs, columns, asked.label_column, asked.sample)
+    made = make(
+        settings, read, asked.output, threshold=asked.threshold, trials=asked.trials, force=asked.force,
+        say=lambda line: None if quiet else click.echo(line, err=True),
+    )  # fmt: skip
+    if as_json:
+        click.echo((asked.output / RECIPE).read_text(encoding="utf-8"), nl=False)
+        return
+    if not quiet:
+        console().print(_table(made))
+    if not quiet or not made.best.kept:
+        click.echo(_verdict(made, asked.output, asked.threshold))
+
+
+def _table(made: Quantized) -> Table:
+    spearman = f"Spearman with {REFERENCE} (95% interval)"
+    table = Table("", spearman, f"top {TOP} shared", "nDCG@10", box=SIMPLE_HEAD)
+    rows: dict[str, Measured] = {
+        REFERENCE: made.reference, "int8 as it comes": made.plain, "int8 quantized": made.best.measured
+    }  # fmt: skip
+    for name, each in rows.items():
+        table.add_row(name, *(each.figures[one] for one in ("Spearman", f"top {TOP} shared", "nDCG@10")))
+    ranks = made.reference.agreement
+    table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries, none of them calibrated on"
+    return table
+
+
+def _verdict(made: Quantized, output: Path, threshold: float) -> str:
+    best = made.best
+    share = f"{1 - best.share:.1%} of its matrix products are in 8 bits"
+    if best.kept:
+        return f"{output} keeps {threshold:g}: {share}"
+    others = len(made.trials) - 1
+    nor = f", nor is any of {others} with layers left out" if others else ""
+    better = " 8 bits as they come rank no worse." if made.plain.agreement.spearman >= best.spearman else ""
+    return f"{output} is not shown to keep {threshold:g}{nor}: {share}.{better}"

@@ -1,0 +1,216 @@
+"""The experiment file: the grid of settings, the measurement, and reference findings."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rankmill.extensions.lab.pairs import BUILT_IN
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.settings import BASE, Settings, merge_settings, validate
+from rankmill.jobs.runtime.yaml_files import read_yaml
+
+SHIPPED = BASE.with_name("experiments")
+
+_NOT_VARIED = {"redis_url", "queue", "run_ttl"}
+"""Settings of the server, which an experiment cannot vary: every cell has a server of its own."""
+
+Value = str | int | float | bool
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Measure(_Strict):
+    """How each cell is measured.
+
+    Attributes
+    ----------
+    pairs
+        A file of pairs, relative to the experiment's file, or ``varied`` or ``example`` (shipped pairs).
+    query_column, passage_column
+        Columns of that file with the texts.
+    rows
+        Pairs of the bulk run; 0: no bulk run.
+    requests
+        Number of small requests whose latency is measured; 0: none.
+    request_size
+        Pairs in a request.
+    concurrency
+        Requests in flight at a time.
+    warm_up
+        Number of pairs scored as a warm-up, some of them by every worker.
+    repeats
+        Measurements with the same workers.
+    rounds
+        Passes over the whole grid; each pass measures each cell with fresh workers.
+    timeout
+        Most seconds for a cell in a round.
+    """
+
+    pairs: str = "varied"
+    query_column: str = "query"
+    passage_column: str = "passage"
+    rows: int = Field(default=1000, ge=0)
+    requests: int = Field(default=0, ge=0)
+    request_size: int = Field(default=20, ge=1)
+    concurrency: int = Field(default=1, ge=1)
+    warm_up: int = Field(default=64, ge=1)
+    repeats: int = Field(default=3, ge=1)
+    rounds: int = Field(default=1, ge=1)
+    timeout: float = Field(default=600, gt=0)
+
+    @model_validator(mode="after")
+    def _something(self) -> Measure:
+        if not self.rows and not self.requests:
+            raise ValueError("rows and requests are both 0: nothing would be measured")
+        return self
+
+    def changed(self, changes: Mapping[str, Any]) -> Measure:
+        """A copy with some values replaced; raises `ConfigError` for an invalid value."""
+        try:
+            return Measure(**{**self.model_dump(), **changes})
+        except ValidationError as error:
+            raise ConfigError(_first(error)) from None
+
+    def scaled(self, scale: float) -> Measure:
+        """A copy with rows and requests multiplied by `scale`, each at least 1 unless it is 0."""
+        sizes = {name: getattr(self, name) for name in ("rows", "requests")}
+        return self.model_copy(
+            update={name: max(round(scale * size), 1) if size else 0 for name, size in sizes.items()}
+        )
+
+
+Statistic = Literal[
+    "pairs_per_second", "requests_per_second", "p50_ms", "p95_ms", "p99_ms", "padding_waste", "peak_mib"
+]
+"""Statistics of a measured cell, as in the report's tables."""
+
+
+class Finding(_Strict):
+    """A reference result: ``figure`` of the cells ``of``, divided by that of the cells ``over`` if given."""
+
+    claim: str
+    figure: Statistic
+    of: dict[str, Value]
+    over: dict[str, Value] | None = None
+    value: float
+
+
+class Experiment(_Strict):
+    """A base config, a grid of settings that change it, and how to measure each cell of the grid."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    description: str
+    base: str = "base"
+    settings: dict[str, Any] = {}
+    grid: dict[str, list[Value]] = Field(min_length=1)
+    measure: Measure = Measure()
+    reference: tuple[Finding, ...] = ()
+
+    @field_validator("settings", "grid")
+    @classmethod
+    def _known(cls, values: dict[str, Any], info: Any) -> dict[str, Any]:
+        known = [key for key in Settings.model_fields if key not in _NOT_VARIED]
+        if info.field_name == "grid":
+            known += ["rows", "requests", "request_size", "concurrency"]
+        for key, value in values.items():
+            if key not in known:
+                raise ValueError(f"unknown key {key!r}; keys are {', '.join(known)}")
+            if info.field_name == "grid" and not value:
+                raise ValueError(f"{key} has no values")
+        return values
+
+    @model_validator(mode="after")
+    def _of_the_grid(self) -> Experiment:
+        for finding in self.reference:
+            for key in {**finding.of, **(finding.over or {})}:
+                if key not in self.grid:
+                    raise ValueError(f"reference {finding.claim!r}: {key!r} is not in the grid")
+        return self
+
+    def cells(self) -> list[dict[str, Value]]:
+        """All combinations of the grid's values; the last key varies fastest."""
+        return [
+            dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
+        ]
+
+    def resolve(
+        self,
+        cell: Mapping[str, Value],
+        flags: Mapping[str, Any],
+        measure: Mapping[str, Any],
+        scale: float = 1.0,
+    ) -> tuple[Settings, Measure]:
+        """All settings of a cell, and its measurement.
+
+        The grid overrides the command's options (`flags` for settings, `measure` for the measurement), and
+        these override the file. `scale` multiplies the numbers of rows and requests.
+
+        Raises
+        ------
+        ConfigError
+            The cell's settings are invalid.
+        """
+        ours = {key: value for key, value in cell.items() if key in Measure.model_fields}
+        theirs = {key: value for key, value in cell.items() if key not in ours}
+        settings = validate(merge_settings({**self.settings, **flags, **theirs}, self.base))
+        settings = settings.model_copy(update={"redis_url": None})  # every cell has its own server
+        return settings, self.measure.changed({**measure, **ours}).scaled(scale)
+
+
+def load_experiment(file: str | os.PathLike[str]) -> Experiment:
+    """Read an experiment file, or a shipped experiment by its name.
+
+    Raises
+    ------
+    ConfigError
+        The file does not exist or is not YAML, or a key is unknown or has an invalid value.
+    """
+    path = _locate(Path(file))
+    try:
+        experiment = Experiment.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first(error)}") from None
+    measure = experiment.measure
+    if experiment.base.endswith((".yaml", ".yml")):
+        experiment = experiment.model_copy(update={"base": str(path.parent / experiment.base)})
+    if measure.pairs not in BUILT_IN:
+        beside = measure.model_copy(update={"pairs": str(path.parent / measure.pairs)})
+        experiment = experiment.model_copy(update={"measure": beside})
+    merge_settings(config=experiment.base)  # reports a missing base before any work
+    return experiment
+
+
+def shipped() -> list[str]:
+    """Names of the experiments that rankmill ships."""
+    return sorted(file.stem for file in SHIPPED.glob("*.yaml"))
+
+
+def _locate(path: Path) -> Path:
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        return path
+    if str(path) not in shipped():
+        raise ConfigError(
+            f"no experiment {path}, and rankmill ships none of that name; it ships {', '.join(shipped())}"
+        )
+    return SHIPPED / f"{path}.yaml"
+
+
+def _first(error: ValidationError) -> str:
+    """The first validation error, with its key."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        *parents, key = first["loc"]
+        known = Measure if parents[:1] == ["measure"] else Finding if parents else Experiment
+        return f"unknown key {key!r}{' in ' + str(parents[0]) if parents else ''}; keys are " + ", ".join(
+            known.model_fields
+        )
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}" if where else first["msg"]

@@ -1,0 +1,223 @@
+"""Run the grids: plan all cells of all rounds, measure those without a record, and record the results."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import BaseModel
+
+from rankmill.extensions.lab.bench import Bench, BenchFailed, Records, split_requests
+from rankmill.extensions.lab.experiment import Experiment, Measure, Value
+from rankmill.extensions.lab.pairs import BUILT_IN, fingerprint, sample
+from rankmill.jobs.contract.errors import ConfigError, EmbeddedError, RunFailed
+from rankmill.jobs.contract.results import ChunkStats
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+from rankmill.score.session import RunScores
+
+RECORDS = "measurements.jsonl"
+
+
+class TokenCounts(BaseModel):
+    """Real tokens, and computed tokens including padding."""
+
+    real: int = 0
+    padded: int = 0
+
+    @property
+    def waste(self) -> float:
+        """Share of the computed tokens that was padding."""
+        return 1 - self.real / self.padded if self.padded else 0.0
+
+
+class Repeat(BaseModel):
+    """One measurement: a bulk run of ``rows`` pairs, and requests with the latency of each."""
+
+    rows: int = 0
+    bulk_seconds: float = 0.0
+    bulk_tokens: TokenCounts = TokenCounts()
+    latencies: list[float] = []
+    request_seconds: float = 0.0
+    request_tokens: TokenCounts = TokenCounts()
+    row_errors: int = 0
+
+
+class CellResult(BaseModel):
+    """Result of a cell in one round.
+
+    ``status`` is ``impossible`` if the workers refuse the settings, ``failed`` if they died or took too long.
+    """
+
+    experiment: str
+    cell: dict[str, Value]
+    round: int
+    status: Literal["measured", "impossible", "failed"]
+    reason: str = ""
+    settings: dict[str, Any] = {}
+    measure: dict[str, Any] = {}
+    device: str = ""
+    backend: str = ""
+    precision: str = ""
+    startup_seconds: float = 0.0
+    peak_bytes: int = 0
+    stage_seconds: dict[str, float] = {}
+    repeats: list[Repeat] = []
+    seconds: float = 0.0
+    ended: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell to be measured in a round; ``obstacle`` is the reason if its settings are invalid."""
+
+    experiment: Experiment
+    cell: dict[str, Value]
+    round: int
+    settings: Settings | None
+    measure: Measure
+    obstacle: str = ""
+
+    @property
+    def label(self) -> str:
+        """The cell for a person."""
+        return label(self.cell)
+
+    @property
+    def key(self) -> str:
+        """Everything that the result depends on, except the pairs, as text."""
+        settings = self.settings.model_dump() if self.settings else self.obstacle
+        measure = self.measure.model_dump(exclude={"rounds", "timeout"})
+        version = importlib.metadata.version("rankmill")
+        return json.dumps([version, self.experiment.name, self.cell, self.round, settings, measure])
+
+
+def label(cell: Mapping[str, Value]) -> str:
+    """The values of a cell for a person."""
+    return ", ".join(f"{key}={str(value).lower()}" for key, value in cell.items())
+
+
+def plan(
+    experiments: Iterable[Experiment], flags: Mapping[str, Any], measure: Mapping[str, Any], scale: float
+) -> list[Plan]:
+    """All cells to measure, in order: for each experiment, for each round, all cells of its grid.
+
+    `flags` and `measure` are the command's options; `scale` multiplies the numbers of rows and requests.
+
+    Raises
+    ------
+    ConfigError
+        An option has an invalid value.
+    """
+    found = []
+    for experiment in experiments:
+        common = experiment.measure.changed(measure)
+        for number in range(common.rounds):
+            for cell in experiment.cells():
+                try:
+                    settings, measured = experiment.resolve(cell, flags, measure, scale)
+                    found.append(Plan(experiment, cell, number, settings, measured))
+                except ConfigError as error:
+                    found.append(Plan(experiment, cell, number, None, common, str(error)))
+    return found
+
+
+def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellResult, bool]]:
+    """Measure the planned cells that `records` does not have; yields each result and whether it was recorded.
+
+    Raises
+    ------
+    InputError
+        The pairs cannot be read.
+    """
+    for planned in plans:
+        pairs = _pairs(planned.measure)
+        key = hashlib.sha256(f"{planned.key} {fingerprint(pairs)}".encode()).hexdigest()
+        record = records.get(key)
+        if record is not None:
+            yield planned, CellResult(**record), True
+            continue
+        result = _measured(planned, pairs)
+        records.add(key, result.model_dump())
+        yield planned, result, False
+
+
+def _measured(planned: Plan, pairs: pa.Table) -> CellResult:
+    """Measure a cell: fresh workers, a warm-up, then the measurements."""
+    started = system.monotonic()
+    record: dict[str, Any] = {
+        "experiment": planned.experiment.name,
+        "cell": planned.cell,
+        "round": planned.round,
+    }
+    if planned.settings is None:
+        return CellResult(**record, status="impossible", reason=planned.obstacle, ended=system.now())
+    record |= {"settings": planned.settings.model_dump(), "measure": planned.measure.model_dump()}
+    try:
+        with Bench(planned.settings, planned.measure.timeout) as bench:
+            record |= _measurements(bench, planned.measure, pairs) | {"status": "measured"}
+    except (RunFailed, EmbeddedError) as error:
+        record |= {"status": "impossible", "reason": str(error)}
+    except BenchFailed as error:
+        record |= {"status": "failed", "reason": str(error)}
+    return CellResult(**record, seconds=system.monotonic() - started, ended=system.now())
+
+
+def _measurements(bench: Bench, measure: Measure, pairs: pa.Table) -> dict[str, Any]:
+    startup = bench.warm_up(pairs.slice(0, measure.warm_up))
+    requests = split_requests(pairs, measure.requests, measure.request_size)
+    repeats = []
+    stats: ChunkStats | None = None
+    for _ in range(measure.repeats):
+        bulk = [bench.bulk(pairs.slice(0, measure.rows))] if measure.rows else []
+        began = time.perf_counter()
+        answers = bench.requests(requests, measure.concurrency)
+        seconds = time.perf_counter() - began
+        repeat = Repeat(
+            rows=measure.rows,
+            bulk_seconds=sum(scored.seconds for scored in bulk),
+            bulk_tokens=_tokens(bulk),
+            latencies=[answer.seconds for answer in answers],
+            request_seconds=seconds if requests else 0.0,
+            request_tokens=_tokens(answers),
+            row_errors=sum(int(np.isnan(scored.scores).sum()) for scored in [*bulk, *answers]),
+        )
+        repeats.append(repeat)
+        stats = next(_stats([*bulk, *answers]), stats)
+    return {
+        "startup_seconds": startup,
+        "repeats": repeats,
+        "stage_seconds": bench.stage_seconds(),
+        "peak_bytes": bench.peak_bytes,
+        **({"device": stats.device, "backend": stats.backend, "precision": stats.precision} if stats else {}),
+    }
+
+
+def _stats(scored: Iterable[RunScores]) -> Iterator[ChunkStats]:
+    return (stats for part in scored for stats in part.stats)
+
+
+def _tokens(scored: Iterable[RunScores]) -> TokenCounts:
+    stats = list(_stats(scored))
+    return TokenCounts(real=sum(one.tokens for one in stats), padded=sum(one.padded_tokens for one in stats))
+
+
+def _pairs(measure: Measure) -> pa.Table:
+    rows = max(measure.rows, measure.requests * measure.request_size, measure.warm_up)
+    file = Path(measure.pairs)
+    changed = 0 if measure.pairs in BUILT_IN or not file.exists() else file.stat().st_mtime_ns
+    return _sample(measure.pairs, rows, (measure.query_column, measure.passage_column), changed)
+
+
+@cache
+def _sample(pairs: str, rows: int, columns: tuple[str, str], _changed: int) -> pa.Table:
+    return sample(pairs, rows, columns)

@@ -1,0 +1,151 @@
+"""Precision check: score the same pairs in fp32 and in other precisions, and compare the rankings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rankmill.extensions.lab.agreement import TOP, Agreement, Qrels, agreement, ndcg
+from rankmill.extensions.lab.pairs import file_sample
+from rankmill.jobs.contract.errors import InputError, RunFailed
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.files.formats.base import TextColumns
+from rankmill.score.session import RunScores, Session
+
+REFERENCE = "fp32"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Result of a precision.
+
+    Attributes
+    ----------
+    precision
+        The requested precision, or the one that ``auto`` chose.
+    backend, device
+        Backend and device that ran it.
+    agreement
+        Agreement of its rankings within each query with those of fp32.
+    ndcg
+        nDCG@10 by the labels; ``None`` without labels.
+    lost
+        Number of rows that have a score in fp32 but none in this precision.
+    """
+
+    precision: str
+    backend: str
+    device: str
+    agreement: Agreement
+    ndcg: float | None
+    lost: int
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """The figures as text, by what they are; empty where there is none."""
+        ranks = self.agreement
+        shares = {f"same top {TOP}": ranks.same_top, f"top {TOP} shared": ranks.top_overlap}
+        return {
+            "Spearman": str(ranks),
+            **{name: "" if share is None else f"{share:.1%}" for name, share in shares.items()},
+            "nDCG@10": "" if self.ndcg is None else f"{self.ndcg:.4f}",
+            "rows lost": f"{self.lost:,}",
+        }
+
+
+def check_precisions(
+    inputs: Sequence[str],
+    columns: TextColumns,
+    label_column: str | None,
+    sample: int,
+    precisions: Sequence[str],
+    settings: Settings,
+) -> list[Measured]:
+    """Score a sample of the input in fp32 and in each precision; the results, fp32 first.
+
+    Parameters
+    ----------
+    inputs
+        Files, directories or globs.
+    columns
+        Columns with the texts.
+    label_column
+        Column with the relevance as a number; without it there is no nDCG.
+    sample
+        Most rows to score; `rankmill.extensions.lab.pairs.draw` chooses them.
+    precisions
+        Precisions to compare with fp32.
+    settings
+        The model, and the server or the embedded workers.
+
+    Raises
+    ------
+    InputError
+        The rows cannot be compared, or no worker can run a precision.
+    """
+    with Session(settings) as session:  # workers start while the files are read
+        table = file_sample(inputs, sample, columns, label_column)
+        scored = [
+            score_sample(session, table, columns, f"in {precision}", precision=precision)
+            for precision in dict.fromkeys([REFERENCE, *precisions])
+        ]
+    queries = table[columns.query].to_pylist()
+    labels = None if label_column is None else table[label_column].to_pylist()
+    return [compare(each, scored[0], queries, labels) for each in scored]
+
+
+def score_sample(
+    session: Session, table: pa.Table, columns: TextColumns, what: str, **options: Any
+) -> RunScores:
+    """Score a table with `options` as of `Session.score`; `what` says in a message what they are.
+
+    Raises
+    ------
+    InputError
+        No worker can, or no row has a score.
+    """
+    try:
+        scored = session.score(table, columns.names, **options)
+    except RunFailed as error:
+        raise InputError(str(error)) from None
+    if not scored.stats:
+        raise InputError(f"no row has a score {what}")
+    return scored
+
+
+def compare(
+    scored: RunScores, reference: RunScores, queries: list[str], labels: list[float | None] | None
+) -> Measured:
+    """How scores of rows ``[n]`` with these queries and labels rank beside the reference.
+
+    Raises
+    ------
+    InputError
+        There are no ranks to compare.
+    """
+    has_reference = np.isfinite(reference.scores)
+    both = np.flatnonzero(has_reference & np.isfinite(scored.scores))
+    names = [queries[row] for row in both]
+    found = agreement(names, scored.scores[both], reference.scores[both])
+    if found is None:
+        raise InputError("no query has two passages with different scores, so there are no ranks to compare")
+    quality = None
+    if labels is not None:
+        rows = [f"{row:09}" for row in both]
+        quality = ndcg(names, rows, scored.scores[both], _qrels(queries, labels))
+    lost = int(has_reference.sum() - len(both))
+    how = scored.stats[0]
+    return Measured(how.precision, how.backend, how.device, found, quality, lost)
+
+
+def _qrels(queries: list[str], labels: list[float | None]) -> Qrels:
+    """The labels as judgments; each row is a document of its query."""
+    found: dict[str, dict[str, float]] = {}
+    for row, (query, label) in enumerate(zip(queries, labels, strict=True)):
+        if label is not None:
+            found.setdefault(query, {})[f"{row:09}"] = label
+    return found

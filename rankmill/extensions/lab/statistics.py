@@ -1,0 +1,125 @@
+"""Statistics of results: a table of all measurements, and a summary of each cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rankmill.extensions.lab.experiment import Experiment, Finding, Value
+from rankmill.extensions.lab.grid import CellResult, Repeat, label
+
+BUSY_STAGES = ("fetch", "tokenize", "forward", "write")
+"""Stages in which a worker is busy; the report leaves out wait, which depends on the requests."""
+
+
+def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
+    """A row for each measurement (or for a result without any), with all settings and statistics."""
+    rows = []
+    for result in results:
+        of_cell = {
+            **result.model_dump(exclude={"repeats", "cell", "settings", "measure", "stage_seconds"}),
+            "cell": label(result.cell),
+            **{f"setting_{key}": _text(value) for key, value in result.settings.items()},
+            **{f"measure_{key}": value for key, value in result.measure.items()},
+            **{f"{stage}_seconds": result.stage_seconds.get(stage, np.nan) for stage in BUSY_STAGES},
+        }
+        for number, repeat in enumerate(result.repeats or [None]):
+            known = _statistics(repeat) if repeat else {}
+            raw = {"latencies": repeat.latencies, "row_errors": repeat.row_errors} if repeat else {}
+            rows.append({**of_cell, "repeat": number, **known, **raw})
+    return pd.DataFrame(rows)
+
+
+def write_measurements(path: Path, results: Iterable[CellResult]) -> None:
+    """All measurements as one Parquet file."""
+    measurements(results).to_parquet(path, index=False)
+
+
+def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFrame:
+    """A row for each measured cell, in the grid's order: medians, and the range of the speed.
+
+    The latencies of all measurements of a cell count as one sample for its percentiles.
+    """
+    rows = []
+    mine = list(results)
+    for cell in experiment.cells():
+        found = [result for result in mine if result.cell == cell and result.status == "measured"]
+        if found:
+            rows.append({"cell": cell, "label": label(cell), **_of_cell(found)})
+    return pd.DataFrame(rows)
+
+
+def measured_value(finding: Finding, cells: pd.DataFrame) -> float | None:
+    """The value of a finding on this machine; `None` if its cells were not measured."""
+    of = _matching(cells, finding.of)[finding.figure].median() if len(cells) else np.nan
+    if finding.over is not None:
+        of /= _matching(cells, finding.over)[finding.figure].median() if len(cells) else np.nan
+    return float(of) if np.isfinite(of) else None
+
+
+def pareto(speeds: Iterable[float], latencies: Iterable[float]) -> list[int]:
+    """Indices of the points on the Pareto front of speed and latency, ordered by latency.
+
+    >>> pareto([10, 20, 15, 30], [1, 2, 3, 9])
+    [0, 1, 3]
+    """
+    front: list[int] = []
+    best = -np.inf
+    for place, (_, negative) in sorted(
+        enumerate(zip(latencies, (-speed for speed in speeds), strict=True)), key=lambda item: item[1]
+    ):
+        if -negative > best:
+            front.append(place)
+            best = -negative
+    return front
+
+
+def _of_cell(results: list[CellResult]) -> dict[str, Any]:
+    repeats = [repeat for result in results for repeat in result.repeats]
+    each = pd.DataFrame([_statistics(repeat) for repeat in repeats])
+    medians = each.median()
+    speed = "pairs_per_second" if medians["pairs_per_second"] > 0 else "requests_per_second"
+    latencies = [latency for repeat in repeats for latency in repeat.latencies]
+    stages = pd.DataFrame([result.stage_seconds for result in results])[list(BUSY_STAGES)].sum()
+    return {
+        **{str(name): value for name, value in medians.items()},
+        **_percentiles(latencies),
+        "slowest": each[speed].min(),
+        "fastest": each[speed].max(),
+        "peak_mib": max(result.peak_bytes for result in results) / 2**20,
+        "startup_seconds": float(np.median([result.startup_seconds for result in results])),
+        "row_errors": sum(repeat.row_errors for repeat in repeats),
+        **{f"{stage}_share": seconds / max(stages.sum(), 1e-9) for stage, seconds in stages.items()},
+        **{name: getattr(results[0], name) for name in ("device", "backend", "precision")},
+    }
+
+
+def _statistics(repeat: Repeat) -> dict[str, float]:
+    """Speeds, latencies and padding of a measurement; padding is of the bulk run, or else of the requests."""
+    pairs = repeat.rows / repeat.bulk_seconds if repeat.bulk_seconds else np.nan
+    size = len(repeat.latencies)
+    return {
+        "pairs_per_second": pairs,
+        "requests_per_second": size / repeat.request_seconds if repeat.request_seconds else np.nan,
+        **_percentiles(repeat.latencies),
+        "padding_waste": (repeat.bulk_tokens if repeat.rows else repeat.request_tokens).waste,
+    }
+
+
+def _percentiles(latencies: Sequence[float]) -> dict[str, float]:
+    """Milliseconds of latencies (s)."""
+    found = 1000 * np.percentile(latencies or [np.nan], [50, 95, 99])
+    return dict(zip(("p50_ms", "p95_ms", "p99_ms"), found.tolist(), strict=True))
+
+
+def _matching(cells: pd.DataFrame, wanted: Mapping[str, Value]) -> pd.DataFrame:
+    return cells[[wanted.items() <= cell.items() for cell in cells["cell"]]]
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else json.dumps(value) if not isinstance(value, str) else value

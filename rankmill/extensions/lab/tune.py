@@ -1,0 +1,527 @@
+"""Tuning: the search for the best settings, one after another, by measurements in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import BaseModel, TypeAdapter
+
+from rankmill.extensions.lab.agreement import Agreement, agreement
+from rankmill.extensions.lab.bench import Bench, BenchFailed, BenchTimeout, Records, split_requests
+from rankmill.extensions.lab.experiment import Value
+from rankmill.extensions.lab.grid import label
+from rankmill.jobs.contract.errors import EmbeddedError, RankmillError, RunFailed
+from rankmill.jobs.contract.spec import Precision
+from rankmill.jobs.runtime.hosts import FOR_TESTS, TOKEN_BUDGETS
+from rankmill.jobs.runtime.limits import cores
+from rankmill.jobs.runtime.settings import BackendName, Settings
+from rankmill.jobs.system import system
+from rankmill.producer.local.embedded import worker_environs
+from rankmill.score.session import RunScores
+
+Objective = Literal["throughput", "latency", "memory"]
+Changes = Mapping[str, Value]
+"""Changes to the settings that tuning began with."""
+
+REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
+"""Settings whose ranks other backends and precisions must reproduce."""
+
+MAX_ROWS = 2000
+"""Most pairs in a sample."""
+
+_MIN_ROWS = 200
+"""This many rows decide most precisions: of 40 samples of MS MARCO with 4 queries and 50 rows each, 37 keep
+bf16 at 0.999 (0.9997 on all rows), 3 are undecided and none refuses it; with 20 queries and 10 rows each, 29
+are undecided."""
+_ROUNDS = 3
+_CLEAR = 1.5
+"""If one of two settings is better by this factor, one measurement of each is enough."""
+_WARM_UP = 16
+_REQUEST_SIZE = 20
+
+_MARGIN = 1.02
+"""Smallest gain for which a change is taken; smaller gains are noise."""
+
+_FINALISTS = 3
+
+_CHANCE = 1.5
+"""A backend and precision that took this many times as long as the fastest is not compared further."""
+
+_SAMPLE_SHARE = 1 / 30
+"""Share of the budget that the reference may take for the sample."""
+
+
+class ReferenceScores(BaseModel):
+    """Scores of the sample with the `REFERENCE` settings; the time allowed limits their number."""
+
+    scores: list[float]
+    device: str
+
+
+class PrecisionProbe(BaseModel):
+    """A backend and precision: seconds for the sample, and rank agreement with the reference.
+
+    ``reason`` says why it cannot run here.
+    """
+
+    backend: str
+    precision: str
+    reason: str = ""
+    seconds: float = 0.0
+    agreement: Agreement | None = None
+
+
+class PairedCosts(BaseModel):
+    """Two settings measured in turn: the costs of each (less is better); ``reason`` if one of them failed."""
+
+    first: list[float] = []
+    second: list[float] = []
+    reason: str = ""
+
+    @property
+    def gain(self) -> float:
+        """Cost of the first over that of the second: the median over the rounds, as speeds drift."""
+        return float(np.median(np.divide(self.first, self.second))) if self.second else 0.0
+
+
+class Trials:
+    """Measures settings on this machine. Workers of the best settings stay alive for the next comparison.
+
+    Parameters
+    ----------
+    base
+        Settings that every trial changes.
+    pairs
+        The sample; `use` shortens it to the rows that the reference has scored.
+    objective
+        The cost: seconds of a bulk run, p95 seconds of single requests, or bytes of peak memory.
+    timeout
+        Seconds to measure, until `until` says otherwise.
+
+    Attributes
+    ----------
+    pairs
+        The sample.
+    """
+
+    def __init__(self, base: Settings, pairs: pa.Table, objective: Objective, timeout: float) -> None:
+        self._base, self.pairs, self._objective = base, pairs, objective
+        self._deadline = system.monotonic() + timeout
+        self._live: dict[str, Bench] = {}
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end_others(None)
+
+    def until(self, deadline: float) -> None:
+        """End measurements at this time (monotonic) with `BenchTimeout`."""
+        self._deadline = deadline
+        for bench in self._live.values():
+            bench.deadline = deadline
+
+    def reference(self, seconds: float) -> ReferenceScores:
+        """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`."""
+        with self._bench(REFERENCE) as bench:
+            few = self.pairs.slice(0, 2 * _WARM_UP)
+            bench.warm_up(few)
+            bench.bulk(few)  # the first forward of each shape is slow
+            rows = max(_MIN_ROWS, int(seconds * len(few) / bench.bulk(few).seconds))
+            scored = bench.bulk(self.pairs.slice(0, rows))
+        return ReferenceScores(scores=scored.scores.tolist(), device=scored.stats[0].device)
+
+    def use(self, reference: ReferenceScores) -> None:
+        """Shorten the sample to the rows that the reference has scored."""
+        self.pairs = self.pairs.slice(0, len(reference.scores))
+
+    def probe(
+        self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+    ) -> Iterable[PrecisionProbe]:
+        """Measure each precision of a backend once; workers that die are replaced for the next precision."""
+        left = list(precisions)
+        while left:
+            try:
+                with self._bench({"backend": backend}) as bench:
+                    while left:
+                        yield self._probe(bench, backend, left[0], reference)
+                        left.pop(0)
+            except BenchTimeout:
+                raise
+            except (BenchFailed, EmbeddedError) as error:
+                yield PrecisionProbe(backend=backend, precision=left.pop(0), reason=str(error))
+
+    def compare(self, first: Changes, second: Changes) -> PairedCosts:
+        """Measure two settings in turn, so that other load on the machine affects both.
+
+        Where the time is over, whole rounds count. Raises `BenchTimeout` if there is none.
+        """
+        found = PairedCosts()
+        try:
+            one, other = self.warm(first), self.warm(second)
+            for number in range(_ROUNDS):
+                benches = [(one, found.first), (other, found.second)]
+                for bench, costs in benches if number % 2 == 0 else benches[::-1]:
+                    costs.append(self._cost(bench))
+                if self._objective == "memory" or not 1 / _CLEAR < found.gain < _CLEAR:
+                    break
+        except BenchTimeout:
+            rounds = min(len(found.first), len(found.second))
+            if not rounds:
+                raise
+            return PairedCosts(first=found.first[:rounds], second=found.second[:rounds])
+        except (BenchFailed, RunFailed, EmbeddedError) as error:
+            return PairedCosts(reason=str(error))
+        return found
+
+    def warm(self, changes: Changes) -> Bench:
+        """The live workers of these settings; starts and warms up workers if there are none.
+
+        Raises
+        ------
+        BenchFailed, RunFailed, EmbeddedError
+            The workers cannot be started or cannot score.
+        """
+        name = _name(changes)
+        if name not in self._live:
+            self._live[name] = self._bench(changes).__enter__()
+            self._live[name].warm_up(self.pairs.slice(0, _WARM_UP))
+        return self._live[name]
+
+    def bulk(self, bench: Bench, **spec: Any) -> RunScores:
+        """Let every worker score the whole sample; returns its scores, and the seconds for one sample.
+
+        The sample is too small to be shared: it would be one chunk for one worker, or chunks of too few rows
+        to sort by length.
+        """
+        scored = bench.bulk(pa.concat_tables([self.pairs] * bench.workers), **spec)
+        once = scored.scores[: len(self.pairs)]
+        return dataclasses.replace(scored, scores=once, seconds=scored.seconds / bench.workers)
+
+    def end_others(self, winner: Changes | None) -> None:
+        """End all workers except those of `winner`."""
+        for name in list(self._live):
+            if winner is None or name != _name(winner):
+                self._live.pop(name).__exit__(None, None, None)
+
+    def _bench(self, changes: Changes) -> Bench:
+        settings = Settings(**{**self._base.model_dump(), **changes})
+        if len(worker_environs(settings)) > 1:  # no worker may claim another's share
+            most = len(self.pairs) if settings.chunk_size == "auto" else settings.chunk_size
+            share = {"chunk_size": min(most, len(self.pairs)), "claim_ahead": 1}
+            settings = settings.model_copy(update=share)
+        return Bench(settings, self._deadline - system.monotonic())
+
+    def _probe(
+        self, bench: Bench, backend: str, precision: str, reference: ReferenceScores
+    ) -> PrecisionProbe:
+        known: dict[str, Any] = {"backend": backend, "precision": precision}
+        try:
+            bench.warm_up(self.pairs.slice(0, _WARM_UP), precision=precision)
+            scored = self.bulk(bench, precision=precision)
+        except RunFailed as error:
+            return PrecisionProbe(**known, reason=str(error))
+        found = rank_agreement(self.pairs, scored.scores, reference.scores)
+        return PrecisionProbe(**known, seconds=scored.seconds, agreement=found)
+
+    def _cost(self, bench: Bench) -> float:
+        if self._objective == "latency":
+            requests = split_requests(self.pairs, max(len(self.pairs) // _REQUEST_SIZE, 5), _REQUEST_SIZE)
+            return float(np.percentile([answer.seconds for answer in bench.requests(requests, 1)], 95))
+        seconds = self.bulk(bench).seconds
+        return seconds if self._objective == "throughput" else float(bench.peak_bytes)
+
+
+def rank_agreement(
+    pairs: pa.Table, scores: npt.NDArray[np.float32], reference: list[float]
+) -> Agreement | None:
+    """Agreement within queries, or over all rows if no query has two ranks; ``None`` if they have none."""
+    expected = np.asarray(reference, np.float32)
+    found = agreement(pairs["query"].to_pylist(), scores, expected)
+    return found or agreement([""] * len(pairs), scores, expected)
+
+
+def _name(changes: Changes) -> str:
+    return json.dumps(changes, sort_keys=True)
+
+
+RecordT = TypeVar("RecordT")
+
+
+class NothingWorks(RankmillError):
+    """No backend and precision can score the sample here with the required rank correlation, or in time."""
+
+
+class _OutOfTime(Exception):
+    """The budget is spent."""
+
+
+@dataclass
+class Tuned:
+    """The best settings found: ``changes`` to the settings that tuning began with, and its steps (``story``).
+
+    ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
+    `None` if one of them failed, or there was no time. If it is below 1, nothing changes but the backend and
+    the precision, and these only if some were refused or not tried.
+    """
+
+    changes: dict[str, Any]
+    gain: float | None = None
+    story: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Tuner:
+    """Tunes the settings that are ``auto``; the others do not change.
+
+    Parameters
+    ----------
+    base
+        Settings to begin with.
+    trials
+        Makes the measurements.
+    objective
+        What to optimize.
+    records
+        Measurements of an interrupted tuning, which are not made again.
+    budget
+        Seconds for all measurements, those of an interrupted tuning too. What is not expected to be done in
+        time is not begun, and the last comparison has its time kept; what takes longer is ended.
+    min_spearman
+        Rank correlation with the reference that a precision must reach.
+    say
+        Called with a line of text after each step.
+    """
+
+    base: Settings
+    trials: Trials
+    objective: Objective
+    records: Records
+    _: KW_ONLY
+    budget: float
+    min_spearman: float
+    say: Callable[[str], None]
+    _earlier: float = field(default=0.0, init=False)
+    """Seconds of measurements that are not made again."""
+    _started: float = field(default=0.0, init=False)
+    _own: set[str] = field(default_factory=set, init=False)
+    """Names of the measurements that this process has made."""
+    _reference_seconds: float = field(default=0.0, init=False)
+    _compare_seconds: float = field(default=0.0, init=False)
+    """What a comparison takes, as far as one has been made."""
+    _partial: list[PrecisionProbe] = field(default_factory=list, init=False)
+    _best: dict[str, Any] = field(default_factory=dict, init=False)
+    _all_kept: bool = field(default=False, init=False)
+    _story: list[str] = field(default_factory=list, init=False)
+
+    def tune(self) -> Tuned:
+        """Search until everything was tried or the budget is spent.
+
+        Raises
+        ------
+        NothingWorks
+            No backend and precision can score the sample well enough, or none was measured in time.
+        RunFailed
+            The reference cannot score it, for example because the model cannot be loaded.
+        """
+        self._started = system.monotonic()
+        try:
+            reference = self._once("reference", ReferenceScores, self._reference)
+        except _OutOfTime:
+            raise self._too_short("the reference is not done") from None
+        self.trials.use(reference)
+        step = "backend and precision"
+        try:
+            self._choose_backend(reference)
+            step = "token_budget"
+            self._climb(reference.device)
+            step = "workers and threads"
+            self._split(reference.device)
+        except _OutOfTime:
+            self._tell(f"the budget of {self.budget:,.0f} s has no time for more; not finished: {step}")
+        gain = None
+        try:
+            gain = self._compare({}, self._best, is_last=True).gain or None
+        except _OutOfTime:
+            self._tell("no time was left to compare all changes with the initial settings")
+        if gain:
+            self._tell(f"all changes together: {gain:.2f} times as good as the initial settings")
+        if gain and gain < 1 and self._all_kept:
+            self._tell("the initial settings are better: nothing is changed")
+            self._best = {}
+        elif gain and gain < 1:
+            self._tell(
+                "the initial settings are better, but auto may stand for what is not taken above: only "
+                "backend and precision are set"
+            )
+            self._best = {name: self._best[name] for name in ("backend", "precision")}
+        return Tuned(self._best, gain, self._story)
+
+    def _reference(self) -> ReferenceScores:
+        return self.trials.reference(self.budget * _SAMPLE_SHARE)
+
+    def _choose_backend(self, reference: ReferenceScores) -> None:
+        """Measure each backend and precision once; then compare the fastest acceptable ones in turn."""
+        self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
+        found: list[PrecisionProbe] = []
+        out_of_time = None
+        backends = self._open("backend", get_args(BackendName))
+        for backend in backends:
+            if (backend, reference.device) in FOR_TESTS and len(backends) > 1:
+                continue
+            try:
+                measure = partial(self._probe, backend, reference)
+                found += self._once(f"probe {backend}", list[PrecisionProbe], measure)
+            except _OutOfTime as error:
+                out_of_time = error
+                found += self._partial
+                self._partial = []
+        if out_of_time and not found:
+            raise self._too_short(f"the reference took {self._reference_seconds:,.0f} s")
+        good = self._good(found)
+        if not good:
+            raise NothingWorks(
+                f"no backend and precision reaches the required rank correlation on the sample "
+                f"({self._story[-1]}); lower --min-spearman or raise --budget"
+            )
+        self._best = {"backend": good[0].backend, "precision": good[0].precision}
+        self._all_kept = out_of_time is None and len(good) == len([each for each in found if not each.reason])
+        if out_of_time:
+            raise out_of_time
+        for probe in good[1:_FINALISTS]:
+            if self.objective == "memory" or probe.seconds < _CHANCE * good[0].seconds:
+                self._try({"backend": probe.backend, "precision": probe.precision})
+
+    def _probe(self, backend: str, reference: ReferenceScores) -> list[PrecisionProbe]:
+        usual = tuple(each for each in get_args(Precision) if not each.startswith("int8-"))  # int8 chooses
+        self._partial = []
+        for probe in self.trials.probe(backend, self._open("precision", usual), reference):
+            self._partial.append(probe)
+        found, self._partial = self._partial, []
+        return found
+
+    def _good(self, found: list[PrecisionProbe]) -> list[PrecisionProbe]:
+        """The probes that run here and keep the ranks, fastest first; reports why the others do not."""
+        good = []
+        for probe in found:
+            name = f"{probe.backend}, {probe.precision}"
+            if probe.reason:
+                self._tell(f"{name}: not possible here: {probe.reason}")
+                continue
+            found_ranks = probe.agreement
+            if found_ranks is None:
+                self._tell(f"{name}: refused, all its scores are the same")
+                continue
+            verdict = found_ranks.verdict(self.min_spearman)
+            ranks = f"rank correlation {found_ranks}"
+            if verdict == "kept":
+                self._tell(f"{name}: {probe.seconds:.2f} s, {ranks}")
+                good.append(probe)
+            elif verdict == "lost":
+                self._tell(f"{name}: refused, {ranks} is below {self.min_spearman}")
+            else:
+                self._tell(
+                    f"{name}: not taken, {ranks} may be below {self.min_spearman}; a larger --budget takes "
+                    "a larger sample, and rankmill check-precision takes an even larger one"
+                )
+        return sorted(good, key=lambda probe: probe.seconds)
+
+    def _climb(self, device: str) -> None:
+        """Token budget: double it while that is better, or halve it while that is better."""
+        if isinstance(self.base.token_budget, int):
+            return
+        first = TOKEN_BUDGETS[device]
+        for factor in (2.0, 0.5):
+            tokens = first * factor
+            while self._try({"token_budget": int(tokens)}):
+                tokens *= factor
+            if "token_budget" in self._best:
+                return
+
+    def _split(self, device: str) -> None:
+        """Number of workers, which share the cores or the GPU."""
+        if self.base.workers != "auto" or self.base.threads != "auto":
+            return
+        if device == "cpu":
+            workers = 2
+            while workers <= cores() and self._try({"workers": workers, "threads": cores() // workers}):
+                workers *= 2
+        elif device == "cuda":
+            self._try({"workers": 2})
+
+    def _try(self, changes: Changes) -> bool:
+        """Compare the best settings so far with and without `changes`; take the changes if that is better."""
+        challenger = {**self._best, **changes}
+        found = self._compare(self._best, challenger)
+        won = found.gain > _MARGIN
+        if found.reason:
+            self._tell(f"{label(changes)}: not possible here: {found.reason}")
+        else:
+            times = f"{found.gain:.2f} times as good, measured {len(found.first)} times in turn"
+            self._tell(f"{label(changes)}: {times}: {'taken' if won else 'not taken'}")
+        if won:
+            self._best = challenger
+        self.trials.end_others(self._best)
+        return won
+
+    def _compare(self, first: Changes, second: Changes, *, is_last: bool = False) -> PairedCosts:
+        name = f"{label(first)} against {label(second)}"
+        return self._once(name, PairedCosts, lambda: self.trials.compare(first, second), is_last)
+
+    def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
+        """Values to try: all, or only the one that the settings fix."""
+        fixed = getattr(self.base, setting)
+        return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
+
+    def _once(
+        self, name: str, kind: type[RecordT], measure: Callable[[], RecordT], is_last: bool = False
+    ) -> RecordT:
+        """The value recorded under `name`; else measure and record it, if there is time."""
+        record = self.records.get(name)
+        if record is None:
+            self._allow(is_last=is_last)
+            started = system.monotonic()
+            try:
+                value = measure()
+            except BenchTimeout:
+                raise _OutOfTime from None
+            record = {"seconds": system.monotonic() - started, "value": TypeAdapter(kind).dump_python(value)}
+            self.records.add(name, record)
+            self._own.add(name)
+        if name not in self._own:
+            self._earlier += record["seconds"]
+        if kind is ReferenceScores:
+            self._reference_seconds = record["seconds"]
+        elif kind is PairedCosts:
+            self._compare_seconds = record["seconds"]
+        return TypeAdapter(kind).validate_python(record["value"])
+
+    def _allow(self, *, is_last: bool) -> None:
+        """Let the trials measure for as long as there is time; raises `_OutOfTime` if that is too short.
+
+        Each step starts workers, and scores the sample some times, as the reference did.
+        """
+        end = self._started + self.budget - self._earlier
+        step = self._compare_seconds or self._reference_seconds
+        kept = 0.0 if is_last else step
+        if system.monotonic() + (0.0 if is_last else step) + kept >= end:
+            raise _OutOfTime
+        self.trials.until(end - kept)
+
+    def _too_short(self, why: str) -> NothingWorks:
+        return NothingWorks(
+            f"--budget {self.budget:,.0f}s is too short here: {why}, and no backend is measured; give a "
+            "longer one, what is measured is kept"
+        )
+
+    def _tell(self, line: str) -> None:
+        self._story.append(line)
+        self.say(line)

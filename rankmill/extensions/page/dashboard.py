@@ -1,0 +1,239 @@
+"""The live page: the state of the cluster in a browser, and rates computed from successive snapshots."""
+
+from __future__ import annotations
+
+import json
+import logging
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from http import HTTPStatus
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+import numpy as np
+import redis
+from pydantic import BaseModel, ConfigDict
+
+from rankmill.cluster.snapshot import Snapshot, read_cluster
+from rankmill.cluster.verdict import with_verdict
+from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
+from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.system import Periodic, system
+
+WINDOW_SECONDS = 30
+"""Rates are computed over this many seconds."""
+
+MAX_POINTS = 300
+
+_GROWING = ("beat", "pairs", "tokens", "padded_tokens", "row_errors", "retried_chunks")
+
+_PAGE = Path(__file__).resolve().parent / "static"
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+_LOOK_SECONDS = 2.0
+
+_MAX_PAGE = 100_000
+
+_HEADERS = [
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-cache"),
+]
+"""The browser loads only files of this server, and no other page may frame this one."""
+
+
+class Rates(BaseModel):
+    """Rates of the workers over the last `WINDOW_SECONDS`; ``None`` where there is no data for them.
+
+    ``padding`` is the share of the computed tokens that was padding, ``stages`` the share of the
+    workers' time by stage, ``latency`` the quantiles p50, p95 and p99 of the seconds from a chunk's
+    submission to its result (``request_latency`` and ``bulk_latency`` those of each), ``speeds``
+    the pairs per second by worker.
+    """
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    pairs_per_second: float | None = None
+    row_errors: int = 0
+    retried_chunks: int = 0
+    padding: float | None = None
+    stages: dict[str, float] | None = None
+    latency: tuple[float, float, float] | None = None
+    request_latency: tuple[float, float, float] | None = None
+    bulk_latency: tuple[float, float, float] | None = None
+    speeds: dict[str, float] = {}
+
+
+class History:
+    """The last ten minutes of a cluster, for the plots of the page."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, deque[WorkerReport]] = {}
+        self._points: deque[tuple[float, float | None, float | None, float | None, float | None, int | None]]
+        self._points = deque(maxlen=MAX_POINTS)
+        self.rates = Rates()
+
+    def add(self, cluster: Snapshot) -> None:
+        """Add a snapshot."""
+        live = {worker.name: worker.report for worker in cluster.workers if worker.report}
+        for gone in self._reports.keys() - live.keys():
+            del self._reports[gone]
+        for name, report in live.items():
+            self._note(self._reports.setdefault(name, deque()), report)
+        self.rates = _rates({name: (seen[0], seen[-1]) for name, seen in self._reports.items()})
+        p50, p95, p99 = self.rates.latency or (None, None, None)
+        waiting = sum(queue.waiting for queue in cluster.queues)
+        self._points.append((cluster.at, self.rates.pairs_per_second, p50, p95, p99, waiting))
+
+    def add_gap(self, at: float) -> None:
+        """Add a point without values: there was no snapshot."""
+        self._points.append((at, None, None, None, None, None))
+
+    def series(self) -> dict[str, list[float | None]]:
+        """The points as columns, by name."""
+        names = ("at", "pairs_per_second", "p50", "p95", "p99", "waiting")
+        points = list(self._points)  # a copy: another thread adds to them
+        return {name: [point[place] for point in points] for place, name in enumerate(names)}
+
+    def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
+        if seen and (seen[-1].started != report.started or _went_back(seen[-1], report)):
+            seen.clear()  # another process under the same name
+        if not seen or seen[-1].beat != report.beat:
+            seen.append(report)
+        while len(seen) > 2 and report.beat - seen[0].beat > WINDOW_SECONDS:
+            seen.popleft()
+
+
+def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
+    """Whether a counter has decreased, which never happens while a process lives."""
+    before = [getattr(old, name) for name in _GROWING] + [*old.stage_seconds, *old.latency_counts]
+    after = [getattr(new, name) for name in _GROWING] + [*new.stage_seconds, *new.latency_counts]
+    return any(late < early for early, late in zip(before, after, strict=True))
+
+
+def quantile(counts: Sequence[int], share: float) -> float | None:
+    """The quantile `share` of a histogram with the buckets `LATENCY_BUCKETS`, interpolated.
+
+    >>> quantile([10, *[0] * 44], 0.5)
+    0.005
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    wanted = share * total
+    sums = list(accumulate(counts))
+    place = bisect_left(sums, wanted)
+    if place == len(LATENCY_BUCKETS):
+        return float(LATENCY_BUCKETS[-1])  # beyond the last bucket: its lower bound
+    lower = LATENCY_BUCKETS[place - 1] if place else 0.0
+    within = (wanted - (sums[place] - counts[place])) / counts[place]
+    return lower + within * (LATENCY_BUCKETS[place] - lower)
+
+
+def _quantiles(counts: Sequence[int]) -> tuple[float, float, float] | None:
+    """p50, p95 and p99; ``None`` without a count."""
+    p50, p95, p99 = (quantile(counts, share) for share in (0.5, 0.95, 0.99))
+    return None if p50 is None or p95 is None or p99 is None else (p50, p95, p99)
+
+
+def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
+    """Rates between the first and the last report of each worker."""
+    grown = {name: pair for name, pair in spans.items() if pair[1].beat > pair[0].beat}
+    if not grown:
+        return Rates()
+    speeds = {name: (new.pairs - old.pairs) / (new.beat - old.beat) for name, (old, new) in grown.items()}
+    both = list(grown.values())
+
+    def growth(field: str) -> Any:
+        """How much a counter, or each of several, has grown, of all workers together."""
+        return np.sum(
+            [np.subtract(getattr(new, field), getattr(old, field)) for old, new in both], 0
+        ).tolist()
+
+    real, padded, seconds = growth("tokens"), growth("padded_tokens"), growth("stage_seconds")
+    counts = np.array(growth("latency_counts"))
+    requests = np.array(growth("request_latency_counts"))
+    busy = sum(seconds)
+    return Rates(
+        pairs_per_second=sum(speeds.values()),
+        row_errors=growth("row_errors"),
+        retried_chunks=growth("retried_chunks"),
+        padding=1 - real / padded if padded else None,
+        stages={name: part / busy for name, part in zip(STAGES, seconds, strict=True)} if busy > 0 else None,
+        latency=_quantiles(counts.tolist()),
+        request_latency=_quantiles(requests.tolist()),
+        bulk_latency=_quantiles((counts - requests).tolist()),
+        speeds=speeds,
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+def page_apps(client: redis.Redis) -> dict[str, WSGIApplication]:
+    """The page, its files and its data, by path; starts the thread that watches the cluster.
+
+    Parameters
+    ----------
+    client
+        Client of the server from `jobs.runtime.connection.impatient`: it does not wait for the server.
+    """
+    history = History()
+    Periodic("the page's history", partial(_look, client, history), _LOOK_SECONDS).start()
+    names = [path.name for path in _PAGE.iterdir() if path.suffix in _TYPES]
+    files = {f"/{name}": _file(_PAGE / name) for name in names}
+    return {"/": files.pop("/index.html"), **files, "/api/cluster.json": _cluster_json(client, history)}
+
+
+def _look(client: redis.Redis, history: History) -> None:
+    """Add a snapshot to the history, or a gap where there is none."""
+    try:
+        history.add(read_cluster(client))
+    except Exception as error:
+        history.add_gap(system.now())
+        if not isinstance(error, redis.RedisError | OSError):
+            raise
+
+
+def _cluster_json(client: redis.Redis, history: History) -> WSGIApplication:
+    """Serves the history, and a snapshot with the requested page of runs or the error instead of it."""
+
+    def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        asked = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]
+        page = min(int(asked[:9]), _MAX_PAGE) if asked.isdecimal() else 0
+        found: dict[str, object] = {"series": history.series(), "rates": history.rates.model_dump()}
+        status = HTTPStatus.OK
+        try:
+            found["cluster"] = with_verdict(read_cluster(client, page=page)).model_dump()
+        except (redis.RedisError, OSError) as error:
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            found["error"] = mask_passwords(" ".join(str(error).split()))
+        return _respond(start, status, "application/json", json.dumps(found, allow_nan=False).encode())
+
+    return app
+
+
+def _file(path: Path) -> WSGIApplication:
+    body, content_type = path.read_bytes(), f"{_TYPES[path.suffix]}; charset=utf-8"
+
+    def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        return _respond(start, HTTPStatus.OK, content_type, body)
+
+    return app
+
+
+def _respond(start: StartResponse, status: HTTPStatus, content_type: str, body: bytes) -> Iterable[bytes]:
+    length = ("Content-Length", str(len(body)))
+    start(f"{status.value} {status.phrase}", [("Content-Type", content_type), length, *_HEADERS])
+    return [body]

@@ -1,0 +1,103 @@
+"""``rankmill evaluate``: measure a ranking by relevance judgements."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+from pydantic import Field
+
+from rankmill.cli import options
+from rankmill.cli.show import echo
+from rankmill.jobs.runtime.logs import set_up
+
+if TYPE_CHECKING:
+    from rankmill.extensions.rankings.evaluate import Result
+
+
+class EvaluateOptions(options.CommandOptions):
+    """Options of evaluate."""
+
+    qrels: options.File
+    """Judgements: TREC (query 0 document relevance), BEIR's TSV, or irds:NAME."""
+    run: options.StoredPath | None = None
+    """The ranking to compare with.  [default: the run that was scored]"""
+    measures: Annotated[str, Field(title="NAME,...")] = "nDCG@10,RR@10,R@100"
+    """Measures of ir-measures; RR is MRR, R is recall."""
+    score_column: options.Column = "score"
+    """Column with the scores."""
+    by_query: bool = False
+    """Print the values of every query."""
+    plot: options.FilePath | None = None
+    """Draw the changes into a file that ends in .svg, .png or .pdf."""
+
+
+@options.command("evaluate")
+@click.argument("scored", type=options.PATH)
+@options.of(EvaluateOptions)
+@options.as_json
+def evaluate(scored: Path, asked: EvaluateOptions, as_json: bool) -> None:
+    """Measure a ranking before and after reranking.
+
+    SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0; means without
+    those queries come behind. p is that of a paired t-test over all judged queries.
+    """
+    from rankmill.extensions.rankings import evaluate as evaluation
+    from rankmill.producer.files.corpus.datasets import source_path
+    from rankmill.producer.files.corpus.rankings import read_qrels
+
+    set_up("warning", "auto")
+    if asked.plot:
+        options.require_plots()
+    after, own = evaluation.read_scored(scored, asked.score_column)
+    ranking = evaluation.ranking_frame(asked.run) if asked.run else own
+    names = [name.strip() for name in asked.measures.split(",") if name.strip()]
+    results = evaluation.evaluate(after, ranking, read_qrels(source_path(asked.qrels, "qrels")), names)
+    if asked.plot:
+        evaluation.plot(results, asked.plot)
+    if as_json:
+        echo(json.dumps([asdict(result) for result in results]))
+        return
+    for line in _table(results):
+        echo(line)
+    if asked.by_query:
+        for line in _queries(results):
+            echo(line)
+
+
+def _table(results: list[Result]) -> list[str]:
+    lines = [_figures(each.measure, each.before, each.after) for each in results]
+    if results[0].before is not None:
+        lines = [
+            f"{line}{_p(each)}  {each.better}, {each.worse}"
+            for line, each in zip(lines, results, strict=True)
+        ]
+        lines.insert(0, f"{'':<12}{'before':>9}{'after':>9}{'change':>9}{'p':>9}  queries better, worse")
+    if results[0].ranked < results[0].judged:
+        lines.append(f"of the {results[0].ranked:,} of {results[0].judged:,} judged queries that are ranked:")
+        lines += [_figures(each.measure, each.before_ranked, each.after_ranked) for each in results]
+    return lines
+
+
+def _figures(measure: str, before: float | None, after: float) -> str:
+    known = "" if before is None else f"{before:>9.4f}"
+    return f"{measure:<12}{known}{after:>9.4f}" + ("" if before is None else f"{after - before:>+9.4f}")
+
+
+def _p(result: Result) -> str:
+    p = result.p_value
+    return f"{'-' if p is None else '<0.0001' if p < 0.0001 else f'{p:.4f}':>9}"
+
+
+def _queries(results: list[Result]) -> list[str]:
+    """One line for each query and measure, with tabs between the fields."""
+    lines = ["query\tmeasure\tbefore\tafter"]
+    for result in results:
+        for query, (before, after) in result.by_query.items():
+            lines.append(
+                f"{query}\t{result.measure}\t{'' if before is None else f'{before:.4f}'}\t{after:.4f}"
+            )
+    return lines

@@ -1,0 +1,177 @@
+"""``rankmill mine``: hard negatives from a scored run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import click
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from rankmill.cli import options
+from rankmill.cli.show import echo
+from rankmill.extensions.rankings.mine import Mined, Rules, mine, read_scored
+from rankmill.extensions.rankings.training_data import Corpus, Form, text_keys, training_rows, with_rows
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.file_request import Columns, Files, OnDuplicate
+from rankmill.producer.files.corpus.datasets import source_path
+from rankmill.producer.files.corpus.texts import TextFields
+from rankmill.producer.files.formats.delimited import TsvWriter
+from rankmill.producer.files.formats.table import TSV, split_ending
+from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.stores.writing import whole_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rankmill.producer.files.formats.base import Writer
+    from rankmill.producer.files.outputs import OutputFormat
+
+_Score = Annotated[float, Field(title="X")]
+
+
+class MineOptions(options.NewTable):
+    """Which negatives to take, by the names of `Rules`, and what is made of them."""
+
+    format: Form = "triplet"
+    """Rows to write, by their trainer."""
+    qrels: options.File | None = None
+    """Judgements: TREC, BEIR's TSV, or irds:NAME.  [default: the column relevance]"""
+    queries: Files = ()
+    """Texts of the queries, where SCORED has none."""
+    corpus: Files = ()
+    """Texts of the passages, where SCORED has none."""
+    queries_id: options.Column | None = None
+    """Column with the queries' ids.  [default: the only known name]"""
+    queries_text: Columns = ()
+    """Column with their texts; several are joined.  [default: the only known name]"""
+    corpus_id: options.Column | None = None
+    """Column with the passages' ids.  [default: the only known name]"""
+    corpus_text: Columns = ()
+    """Column with their texts; several are joined.  [default: title and the only known name]"""
+    columns: Columns = ()
+    """All columns of a corpus in CSV or TSV without a header, in order."""
+    on_duplicate: OnDuplicate = "error"
+    """An id with two texts in them: an error, or the first or last text is taken."""
+    score_column: options.Column = "score"
+    """Column with the scores."""
+    min_relevance: options.Number = 1
+    """Lowest grade of a relevant passage; one of a lower grade is left out."""
+    num_negatives: options.Number = 3
+    """Negatives of each query."""
+    range_min: Annotated[int, Field(ge=0, title="N")] = 0
+    """Skip the N hardest."""
+    range_max: options.Number | None = None
+    """Take only the run's first N passages of each query.  [default: all]"""
+    max_score: _Score | None = None
+    """Highest score of a negative."""
+    min_score: _Score | None = None
+    """Lowest score of a negative."""
+    absolute_margin: _Score | None = None
+    """A negative scores at least X less than every relevant passage."""
+    relative_margin: _Score | None = None
+    """The same, X times the relevant passage's score; 0.05 is 5%."""
+    sampling_strategy: Literal["top", "random"] = "top"
+    """Take the hardest, or any."""
+    seed: Annotated[int, Field(title="N")] = 0
+    """Seed of random sampling."""
+    with_scores: bool = False
+    """Write scores, to distil from; they replace labels. flagembedding and pylate always have them."""
+
+    @property
+    def rules(self) -> Rules:
+        """Which negatives to take."""
+        return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
+
+    def source(self, scored: Path) -> Path | Corpus:
+        """Where the texts are; raises `InputError` if a file is not there."""
+        if bool(self.queries) != bool(self.corpus):
+            raise InputError("--queries and --corpus belong together")
+        if not self.queries:
+            named = (self.queries_id, self.queries_text, self.corpus_id, self.corpus_text, self.columns)
+            if any(named):
+                raise InputError(
+                    "--queries-id, --queries-text, --corpus-id, --corpus-text and --columns need --queries "
+                    "and --corpus"
+                )
+            return scored
+        queries = find_files([str(source_path(name, "queries")) for name in self.queries])
+        corpus = find_files([str(source_path(name, "docs")) for name in self.corpus])
+        return Corpus(
+            [file.path for file in queries],
+            [file.path for file in corpus],
+            TextFields("queries", self.queries_id, self.queries_text),
+            TextFields("corpus", self.corpus_id, self.corpus_text, self.columns),
+            self.on_duplicate,
+        )
+
+
+@options.command("mine")
+@click.argument("scored", type=options.PATH)
+@options.of(MineOptions)
+@options.force
+def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
+    """Choose hard negatives from a scored run.
+
+    The rules are those of sentence-transformers' mine_hard_negatives. SCORED is an output of score-file --run
+    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any scored run: then name its
+    --qrels, --queries and --corpus. It is scored once, and can be mined with any options.
+    """
+    output, form = asked.output, asked.format
+    target = options.new_table(output, "training data is no TREC run", force=force)
+    source = asked.source(scored)
+    ids = read_scored(scored, asked.score_column, source_path(asked.qrels, "qrels") if asked.qrels else None)
+    keys = text_keys(source, ids)
+    found = list(mine(ids, asked.rules, keys))
+    used = with_rows(found, form, asked.num_negatives)
+    table = training_rows(used, ids, source, form, with_scores=asked.with_scores)
+    if not len(table):
+        raise InputError(f"{scored}: no negatives are left; are the margins or thresholds too strict?")
+    with whole_file(output) as partial:
+        writer = _writer(partial, target, output, table.schema, form)
+        writer.write(table)
+        writer.close({})
+    queries = ids["query_id"].nunique()
+    echo(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are in {output}")
+    echo(_positives(used, ids, asked.min_relevance))
+    if line := _same_texts(found) if keys else f"texts are not compared, as {scored} has none":
+        echo(line)
+    for files, columns in source.taken.items() if isinstance(source, Corpus) else ():
+        echo(f"{files}: {columns}")
+    if len(used) < queries:
+        echo(
+            f"without rows: {queries - len(found):,} queries that have no scored relevant passage, and "
+            f"{len(found) - len(used):,} that have too few negatives"
+        )
+
+
+def _writer(partial: Path, target: OutputFormat, output: Path, schema: pa.Schema, form: Form) -> Writer:
+    """The output's writer; MS MARCO's triples of ids have no header."""
+    if form == "msmarco" and target.of(output) is TSV:
+        return TsvWriter(partial, schema, split_ending(output)[1], header=False)
+    return target.writer(partial, output, schema, "score")
+
+
+def _same_texts(found: list[Mined]) -> str:
+    """What was left out as its text was there already; nothing if there is none."""
+    copies, repeats = sum(each.copies for each in found), sum(each.repeats for each in found)
+    if not copies and not repeats:
+        return ""
+    return (
+        f"left out as their text is there already: {copies:,} passages that are relevant under another id, "
+        f"{repeats:,} that repeat another candidate"
+    )
+
+
+def _positives(used: list[Mined], ids: pd.DataFrame, min_relevance: int) -> str:
+    """What counted as relevant, by grade."""
+    rows = np.concatenate([each.positives for each in used])
+    grades, numbers = np.unique(ids["relevance"].to_numpy()[rows].astype(int), return_counts=True)
+    by_grade = ", ".join(
+        f"{number:,} of grade {grade}" for grade, number in zip(grades, numbers, strict=True)
+    )
+    more = "" if grades[-1] == min_relevance else " (--min-relevance says which count)"
+    return f"relevant passages: {by_grade}{more}"

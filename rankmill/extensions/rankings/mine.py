@@ -1,0 +1,236 @@
+"""Hard negatives from a scored run, chosen as sentence-transformers' `mine_hard_negatives` chooses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankmill.extensions.rankings.evaluate import is_table
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.corpus.rankings import SCHEMA, check_once, column_of, read_qrels, read_ranking
+from rankmill.producer.files.formats.base import text_of
+from rankmill.producer.files.formats.table import open_reader
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.ranking import best_first
+
+_ROWS = 65_536
+_TYPES = {
+    "query_id": pa.string(),
+    "doc_id": pa.string(),
+    "score": pa.float64(),
+    "relevance": pa.int64(),
+    "in_run": pa.bool_(),
+    "run_score": pa.float64(),
+    "run_rank": pa.float64(),
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which negatives to take; names and meanings are those of `mine_hard_negatives`.
+
+    A passage is relevant from grade ``min_relevance`` on; one of a lower grade above 0 is neither relevant
+    nor a candidate. Candidates are the other passages of the run, but those that have the text of a passage
+    with a grade above 0, or of a better candidate: the best ``range_max`` of each query, by the run's scores.
+    One is left out if its score is over ``max_score`` or under ``min_score``, or over the lowest score of the
+    query's relevant passages less a margin: ``absolute_margin``, or ``relative_margin`` times that score's
+    size. Of those that are left, the ``range_min`` with the highest scores are skipped.
+    """
+
+    min_relevance: int = 1
+    range_min: int = 0
+    range_max: int | None = None
+    max_score: float | None = None
+    min_score: float | None = None
+    absolute_margin: float | None = None
+    relative_margin: float | None = None
+    num_negatives: int = 3
+    sampling_strategy: str = "top"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Mined:
+    """Rows of the scored file, for one query: its relevant passages, and its negatives, hardest first.
+
+    ``copies`` passages of the run were no candidates as they have the text of a relevant one, and ``repeats``
+    as they have that of another candidate.
+    """
+
+    positives: npt.NDArray[np.int64]
+    negatives: npt.NDArray[np.int64]
+    copies: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class TextKeys:
+    """A number for the text of each row's query and passage: the same one for the same text."""
+
+    queries: npt.NDArray[np.uint64]
+    passages: npt.NDArray[np.uint64]
+
+
+_RELEVANT, _RELATED, _OTHER = 2, 1, 0
+"""Kinds of passages: of a grade from ``min_relevance`` on, of a lower one above 0, and all others."""
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+"""Multiplies the key of a query, so that it and that of a passage make one for both."""
+
+
+def read_scored(path: Path, score: str = "score", qrels: Path | None = None) -> pd.DataFrame:
+    """Read ids, scores and labels of whatever `evaluate` reads: a scored table, or a TREC run with scores.
+
+    Returns columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the run's
+    order), a row for each of the file. Judgements come from `qrels`, else from the table's ``relevance``.
+    Where there is no column ``in_run``, all rows are the run's. Relevant passages that the file lacks are
+    rows behind these, without a score.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, lacks ids, scores or judgements, or a query has a passage twice.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    found = _of_table(path, score, qrels is None) if is_table(path, score) else _of_run(path)
+    check_once(found, path)
+    found["place"] = _places(found)
+    if qrels is not None:
+        judged, pairs = read_qrels(qrels), ["query_id", "doc_id"]
+        lacking = judged[(judged["relevance"] > 0) & judged["query_id"].isin(found["query_id"])]
+        lacking = lacking.merge(found[pairs], "left", pairs, indicator=True).query("_merge == 'left_only'")
+        found = found.drop(columns="relevance", errors="ignore").merge(judged, "left", pairs)
+        lacking = lacking.drop(columns="_merge").assign(score=np.nan, in_run=False, place=len(found))
+        found = pd.concat([found, lacking], ignore_index=True) if len(lacking) else found
+    elif "relevance" not in found:
+        raise InputError(f"{path}: no column 'relevance'; name the judgements with --qrels")
+    return found
+
+
+def _of_table(path: Path, score: str, needs_labels: bool) -> pd.DataFrame:
+    schema = open_reader(path).survey(find_nulls=False).schema
+    names = {
+        "query_id": column_of(path, schema.names, QUERY_IDS),
+        "doc_id": column_of(path, schema.names, PASSAGE_IDS),
+        "score": score,
+        **{name: name for name in ("relevance", "in_run", "run_score", "run_rank")},
+    }
+    if score not in schema.names:
+        raise InputError(f"{path}: no column {score!r}; name it with --score-column")
+    kept = {ours: name for ours, name in names.items() if name in schema.names}
+    if not needs_labels:
+        kept.pop("relevance", None)
+    asked = pa.schema([field for field in schema if field.name in kept.values()])
+    table = pa.Table.from_batches(open_reader(path).batches(asked, _ROWS), asked)
+    columns = {ours: _cast(path, name, table[name], _TYPES[ours]) for ours, name in kept.items()}
+    for ours in ("query_id", "doc_id"):
+        if columns[ours].null_count:
+            row = pc.index(pc.is_null(columns[ours]), True).as_py()
+            raise InputError(f"{path}: row {row} (counted from 0) has no {kept[ours]}")
+    frame: pd.DataFrame = pa.table(columns).to_pandas()
+    return frame if "in_run" in frame else frame.assign(in_run=True)
+
+
+def _cast(path: Path, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The column with another type; an empty field of text is no value."""
+    if pa.types.is_string(column.type) and kind != pa.string():
+        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"{path}: column {name!r} is no {kind}: {text_of(error)}") from None
+
+
+def _of_run(path: Path) -> pd.DataFrame:
+    table = pa.Table.from_batches(read_ranking(path), SCHEMA)
+    if table["run_score"].null_count or not len(table):
+        raise InputError(f"{path}: the run has no scores, by which negatives are chosen; mine a scored one")
+    frame: pd.DataFrame = table.select(["query_id", "doc_id", "run_score"]).to_pandas()
+    return frame.assign(score=frame["run_score"], in_run=True)
+
+
+def _places(found: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """The place of each row in the order of the run: by its scores, else by its ranks, else as rows come."""
+    numbers = pd.factorize(found["query_id"])[0]
+    known = next(
+        (name for name in ("run_score", "run_rank") if name in found and found[name].notna().any()), ""
+    )
+    if not known:
+        return np.arange(len(found))
+    scores = found[known].to_numpy(np.float64) * (-1 if known == "run_rank" else 1)
+    order = best_first(numbers, scores, pa.array(found["doc_id"], pa.string()))
+    places = np.empty(len(found), np.int64)
+    places[order] = np.arange(len(found))
+    return places
+
+
+def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> Iterator[Mined]:
+    """Yield what is found for each query that has a scored relevant passage, in order of appearance.
+
+    `texts` are those of the rows of `scored`, by which passages are compared; ``None``: they are not known.
+    """
+    random = np.random.default_rng(rules.seed)
+    scored = scored.reset_index(drop=True)
+    grades = scored["relevance"].fillna(0)
+    scored["kind"] = np.select([grades >= rules.min_relevance, grades > 0], [_RELEVANT, _RELATED], _OTHER)
+    if "place" in scored:
+        scored = scored.sort_values("place", kind="stable")
+    scored["is_copy"], scored["is_repeat"] = _same_texts(scored, texts)
+    for _, rows in scored.groupby("query_id", sort=False):
+        positives = rows[(rows["kind"] == _RELEVANT) & rows["score"].notna()]
+        if positives.empty:
+            continue
+        others = rows[(rows["kind"] == _OTHER) & rows["in_run"]]
+        repeats = others["is_repeat"] & ~others["is_copy"]
+        candidates = others[~others["is_copy"] & ~repeats].iloc[: rules.range_max]
+        candidates = candidates[candidates["score"].notna()]
+        negatives = _chosen(candidates, float(positives["score"].min()), rules, random)
+        distinct = np.sort(positives.index.to_numpy()[~positives["is_repeat"]])
+        yield Mined(distinct, negatives, int(others["is_copy"].sum()), int(repeats.sum()))
+
+
+def _same_texts(
+    scored: pd.DataFrame, texts: TextKeys | None
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which rows have the text of a judged passage of their query, or of another query with the same text.
+
+    And which have the text of a row before them, of their query and kind, that has a score.
+    """
+    if texts is None:
+        return np.zeros(len(scored), bool), np.zeros(len(scored), bool)
+    rows, kinds = scored.index.to_numpy(), scored["kind"].to_numpy()
+    pairs = pd.Series(texts.queries[rows] * _ODD ^ texts.passages[rows])
+    is_copy = pairs.isin(pairs[kinds != _OTHER]).to_numpy()
+    has_score = scored["score"].notna().to_numpy()
+    compared = pd.DataFrame({"query": scored["query_id"], "text": texts.passages[rows], "kind": kinds})
+    is_repeat = np.zeros(len(scored), bool)
+    is_repeat[has_score] = compared[has_score].duplicated().to_numpy()
+    return is_copy, is_repeat
+
+
+def _chosen(
+    candidates: pd.DataFrame, positive: float, rules: Rules, random: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    scores = candidates["score"].to_numpy(np.float64)
+    kept = np.ones(len(scores), bool)
+    if rules.absolute_margin is not None:
+        kept &= scores + rules.absolute_margin <= positive
+    if rules.relative_margin is not None:
+        kept &= scores <= positive - abs(positive) * rules.relative_margin
+    if rules.max_score is not None:
+        kept &= scores <= rules.max_score
+    if rules.min_score is not None:
+        kept &= scores >= rules.min_score
+    rows = candidates.index.to_numpy()[kept]
+    order = np.argsort(-scores[kept], kind="stable")[rules.range_min :]
+    if rules.sampling_strategy == "random" and len(order) > rules.num_negatives:
+        order = order[np.sort(random.choice(len(order), rules.num_negatives, replace=False))]
+    return np.asarray(rows[order[: rules.num_negatives]], np.int64)

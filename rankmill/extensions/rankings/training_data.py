@@ -1,0 +1,283 @@
+"""Mined negatives as the trainers read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from rankmill.extensions.rankings.mine import Mined, TextKeys
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.file_request import OnDuplicate
+from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
+from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, taken
+from rankmill.producer.files.formats.table import is_readable, open_reader
+from rankmill.producer.files.manifest import fingerprint
+
+Form = Literal[
+    "triplet", "n-tuple", "labeled-pair", "labeled-list", "flagembedding", "tevatron", "pylate", "msmarco"
+]
+
+_ROWS = 16_384
+_IN_SCORED = pa.schema([("query", pa.string()), ("passage", pa.string())])
+"""Columns of the scored file with the texts."""
+
+_WAY_OUT = "make it with score-file --with-texts, or name --queries and --corpus"
+
+_Rows = npt.NDArray[np.int64]
+_Keys = npt.NDArray[np.uint64]
+_Texts = tuple[dict[int, str], dict[int, str]]
+_Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Files with the texts of queries and of passages, by id, and the columns that hold these."""
+
+    queries: Sequence[Path]
+    passages: Sequence[Path]
+    query_fields: TextFields = QUERIES
+    passage_fields: TextFields = CORPUS
+    on_duplicate: OnDuplicate = "error"
+
+    @property
+    def taken(self) -> dict[str, str]:
+        """The columns that are read, by the option that names their files."""
+        return taken(self.queries, self.query_fields) | taken(self.passages, self.passage_fields)
+
+    def texts_of(self, ids: pd.DataFrame, rows: _Rows) -> _Texts:
+        """Queries and passages of some rows; raises `InputError` if one has no text."""
+        queries = _by_row(self._query_texts, ids, "query_id", rows)
+        return queries, _by_row(self._passage_texts, ids, "doc_id", rows)
+
+    def keys_of(self, ids: pd.DataFrame) -> TextKeys:
+        """The keys of all rows' texts."""
+        return TextKeys(_keys(self._query_texts, ids["query_id"]), _keys(self._passage_texts, ids["doc_id"]))
+
+    @cached_property
+    def _query_texts(self) -> TextIndex:
+        return in_memory(self.queries, self.on_duplicate, self.query_fields)
+
+    @cached_property
+    def _passage_texts(self) -> TextIndex:
+        marks = [fingerprint(path) for path in self.passages]
+        return on_disk(self.passages, marks, self.on_duplicate, self.passage_fields)
+
+
+@dataclass(frozen=True)
+class _Passage:
+    id: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class _Query:
+    """The mined passages of a query, negatives hardest first."""
+
+    id: str
+    text: str
+    positives: list[_Passage]
+    negatives: list[_Passage]
+
+
+def with_rows(found: Iterable[Mined], form: Form, num_negatives: int) -> list[Mined]:
+    """The mined queries from which `training_rows` makes rows.
+
+    Labeled pairs need no negatives. n-tuples and pylate's lists are of one length, so they need all
+    `num_negatives`; the other forms need one.
+    """
+    needed = {"labeled-pair": 0, "n-tuple": num_negatives, "pylate": num_negatives}.get(form, 1)
+    return [each for each in found if len(each.negatives) >= needed]
+
+
+def text_keys(source: Path | Corpus, ids: pd.DataFrame) -> TextKeys | None:
+    """The keys of the texts of all rows, by which passages are compared; ``None`` if there are no texts.
+
+    `source` and `ids` are as of `training_rows`.
+    """
+    if isinstance(source, Corpus):
+        return source.keys_of(ids)
+    if not is_readable(source):
+        return None
+    schema = open_reader(source).survey(find_nulls=False).schema
+    if not set(_IN_SCORED.names) <= set(schema.names):
+        return None
+    keys: list[tuple[_Keys, _Keys]] = []
+    for batch in open_reader(source, _IN_SCORED.names).batches(_IN_SCORED, _ROWS):
+        keys.append((_hashes(batch["query"]), _hashes(batch["passage"])))
+    lacking = np.zeros(
+        len(ids) - sum(len(each) for each, _ in keys), np.uint64
+    )  # judged, and not in the file
+    return TextKeys(*(_apart(np.concatenate([*side, lacking])) for side in zip(*keys, strict=True)))
+
+
+def training_rows(
+    found: Sequence[Mined],
+    ids: pd.DataFrame,
+    source: Path | Corpus,
+    form: Form,
+    *,
+    with_scores: bool,
+) -> pa.Table:
+    """Lay out what was mined, of which each has rows, as `form` has it.
+
+    `ids` are the rows of the scored file, as `mine.read_scored` returns them. `source` says where the texts
+    are: in the scored file, or in files of texts. `with_scores` adds scores to distil from, which replace
+    labels; FlagEmbedding's and pylate's rows always have them.
+
+    Raises
+    ------
+    InputError
+        A text is not there.
+    """
+    rows = np.unique(np.concatenate([np.r_[each.positives, each.negatives] for each in found] or [[]]))
+    rows = rows.astype(np.int64)
+    if form == "msmarco":
+        queries, passages = dict.fromkeys(rows.tolist(), ""), dict.fromkeys(rows.tolist(), "")
+    else:
+        queries, passages = (
+            source.texts_of(ids, rows) if isinstance(source, Corpus) else _texts_in(source, rows)
+        )
+    names, scores = ids["doc_id"].to_list(), ids["score"].to_list()
+
+    def passages_of(rows: _Rows) -> list[_Passage]:
+        return [_Passage(names[row], passages[row], scores[row]) for row in rows.tolist()]
+
+    made: list[_Row] = []
+    for each in found:
+        first = int(each.positives[0])
+        query = _Query(
+            str(ids["query_id"].iloc[first]),
+            queries[first],
+            passages_of(each.positives),
+            passages_of(each.negatives),
+        )
+        made.extend(_rows_of(query, form, with_scores))
+    return pa.Table.from_pylist(made)
+
+
+def _rows_of(query: _Query, form: Form, with_scores: bool) -> Iterator[_Row]:
+    if form == "labeled-pair":
+        for label, passages in ((1, query.positives), (0, query.negatives)):
+            for each in passages:
+                value = {"score": each.score} if with_scores else {"label": label}
+                yield {"anchor": query.text, "passage": each.text, **value}
+    elif form == "flagembedding":
+        yield {
+            "query": query.text,
+            "pos": [each.text for each in query.positives],
+            "neg": [each.text for each in query.negatives],
+            "pos_scores": [each.score for each in query.positives],
+            "neg_scores": [each.score for each in query.negatives],
+        }
+    elif form == "tevatron":
+        yield {
+            "query_id": query.id,
+            "query": query.text,
+            "positive_passages": [_of_tevatron(each, with_scores) for each in query.positives],
+            "negative_passages": [_of_tevatron(each, with_scores) for each in query.negatives],
+        }
+    else:
+        for positive in query.positives:
+            if form in {"triplet", "msmarco"}:
+                for negative in query.negatives:
+                    yield _row(query, [positive, negative], form, with_scores)
+            else:
+                yield _row(query, [positive, *query.negatives], form, with_scores)
+
+
+def _row(query: _Query, passages: list[_Passage], form: Form, with_scores: bool) -> _Row:
+    """A row of one positive, which comes first, and its negatives."""
+    texts, scores = [each.text for each in passages], [each.score for each in passages]
+    if form == "msmarco":
+        margin = {"score": scores[0] - scores[1]} if with_scores else {}
+        return {
+            "query_id": query.id, "positive_id": passages[0].id, "negative_id": passages[1].id, **margin
+        }  # fmt: skip
+    if form == "pylate":
+        names = [each.id for each in passages]
+        return {
+            "query": query.text, "documents": texts, "scores": scores,
+            "query_id": query.id, "document_ids": names,
+        }  # fmt: skip
+    row: _Row = {"anchor": query.text}
+    if form == "labeled-list":
+        row["passages"] = texts
+        if not with_scores:
+            row["labels"] = [1] + [0] * (len(texts) - 1)
+    elif form == "triplet":
+        row |= {"positive": texts[0], "negative": texts[1]}
+    else:
+        row |= {"positive": texts[0]} | {f"negative_{n}": text for n, text in enumerate(texts[1:], 1)}
+    return row | {"scores": scores} if with_scores else row
+
+
+def _of_tevatron(passage: _Passage, with_scores: bool) -> _Row:
+    """A passage; its title, if it has one, is in the text that was scored."""
+    row: _Row = {"docid": passage.id, "title": "", "text": passage.text}
+    return row | {"score": passage.score} if with_scores else row
+
+
+def _texts_in(path: Path, rows: _Rows) -> _Texts:
+    """Queries and passages of some rows of the scored file, which is read as a stream."""
+    if not is_readable(path):
+        raise InputError(f"{path}: a run has no texts; name --queries and --corpus")
+    schema = open_reader(path).survey(find_nulls=False).schema
+    for name in ("query", "passage"):
+        if name not in schema.names:
+            raise InputError(f"{path}: no column {name!r}; {_WAY_OUT}")
+    queries: dict[int, str] = {}
+    passages: dict[int, str] = {}
+    start = 0
+    for batch in open_reader(path, _IN_SCORED.names).batches(_IN_SCORED, _ROWS):
+        here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(batch))]
+        part = batch.take(pa.array(here - start))
+        queries |= dict(zip(here.tolist(), part["query"].to_pylist(), strict=True))
+        passages |= dict(zip(here.tolist(), part["passage"].to_pylist(), strict=True))
+        start += len(batch)
+    for column, texts in (("query", queries), ("passage", passages)):
+        empty = next((row for row, text in texts.items() if text is None), None)
+        if empty is not None:
+            raise InputError(f"{path}: row {empty} (counted from 0) has a score and no {column}")
+    return queries, passages
+
+
+def _by_row(index: TextIndex, ids: pd.DataFrame, name: str, rows: _Rows) -> dict[int, str]:
+    wanted = pa.array(ids[name].iloc[rows], pa.string())
+    texts = index.take(index.find(wanted))
+    if texts.null_count:
+        missing = wanted[texts.is_null().index(True).as_py()].as_py()
+        raise InputError(
+            f"no text for {name} {missing!r} in --{'queries' if name == 'query_id' else 'corpus'}"
+        )
+    return dict(zip(rows.tolist(), texts.to_pylist(), strict=True))
+
+
+def _keys(index: TextIndex, ids: pd.Series[str]) -> _Keys:
+    """The keys of the texts with these ids."""
+    places, names = pd.factorize(ids)
+    rows = index.find(pa.array(names, pa.string()))
+    parts = [_hashes(index.take(rows[start : start + _ROWS])) for start in range(0, len(rows), _ROWS)]
+    return _apart(np.concatenate(parts))[places]
+
+
+def _hashes(texts: pa.Array) -> _Keys:
+    """A hash of each text; 0 where there is none."""
+    hashed: _Keys = pd.util.hash_array(texts.fill_null("").to_numpy(zero_copy_only=False), categorize=False)
+    hashed[np.asarray(texts.is_null())] = 0
+    return hashed
+
+
+def _apart(keys: _Keys) -> _Keys:
+    """The keys, with one of its own for each missing text, which is not known to be that of another row."""
+    missing = np.flatnonzero(keys == 0)
+    keys[missing] = pd.util.hash_array(missing)
+    return keys

@@ -1,0 +1,218 @@
+"""Sets, promotes and rolls back aliases; lists and removes versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import redis
+
+from rankmill.cluster.orders import TAKE_CHUNKS, OrderOutcome, order_workers, reachable
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.extensions.registry.documents import Alias, Manifest, Reference, Target, check_name, target_of
+from rankmill.extensions.registry.resolver import is_numbered
+from rankmill.extensions.registry.store import RegistryStore
+from rankmill.jobs.contract.errors import (
+    InputError,
+    NotInRegistry,
+    NoWorkers,
+    RankmillError,
+    RegistryConflict,
+)
+from rankmill.jobs.system import system
+
+
+def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
+    """The manifests of all versions of a model."""
+    return [registry.manifest(Reference(name, version)) for version in registry.versions(name)]
+
+
+def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
+    """The aliases that name a version, with its share."""
+    found = []
+    for name, alias in aliases.items():
+        share = alias.now.versions.get(manifest.version)
+        if share is not None:
+            found.append(name if share == 1 else f"{name} {share:.0%}")
+        elif manifest.version == alias.now.shadow:
+            found.append(f"{name} (shadow)")
+    return found
+
+
+def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, Any]:
+    """A version: its manifest, its size, and the aliases that name it."""
+    return {**manifest.model_dump(), "bytes": manifest.bytes, "aliases": called(manifest, aliases)}
+
+
+def target(
+    registry: RegistryStore, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
+) -> Target:
+    """What `by` lets an alias stand for: `version` with the share that `others` leave, and a shadow.
+
+    Raises
+    ------
+    NotInRegistry
+        A version is not in the registry.
+    InputError
+        The shares leave nothing.
+    """
+    rest = 1 - sum(others.values())
+    if version.tag in others:
+        raise InputError(f"{version} gets what is left of the shares; give those of the others")
+    if rest <= 1e-9:
+        raise InputError(f"the shares of {', '.join(others)} leave nothing for {version}")
+    for each in [version.tag, *others, *([shadow] if shadow else [])]:
+        registry.manifest(Reference(version.name, check_name(each, "a version")))
+    shares = {version.tag: round(rest, 9), **others}
+    return target_of(shares, shadow=shadow, by=by, at=system.now())
+
+
+def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> Alias:
+    """Let an alias stand for `wanted` from now on.
+
+    Raises
+    ------
+    RegistryConflict
+        There is a version of that name.
+    """
+    if is_numbered(reference.tag) or reference.tag in registry.taken(reference.name):
+        raise RegistryConflict(f"{reference} is the name of a version; an alias needs another")
+    before = registry.find_alias(reference)
+    alias = before.then(wanted) if before else Alias(now=wanted)
+    registry.write_alias(reference, alias)
+    return alias
+
+
+def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alias:
+    """Let an alias stand for what it stood for before; once more goes one further back. `by`: who does it.
+
+    Raises
+    ------
+    NotInRegistry
+        There is no such alias.
+    RegistryConflict
+        It has stood for nothing else, or that is not there any more.
+    """
+    alias = registry.find_alias(reference)
+    if alias is None:
+        raise NotInRegistry(f"the registry {registry.url} has no alias {reference}")
+    if not alias.before:
+        raise RegistryConflict(f"{reference} has stood for nothing but {alias.now}")
+    last = alias.before[0]
+    for version in last.named:
+        if registry.find_manifest(Reference(reference.name, version)) is None:
+            raise RegistryConflict(
+                f"{reference} stood for {last}, and {version} is not in the registry any more"
+            )
+    now = last.model_copy(update={"by": by, "at": system.now()})
+    back = Alias(now=now, before=alias.before[1:])
+    registry.write_alias(reference, back)
+    return back
+
+
+def remove_version(
+    registry: RegistryStore, reference: Reference, client: redis.Redis | None, *, by: str
+) -> Manifest:
+    """Remove a version.
+
+    Parameters
+    ----------
+    registry, reference
+        The version.
+    client
+        A server whose runs may use it.
+    by
+        Who removes it.
+
+    Raises
+    ------
+    NotInRegistry
+        There is no such version.
+    RegistryConflict
+        An alias stands for it, or a live run uses it.
+    """
+    manifest = registry.manifest(reference)
+    aliases = [
+        name for name, alias in registry.aliases(reference.name).items() if reference.tag in alias.now.named
+    ]
+    if aliases:
+        raise RegistryConflict(
+            f"{reference} is what {', '.join(aliases)} stands for; let it stand for another first"
+        )
+    users = _live_runs(client, str(reference)) if client else []
+    if users:
+        raise RegistryConflict(
+            f"{reference} is used by run {', '.join(users[:3])}; wait for its end, or cancel it"
+        )
+    about = {"by": by, "at": system.now(), "content": manifest.content}
+    registry.remove(reference, json.dumps(about).encode())
+    return manifest
+
+
+def _live_runs(client: redis.Redis, model: str) -> Sequence[str]:
+    found: list[str] = []
+    page, total = 0, 1
+    while page * _PAGE < total:
+        cluster = read_cluster(client, page=page, page_size=_PAGE)
+        found += [run.id for run in cluster.runs if run.model == model]
+        page, total = page + 1, cluster.runs_total
+    return found
+
+
+_PAGE = 500
+
+
+class NotWarm(RankmillError):
+    """A worker has not loaded the version, so the alias stands for what it stood for."""
+
+
+def promote(
+    registry: RegistryStore,
+    alias: Reference,
+    wanted: Target,
+    client: redis.Redis,
+    *,
+    wait_seconds: float,
+    on_outcome: Callable[[OrderOutcome], None],
+) -> Alias:
+    """Let all live workers load the versions, then let the alias stand for them.
+
+    Parameters
+    ----------
+    registry, alias, wanted
+        The alias, and what it is to stand for.
+    client
+        The server whose workers load the versions.
+    wait_seconds
+        Longest wait for each version.
+    on_outcome
+        Told what each worker did.
+
+    Raises
+    ------
+    NoWorkers
+        There is no live worker.
+    RegistryConflict
+        The alias has the name of a version.
+    NotWarm
+        A worker did not load a version in time.
+    """
+    cluster = read_cluster(client, page_size=0)
+    workers = [worker for worker in reachable(cluster.workers) if worker.state in TAKE_CHUNKS]
+    if not workers:
+        raise NoWorkers(
+            f"there is no live worker to load {alias.name}", "rankmill models alias switches without that"
+        )
+    for version in wanted.named:
+        model = f"{alias.name}@{version}"
+        found = order_workers(client, workers, "warm", model, wait_seconds=wait_seconds)
+        for outcome in found:
+            on_outcome(outcome)
+        late = [outcome for outcome in found if outcome.state in {"failed", "waiting"}]
+        if late:
+            raise NotWarm(
+                f"{alias} stands for what it stood for: {len(late)} of {len(found)} workers have not loaded "
+                f"{model} ({late[0].worker}: {late[0].text})"
+            )
+    return set_alias(registry, alias, wanted)

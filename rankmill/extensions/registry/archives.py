@@ -1,0 +1,190 @@
+"""Models as tar archives: uploads, which anybody may have made, are unpacked, and versions are packed."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Protocol, Self, cast
+
+from rankmill.extensions.registry.documents import MAX_FILES, Manifest, ModelFile, check_path
+from rankmill.extensions.registry.push import check_kind, is_left_out
+from rankmill.extensions.registry.registry import PIECE
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.system import system
+
+_MOST_ENTRIES = 4 * MAX_FILES
+"""The most files and folders that an archive may have, left out ones included."""
+
+_MOST_HEADER = 16 << 10
+"""Most bytes of a name, or of what else an archive says of a file; they are read into memory."""
+
+_HEADERS = frozenset(
+    {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
+     tarfile.GNUTYPE_LONGLINK}
+)  # fmt: skip
+
+_NO_ARCHIVE = "this is no tar archive, or a part of one: send the output of tar c -C MODEL_FOLDER ."
+
+_PREFIX = "rankmill-upload-"
+_NEW_SECONDS = 60
+"""A folder that is younger may not have its lock yet."""
+
+
+@contextmanager
+def workspace() -> Iterator[Path]:
+    """A folder for a pushed model, removed at the end; folders of killed processes are removed first."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_if_left(left)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        with (folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_if_left(folder: Path) -> None:
+    with suppress(OSError):  # it is another user's, or in use, or gone meanwhile
+        if folder.stat().st_mtime > system.now() - _NEW_SECONDS:
+            return
+        with (folder / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+
+
+class Readable(Protocol):
+    """What an archive is read from."""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end."""
+
+
+def unpack(source: Readable, folder: Path) -> Path:
+    """Unpack the files of a model; returns the folder with its ``config.json``.
+
+    That is `folder`, or the only folder in it. Hidden files are left out, as by ``rankmill models push``.
+
+    Raises
+    ------
+    InputError
+        The archive is not whole, or has a link, a path that leads out of it, too many files, or a file that
+        is not pushed.
+    OSError
+        A file cannot be written.
+    """
+    folder.mkdir()
+    is_whole = False
+
+    class Entry(tarfile.TarInfo):
+        """Limits what is read into memory, and sees the end of the archive."""
+
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+            nonlocal is_whole
+            is_whole = is_whole or (len(buf) == tarfile.BLOCKSIZE and not any(buf))
+            found = super().frombuf(buf, encoding, errors)
+            if found.type == tarfile.GNUTYPE_SPARSE or found.size < 0:
+                raise InputError(_NO_ARCHIVE + ", without --sparse")
+            if found.type in _HEADERS and found.size > _MOST_HEADER:
+                raise InputError(f"the archive has a name or comment of {found.size:,} bytes")
+            return found
+
+        def _proc_gnusparse_10(self, *args: Any) -> None:
+            raise InputError(_NO_ARCHIVE + ", without --sparse")
+
+    try:
+        # tarfile asks for nothing but read()
+        with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|", tarinfo=Entry) as archive:
+            for count, entry in enumerate(archive):
+                if count >= _MOST_ENTRIES:
+                    raise InputError(f"the archive has over {_MOST_ENTRIES:,} files and folders")
+                _unpack_entry(archive, entry, folder)
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError):
+        raise InputError(_NO_ARCHIVE) from None
+    if not is_whole:
+        raise InputError(_NO_ARCHIVE)
+    while source.read(PIECE):
+        pass  # tar fills its last record
+    inside = list(folder.iterdir())
+    alone = len(inside) == 1 and inside[0].is_dir()
+    return inside[0] if alone else folder
+
+
+def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path) -> None:
+    name = entry.name.removeprefix("./").rstrip("/")
+    if name in {"", "."} or any(is_left_out(part) for part in name.split("/") if part not in {".", ".."}):
+        return
+    try:
+        check_path(name)
+    except ValueError as error:
+        raise InputError(f"the archive: {error}") from None
+    if entry.isdir():
+        return  # made with its first file
+    if not entry.isreg() or entry.issparse():
+        raise InputError(f"{name} is a link or no file; a model has files and folders only")
+    check_kind(Path(name))
+    target = folder / name
+    opened = archive.extractfile(entry)
+    assert opened  # it is a file
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with opened, target.open("xb") as out:
+            shutil.copyfileobj(opened, out, PIECE)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"{name} is twice in the archive, as a file or as a folder") from None
+    if target.stat().st_size != entry.size:
+        raise InputError(_NO_ARCHIVE)
+
+
+class ModelArchive:
+    """A tar archive of a version's files, made while it is read.
+
+    Parameters
+    ----------
+    manifest
+        The version.
+    folder
+        Has its files.
+    held
+        What the folder needs. It is closed with the last piece, or when the reader stops.
+    """
+
+    def __init__(self, manifest: Manifest, folder: Path, held: ExitStack) -> None:
+        self._folder = folder
+        self._held = held
+        self._entries = [(file, _head(file, int(manifest.at))) for file in manifest.files]
+        self._end = bytes(2 * tarfile.BLOCKSIZE)
+
+    @property
+    def size(self) -> int:
+        """Length of the archive."""
+        entries = sum(len(head) + file.bytes + _gap(file.bytes) for file, head in self._entries)
+        return entries + len(self._end)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The archive, piece by piece."""
+        with self._held:
+            for file, head in self._entries:
+                yield head
+                with (self._folder / file.path).open("rb") as source:
+                    while piece := source.read(PIECE):
+                        yield piece
+                yield bytes(_gap(file.bytes))
+            yield self._end
+
+
+def _head(file: ModelFile, at: int) -> bytes:
+    info = tarfile.TarInfo(file.path)
+    info.size, info.mtime = file.bytes, at
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def _gap(size: int) -> int:
+    """Bytes from the end of a file to the next block."""
+    return -size % tarfile.BLOCKSIZE

@@ -1,0 +1,128 @@
+"""``rankmill models alias``, ``promote``, ``rollback`` and ``remove``: what a registry shows."""
+
+from __future__ import annotations
+
+import click
+
+from rankmill.cli import options
+from rankmill.cli.show import echo
+from rankmill.cluster.orders import OrderOutcome
+from rankmill.extensions.registry.aliases import promote as promote_version
+from rankmill.extensions.registry.aliases import remove_version, roll_back, set_alias, target
+from rankmill.extensions.registry.documents import Reference, check_name
+from rankmill.extensions.registry.store import RegistryStore, reference, who
+from rankmill.jobs.runtime.settings import Settings
+
+_WARM_SECONDS = 600
+
+
+def _shares(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in given:
+        version, _, share = each.partition("=")
+        try:
+            found[version] = float(share)
+        except ValueError:
+            raise click.BadParameter(f"{each!r} is not of the form VERSION=SHARE, such as v4=0.1") from None
+        if not 0 < found[version] < 1:
+            raise click.BadParameter(f"{each!r}: a share is more than 0 and less than 1")
+    return found
+
+
+_split = click.option("--split", "others", multiple=True, metavar="VERSION=SHARE", callback=_shares,
+                      help="Share of the queries that another version scores, such as v4=0.1.")  # fmt: skip
+_shadow = click.option(
+    "--shadow", metavar="VERSION", help="A version that scores as well, and answers nothing."
+)
+
+
+@options.command("alias")
+@click.argument("model", metavar="NAME@VERSION")
+@click.argument("word", metavar="as", type=click.Choice(["as"]))
+@click.argument("alias", metavar="ALIAS")
+@_split
+@_shadow
+@options.settings("registry")
+def alias(
+    model: str,
+    word: str,
+    alias: str,
+    others: dict[str, float],
+    shadow: str | None,
+    settings: Settings,
+) -> None:
+    """Let ALIAS stand for a version, from the next run on.
+
+    With --split it stands for several: which one scores a query follows from the query's text, so that it
+    is always the same.
+    """
+    registry = RegistryStore.of(settings)
+    version = registry.version(reference(model))
+    called = Reference(version.name, check_name(alias, "an alias"))
+    found = set_alias(registry, called, target(registry, version, others, shadow, by=who()))
+    echo(f"{called} stands for {found.now}")
+
+
+@options.command("promote")
+@click.argument("model", metavar="NAME@VERSION")
+@click.option("--alias", required=True, metavar="ALIAS", help="The alias that is to stand for it.")
+@_split
+@_shadow
+@click.option("--wait", "wait_seconds", type=click.FloatRange(min=1), default=_WARM_SECONDS,
+              metavar="SECONDS", help=f"Longest wait for workers.  [default: {_WARM_SECONDS}]")  # fmt: skip
+@options.settings("registry", "redis_url")
+def promote(
+    model: str,
+    alias: str,
+    others: dict[str, float],
+    shadow: str | None,
+    wait_seconds: float,
+    settings: Settings,
+) -> None:
+    """Load a version on all live workers, then let ALIAS stand for it.
+
+    If a worker cannot load it, ALIAS stays as it is. Runs that have begun keep their version.
+    """
+    registry = RegistryStore.of(settings)
+    version = registry.version(reference(model))
+    called = Reference(version.name, check_name(alias, "an alias"))
+    wanted = target(registry, version, others, shadow, by=who())
+
+    def said(outcome: OrderOutcome) -> None:
+        echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
+
+    client = options.connection(settings)
+    found = promote_version(registry, called, wanted, client, wait_seconds=wait_seconds, on_outcome=said)
+    echo(f"{called} stands for {found.now}")
+
+
+@options.command("rollback")
+@click.argument("alias", metavar="NAME@ALIAS")
+@options.settings("registry")
+def rollback(alias: str, settings: Settings) -> None:
+    """Let an alias stand for what it stood for before."""
+    registry = RegistryStore.of(settings)
+    called = reference(alias, "ALIAS")
+    echo(f"{called} stands for {roll_back(registry, called, by=who()).now}")
+
+
+@options.command("remove")
+@click.argument("model", metavar="NAME@VERSION")
+@options.settings("registry", "redis_url")
+def remove(model: str, settings: Settings) -> None:
+    """Remove a version, or an alias.
+
+    A version is not removed while an alias stands for it or a run of the server uses it. Its name is not
+    used again.
+    """
+    registry = RegistryStore.of(settings)
+    named = reference(model)
+    if registry.find_alias(named) is not None:
+        registry.remove_alias(named)
+        echo(f"removed alias {named}")
+        return
+    client = options.connection(settings) if settings.redis_url else None
+    removed = remove_version(registry, named, client, by=who())
+    echo(f"removed {removed}")
+    if client is None:
+        echo("warning: without --redis or REDIS_URL, runs that use it were not looked for", err=True)

@@ -1,0 +1,83 @@
+"""``rankmill models compare``: two models side by side on a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from rankmill.cli import options
+from rankmill.cli.show import console
+from rankmill.extensions.registry.compare import ModelComparison, compare_models
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.files.formats.base import TextColumns
+
+_SHOWN = 10
+
+
+@options.command("compare")
+@click.argument("first", metavar="NAME@V1")
+@click.argument("second", metavar="NAME@V2")
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
+@options.of(options.SampleOptions, "pairs")
+@click.option("--report", metavar="DIR", type=click.Path(path_type=Path),
+              help="Folder for a report with plots; needs matplotlib.")  # fmt: skip
+@options.settings("registry", "precision", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
+@options.as_json
+def compare(
+    first: str,
+    second: str,
+    inputs: tuple[str, ...],
+    pairs: options.SampleOptions,
+    report: Path | None,
+    settings: Settings,
+    as_json: bool,
+) -> None:
+    """Compare two versions on FILE.
+
+    Scores a sample of FILE with both, and compares how they rank the passages of each query, their speed and,
+    with labels, their nDCG. The report shows the queries that differ most.
+    """
+    if report:
+        options.require_plots()
+    columns = TextColumns(pairs.query_column, pairs.passage_column)
+    models = (first, second)
+    found = compare_models(models, inputs, columns, pairs.label_column, pairs.sample, _SHOWN, settings)
+    if as_json:
+        click.echo(json.dumps(_as_json(found)))
+    else:
+        console().print(_table(found))
+    if report:
+        from rankmill.extensions.registry.report import write_report  # matplotlib
+
+        path = write_report(found, report)
+        click.echo(f"the report is in {path}", err=as_json)
+
+
+def _as_json(found: ModelComparison) -> dict[str, Any]:
+    sides = [
+        {
+            "model": side.model,
+            "pairs_per_second": round(side.pairs_per_second, 1),
+            **{name: value for name, value in asdict(side.measured).items() if name != "agreement"},
+            **asdict(side.measured.agreement),
+        }
+        for side in found.sides
+    ]
+    return {"models": sides, "differences": [asdict(each) for each in found.differences]}
+
+
+def _table(found: ModelComparison) -> Table:
+    table = Table("", *(side.model for side in found.sides), box=SIMPLE_HEAD)
+    for name in found.sides[0].figures:
+        row = [side.figures[name] for side in found.sides]
+        if any(row) and not name.startswith("same top"):
+            table.add_row(name.replace("Spearman", "Spearman with the first"), *row)
+    worst = found.differences[0]
+    table.caption = f"least alike ({worst.spearman:.2f}): {worst.query[:60]}"
+    return table

@@ -1,0 +1,95 @@
+"""``rankmill models list`` and ``show``: what is in a registry."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from rankmill.cli import options
+from rankmill.cli.show import console, echo
+from rankmill.extensions.registry.aliases import called, manifests, version_view
+from rankmill.extensions.registry.documents import Alias, Manifest, Reference
+from rankmill.extensions.registry.store import RegistryStore, reference
+from rankmill.jobs.runtime.settings import Settings
+
+
+@options.command("list")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@options.settings("registry")
+@options.as_json
+def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> None:
+    """List the models of the registry, their versions and aliases."""
+    registry = RegistryStore.of(settings)
+    found = {name: manifests(registry, name) for name in names or registry.models()}
+    aliases = {name: registry.aliases(name) for name in found}
+    if as_json:
+        echo(json.dumps([version_view(each, aliases[name]) for name in found for each in found[name]]))
+        return
+    table = Table("version", "aliases", "family", "size", "pushed", "by", "notes", box=SIMPLE_HEAD)
+    for name, versions in found.items():
+        for each in versions:
+            notes = each.notes.partition("\n")[0]
+            known_as = ", ".join(called(each, aliases[name]))
+            table.add_row(str(each), known_as, each.family, _megabytes(each), _when(each.at), each.by, notes)
+    console().print(table)
+
+
+@options.command("show")
+@click.argument("model", metavar="NAME@VERSION")
+@options.settings("registry")
+@options.as_json
+def show(model: str, settings: Settings, as_json: bool) -> None:
+    """Show a version or an alias: files, author and time."""
+    registry = RegistryStore.of(settings)
+    asked = reference(model)
+    alias = registry.find_alias(asked)
+    manifest = registry.manifest(
+        registry.version(asked) if alias is None or _is_one(alias) else _first(asked, alias)
+    )
+    aliases = registry.aliases(asked.name)
+    if as_json:
+        echo(json.dumps(version_view(manifest, aliases)))
+        return
+    if alias is not None:
+        echo(f"{asked} stands for {alias.now}, since {_when(alias.now.at)}, by {alias.now.by}")
+        for before in alias.before:
+            echo(f"  before: {before}, since {_when(before.at)}, by {before.by}")
+    echo("\n".join(_lines(manifest, aliases)))
+
+
+def _is_one(alias: Alias) -> bool:
+    return len(alias.now.versions) == 1 and not alias.now.shadow
+
+
+def _first(asked: Reference, alias: Alias) -> Reference:
+    """The version with the largest share."""
+    shares = alias.now.versions
+    return Reference(asked.name, max(shares, key=lambda version: shares[version]))
+
+
+def _lines(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
+    lines = [
+        f"version  {manifest}",
+        f"aliases  {', '.join(called(manifest, aliases)) or 'none'}",
+        f"family   {manifest.family}",
+        f"pushed   {_when(manifest.at)} by {manifest.by}",
+        f"content  {manifest.content}",
+    ]
+    lines += [f"notes    {line}" for line in manifest.notes.splitlines()]
+    for each in manifest.precision or ():
+        lines.append(f"checked  {each.get('precision')}: Spearman {each.get('spearman'):.5f}")
+    width = max(len(file.path) for file in manifest.files)
+    lines += [f"file     {file.path:<{width}}  {file.bytes:>14,}  {file.sha256}" for file in manifest.files]
+    return lines
+
+
+def _megabytes(manifest: Manifest) -> str:
+    return f"{manifest.bytes / 1e6:,.1f} MB"
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,117 @@
+"""``rankmill models``: what workers make of a model, and the registry of models."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from rankmill.cli import options
+from rankmill.cli.show import console, echo, json_of
+from rankmill.extensions.registry.commands import aliases, listing, transfer
+from rankmill.extensions.registry.commands.compare import compare
+from rankmill.extensions.registry.trial import ModelReport, Proven, model_report, prove_model
+from rankmill.jobs.runtime.settings import Settings
+
+
+@click.group(context_settings=options.CONTEXT)
+def models() -> None:
+    """Look at models, and keep them in a registry."""
+
+
+@options.command("describe")
+@click.argument("model")
+@options.settings(
+    "revision", "max_length", "activation", "instruction", "prompt_template", "label", "device", "registry",
+    others=("model",),
+)  # fmt: skip
+@click.option("--prove", "proving", is_flag=True, help="Also prove its scores here: `rankmill models prove`.")
+@options.as_json
+def describe(settings: Settings, proving: bool, as_json: bool) -> None:
+    """Show how MODEL is scored, and what can run it here.
+
+    Its family, prompt, outputs, activation and length; for each backend the precisions that can run it on
+    this host, or why they cannot. Reads the model's small files, not its weights.
+    """
+    report = model_report(settings)
+    proven = prove_model(settings, settings.device) if proving else None
+    if as_json:
+        found = report.model_dump(mode="json")
+        echo(json.dumps({**found, **(proven.model_dump(mode="json") if proven else {})}, indent=2))
+        return
+    proofs = [f"proven      {proof}" for proof in proven.proofs.values()] if proven else []
+    refused = [f"refused     {reason}" for reason in proven.refused.values()] if proven else []
+    echo("\n".join([*_lines(report), *proofs, *refused]))
+
+
+@options.command("prove")
+@click.argument("model")
+@options.settings(
+    "revision", "precision", "prompt_template", "backend", "threads", "registry", others=("model",)
+)
+@options.as_json
+def prove(settings: Settings, as_json: bool) -> None:
+    """Prove on all devices of this host that MODEL gets its own scores, as a worker does before it serves it.
+
+    Probe pairs are scored as a worker would, and compared with transformers' own model in fp32. What is known
+    is not measured again. Exit code 1: a device refuses it.
+    """
+    proven = prove_model(settings, "all")
+    if as_json:
+        echo(json_of(proven, indent=2))
+    else:
+        console().print(_table(proven))
+        for device, reason in proven.refused.items():
+            echo(f"{device} refuses it: {reason}")
+    if proven.refused:
+        raise SystemExit(1)
+
+
+def _table(proven: Proven) -> Table:
+    names = "device", "backend", "precision", "way", "differs by", "allowed", "with its company", "Spearman"
+    table = Table(*names, box=SIMPLE_HEAD)
+    for device, proof in proven.proofs.items():
+        figures = (f"{each:.2g}" for each in (proof.difference, proof.bound, proof.company))
+        table.add_row(device, proof.backend, proof.precision, proof.way, *figures, f"{proof.spearman:.4f}")
+    return table
+
+
+for _command in (
+    describe,
+    prove,
+    transfer.push,
+    transfer.pull,
+    listing.list_models,
+    listing.show,
+    aliases.alias,
+    aliases.promote,
+    aliases.rollback,
+    aliases.remove,
+    compare,
+):
+    models.add_command(_command)
+
+
+def _lines(report: ModelReport) -> list[str]:
+    outputs = ", ".join(report.outputs) if len(report.outputs) > 1 else "1"
+    lines = [
+        f"family      {report.family}: {report.kind}",
+        f"revision    {report.revision or 'a directory'}",
+        f"pooling     {report.pooling}",
+        f"outputs     {outputs}",
+        f"activation  {report.activation or 'sigmoid for one output, none for several'}",
+        f"length      {'any' if report.max_length is None else f'{report.max_length:,}'} tokens",
+        f"instruction {report.instruction or 'none'}",
+        f"prompt      {'the query and the passage' if report.prompt is None else repr(report.prompt)}",
+    ]
+    others = [f"{name}: {text!r}" for name, text in report.prompts.items() if text]
+    lines += [f"its prompts {', '.join(others)}"] if others else []
+    for name, precisions in report.backends.items():
+        able = [precision for precision, obstacle in precisions.items() if obstacle is None]
+        why = "; ".join(dict.fromkeys(obstacle for obstacle in precisions.values() if obstacle))
+        shown = ", ".join(able) + (f" ({why})" if able and why else "") or f"no: {why}"
+        lines.append(f"{name:<11} {shown}")
+    lines.append(f"cannot be scored so: {report.refused}" if report.refused else "can be scored")
+    return lines

@@ -1,0 +1,103 @@
+"""``rankmill models push`` and ``pull``: versions into a registry and out of it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rankmill.cli import options
+from rankmill.cli.show import echo
+from rankmill.extensions.registry.push import Steps
+from rankmill.extensions.registry.push import pull as pull_version
+from rankmill.extensions.registry.push import push as push_version
+from rankmill.extensions.registry.store import RegistryStore, reference, who
+from rankmill.extensions.registry.trial import try_model
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.runtime.settings import Settings
+
+_PUSHES = "the version is not in the registry; the same command continues"
+_PULLS = "the folder was not made; the same command continues"
+
+
+@options.command("push", interrupted=_PUSHES)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("name", metavar="NAME[@VERSION]")
+@click.option("--notes", default="", metavar="TEXT", help="What is to be known of this version.")
+@click.option("--precision-report", metavar="FILE", type=click.Path(path_type=Path),
+              help="What rankmill check-precision --json printed for this model; kept with it.")  # fmt: skip
+@options.settings("registry", "max_length", "activation", "instruction", "prompt_template", "label")
+@options.as_json
+@options.quiet
+def push(
+    folder: Path,
+    name: str,
+    notes: str,
+    precision_report: Path | None,
+    settings: Settings,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Put the model in DIR into the registry.
+
+    The model is loaded and scores the shipped pairs first; its weights must be *.safetensors, and its folder
+    must hold no code. Without VERSION, it gets the next number: v1, v2, ... A version never changes. It
+    becomes visible when all of its files are there; an interrupted push continues with the same command.
+    """
+    registry = RegistryStore.of(settings)
+    model, _, version = name.partition("@")
+    if "@" in name and not version:
+        raise InputError(f"{name}: there is no version after the @")
+    pushed = push_version(
+        registry,
+        folder,
+        model,
+        version or None,
+        partial(try_model, settings=settings),
+        Steps(quiet=quiet),
+        by=who(),
+        notes=notes,
+        precision=_precision(precision_report),
+    )
+    manifest = pushed.manifest
+    if as_json:
+        echo(json.dumps({**manifest.model_dump(), "before": pushed.before}))
+    elif not quiet:
+        what = "was in the registry before" if pushed.before else "is in the registry"
+        echo(f"{manifest} {what}: {len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB")
+
+
+def _precision(path: Path | None) -> list[dict[str, Any]] | None:
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, list) or not all(
+        isinstance(each, dict) and "spearman" in each for each in found
+    ):
+        raise InputError(f"{path} is not what rankmill check-precision --json prints")
+    return found
+
+
+@options.command("pull", interrupted=_PULLS)
+@click.argument("model", metavar="NAME@VERSION")
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@options.settings("registry")
+@options.quiet
+def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> None:
+    """Copy a version, or an alias's target, to a folder.
+
+    DIR must not exist yet; the default is NAME-VERSION here. Each file is verified. DIR appears when it is
+    complete; an interrupted pull continues with the same command.
+    """
+    registry = RegistryStore.of(settings)
+    version = registry.version(reference(model))
+    target = folder or Path(f"{version.name}-{version.tag}")
+    pull_version(registry, registry.manifest(version), target, Steps(quiet=quiet))
+    if not quiet:
+        echo(f"{version} is in {target}")

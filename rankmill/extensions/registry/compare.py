@@ -1,0 +1,124 @@
+"""Two models side by side on a file: how they rank, how fast they are, and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from rankmill.extensions.lab.pairs import file_sample
+from rankmill.extensions.lab.precision import Measured, compare, score_sample
+from rankmill.extensions.registry.resolver import Resolver
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.files.formats.base import TextColumns
+from rankmill.score.session import Session
+
+_WARM_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two models: its name, agreement with the first, speed (pairs/s) and scores ``[n]``."""
+
+    model: str
+    measured: Measured
+    pairs_per_second: float
+    scores: npt.NDArray[np.float32]
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """The figures as text, by what they are."""
+        measured = self.measured
+        where = f"{measured.backend}, {measured.device}, {measured.precision}"
+        return {"runs on": where, "pairs/s": f"{self.pairs_per_second:,.0f}", **measured.figures}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A query whose passages the two models rank differently, and the best passage of each."""
+
+    query: str
+    spearman: float
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Both models, the first as the reference, and the queries that differ most, the worst first.
+
+    ``spearman`` has the rank correlation of each query with at least two different scores.
+    """
+
+    sides: tuple[Side, Side]
+    differences: tuple[Difference, ...]
+    spearman: npt.NDArray[np.float64]
+
+
+def compare_models(
+    models: tuple[str, str],
+    inputs: Sequence[str],
+    columns: TextColumns,
+    label_column: str | None,
+    sample: int,
+    shown: int,
+    settings: Settings,
+) -> ModelComparison:
+    """Score a sample of the input with two models.
+
+    Parameters
+    ----------
+    models
+        Names of the models; the second is compared with the first.
+    inputs, columns, label_column, sample
+        As of `rankmill.extensions.lab.precision.check_precisions`.
+    shown
+        Most queries in ``differences``.
+    settings
+        The server or the embedded workers, and all options but the model.
+
+    Raises
+    ------
+    InputError
+        The rows cannot be compared, or no worker can score with one of the models.
+    """
+    resolver = Resolver(settings.registry)
+    first, second = (resolver.pin(each) for each in models)
+    with Session(settings.model_copy(update={"model": first})) as session:
+        table = file_sample(inputs, sample, columns, label_column)
+        found = []
+        for model in (first, second):
+            few = table.slice(0, _WARM_ROWS)  # for which the model is loaded
+            for rows in (few, table):
+                scored = score_sample(session, rows, columns, f"with {model}", model=model)
+            found.append(scored)
+    queries = table[columns.query].to_pylist()
+    labels = None if label_column is None else table[label_column].to_pylist()
+    one, two = (
+        Side(model, compare(each, found[0], queries, labels), len(table) / each.seconds, each.scores)
+        for model, each in zip((first, second), found, strict=True)
+    )
+    by_query = _by_query(queries, table[columns.passage].to_pylist(), one.scores, two.scores)
+    return ModelComparison(
+        (one, two), tuple(by_query[:shown]), np.array([each.spearman for each in by_query])
+    )
+
+
+def _by_query(
+    queries: list[str],
+    passages: list[str],
+    one: npt.NDArray[np.float32],
+    two: npt.NDArray[np.float32],
+) -> list[Difference]:
+    """Each query with at least two different scores of both models, the least alike first."""
+    rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
+    found = []
+    for query, theirs in rows.groupby("query", sort=False):
+        ranks = theirs[["one", "two"]].rank()
+        if len(theirs) > 1 and (ranks.std() > 0).all():
+            best = [str(theirs["passage"].iloc[int(theirs[side].argmax())]) for side in ("one", "two")]
+            found.append(Difference(str(query), float(ranks["one"].corr(ranks["two"])), *best))
+    return sorted(found, key=lambda each: each.spearman)

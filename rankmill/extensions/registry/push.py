@@ -1,0 +1,346 @@
+"""Pushing a version, which becomes visible when all of it is there, and pulling one into a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TransferSpeedColumn,
+)
+
+from rankmill.extensions.registry.documents import (
+    MAX_FILES,
+    MAX_NOTES,
+    Manifest,
+    ModelFile,
+    Reference,
+    check_name,
+    content_of,
+)
+from rankmill.extensions.registry.registry import PIECE, fetch_files, files_folder
+from rankmill.extensions.registry.store import RegistryStore, next_version
+from rankmill.extensions.registry.trial import TriedModel
+from rankmill.jobs.contract.errors import InputError, RegistryConflict, RegistryError, SpecError
+from rankmill.jobs.model_files import PLAIN, WORDS, model_files, weight_files
+from rankmill.jobs.system import system
+
+_DATA = frozenset(
+    {".json", ".jsonl", ".txt", ".model", ".tiktoken", ".jinja", ".safetensors", ".onnx", ".onnx_data"}
+)
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file to push, and its size and time of change when it was found."""
+
+    path: str
+    source: Path
+    bytes: int
+    changed: int
+
+    def check_unchanged(self) -> None:
+        """Raise `InputError` if the file has changed since it was found."""
+        about = self.source.stat()
+        if (about.st_size, about.st_mtime_ns) != (self.bytes, self.changed):
+            raise InputError(f"{self.source} changed while it was pushed; push again when it no longer does")
+
+
+def find_files(folder: Path) -> list[LocalFile]:
+    """All files of a model, those in its folders included; hidden ones are left out.
+
+    Raises
+    ------
+    InputError
+        The folder holds no model, or something that is neither weights in safetensors nor data. Or its files
+        name one that is not pushed.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} is not a model: there is no config.json in it")
+    _check_config(folder / "config.json")
+    found = sorted(_walk(folder, folder), key=lambda file: file.path)
+    _check_named(folder, found)
+    if len(found) > MAX_FILES:
+        raise InputError(f"{folder} has {len(found):,} files; a version has at most {MAX_FILES:,}")
+    return found
+
+
+def _walk(folder: Path, top: Path) -> Iterator[LocalFile]:
+    for path in folder.iterdir():
+        if is_left_out(path.name):
+            continue
+        if path.is_dir():
+            if path.is_symlink():
+                raise InputError(
+                    f"{path} is a link to a folder, which is not pushed; copy the folder, or remove it"
+                )
+            yield from _walk(path, top)
+            continue
+        if not path.is_file():
+            raise InputError(f"{path} is not a file; remove it from the model's folder")
+        check_kind(path)
+        about = path.stat()
+        yield LocalFile(path.relative_to(top).as_posix(), path, about.st_size, about.st_mtime_ns)
+
+
+def is_left_out(name: str) -> bool:
+    """Whether a file or folder of this name is not pushed."""
+    return name.startswith(".") or name == "__pycache__"
+
+
+def check_kind(path: Path) -> None:
+    """Raise `InputError` if a file of this name is neither weights in safetensors nor data."""
+    if path.suffix in _DATA | WORDS or path.name in PLAIN:
+        return
+    kind = path.suffix or "files without an ending"
+    why = "no code" if path.suffix == ".py" else f"weights as *.safetensors and data, not {kind}"
+    raise InputError(f"{path} cannot be pushed: a registry holds {why}; remove it from the model's folder")
+
+
+def _check_config(path: Path) -> None:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+    if isinstance(config, dict) and config.get("auto_map"):
+        raise InputError(f"{path} names code to load the model with (auto_map); a registry holds no code")
+
+
+def _check_named(folder: Path, pushed: Sequence[LocalFile]) -> None:
+    """Refuse a model without weights, or one that needs a file which the registry will not have."""
+    try:
+        weights = weight_files(folder)
+        lacking = model_files(folder).keys() - {file.path for file in pushed}
+    except SpecError as error:
+        raise InputError(str(error)) from None
+    if not weights:
+        raise InputError(f"{folder} has no *.safetensors: save the model with safe_serialization=True")
+    if lacking:
+        raise InputError(
+            f"{folder} cannot be pushed: its files name {min(lacking)!r}, and a registry holds no hidden "
+            "files: rename it, there and in the files that name it"
+        )
+
+
+def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[ModelFile, ...]:
+    """The files with their SHA-256; `on_bytes` is told the size of each piece read.
+
+    Raises
+    ------
+    InputError
+        A file changes meanwhile, or its name cannot be in a registry.
+    """
+    found = []
+    for file in files:
+        digest = hashlib.sha256()
+        with file.source.open("rb") as opened:
+            while piece := opened.read(PIECE):
+                digest.update(piece)
+                on_bytes(len(piece))
+        file.check_unchanged()
+        try:
+            found.append(ModelFile(path=file.path, bytes=file.bytes, sha256=digest.hexdigest()))
+        except ValueError:
+            raise InputError(f"{file.source}: the name of this file cannot be in a registry") from None
+    return tuple(found)
+
+
+class Steps:
+    """Shows each step while it lasts, on standard error if that is a terminal."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._shown = not quiet and sys.stderr.isatty()
+
+    @contextmanager
+    def unmeasured(self, what: str) -> Iterator[None]:
+        """Show a step of unknown length."""
+        with self._progress(SpinnerColumn(), TextColumn(what)) as progress:
+            progress.add_task(what, total=None)
+            yield
+
+    @contextmanager
+    def measured(self, what: str, size: int) -> Iterator[Callable[[int], None]]:
+        """Show a step of `size` bytes; call what this gives with the size of each piece that is done."""
+        columns = TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        with self._progress(*columns) as progress:
+            task = progress.add_task(what, total=size)
+            yield lambda done: progress.advance(task, done)
+
+    def _progress(self, *columns: ProgressColumn) -> Progress:
+        return Progress(*columns, console=Console(stderr=True), transient=True, disable=not self._shown)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A version that is in the registry now; ``before``: it was there already."""
+
+    manifest: Manifest
+    before: bool
+
+
+def push(
+    registry: RegistryStore,
+    folder: Path,
+    name: str,
+    version: str | None,
+    trial: Callable[[Path], TriedModel],
+    steps: Steps,
+    *,
+    by: str,
+    notes: str = "",
+    precision: Sequence[dict[str, Any]] | None = None,
+) -> Pushed:
+    """Try a model, and push it; an interrupted push of the same files continues.
+
+    Parameters
+    ----------
+    registry, folder, name
+        Where it goes, where it is, and what it is called.
+    version
+        Name of the version; ``None``: the next number, or that of the latest version if it is the same model.
+    trial
+        Tries the model in a folder.
+    steps
+        Shows progress.
+    by, notes, precision
+        Who pushes it, and the rest of the manifest.
+
+    Raises
+    ------
+    InputError
+        The model cannot be scored or is not safe.
+    RegistryConflict
+        There is, or was, another version of this name, or an alias.
+    RegistryAway
+        The registry cannot be written.
+    """
+    check_name(name, "a model")
+    if version is not None:
+        _check_version(registry, Reference(name, version))
+    if len(notes) > MAX_NOTES:
+        raise InputError(f"the notes have {len(notes):,} characters; at most {MAX_NOTES:,} fit")
+    local = find_files(folder)
+    with steps.unmeasured("scoring the examples"):
+        found = trial(folder)
+    size = sum(file.bytes for file in local)
+    with steps.measured("reading", size) as on_bytes:
+        files = digests(local, on_bytes)
+    content = content_of(files)
+    version = version or _free_version(registry, name, content)
+    manifest = Manifest(
+        name=name,
+        version=version,
+        content=content,
+        files=files,
+        family=found.family,
+        by=by,
+        at=system.now(),
+        notes=notes,
+        precision=None if precision is None else tuple(precision),
+    )
+    there = registry.find_manifest(Reference(name, version))
+    if there is not None:
+        return Pushed(_same(there, manifest), before=True)
+    with steps.measured("pushing", size) as on_bytes:
+        _upload(registry, manifest, local, on_bytes)
+    if not registry.publish(manifest):
+        there = registry.manifest(Reference(name, version))
+        return Pushed(_same(there, manifest), before=True)
+    return Pushed(manifest, before=False)
+
+
+def _check_version(registry: RegistryStore, reference: Reference) -> None:
+    check_name(reference.tag, "a version")
+    if registry.was_removed(reference):
+        raise RegistryConflict(
+            f"{reference} was removed from {registry.url}; a version never changes, so its name is not used "
+            "again: push under another"
+        )
+    if registry.find_alias(reference) is not None:
+        raise RegistryConflict(f"{reference} is an alias in {registry.url}; a version needs another name")
+
+
+def _free_version(registry: RegistryStore, name: str, content: str) -> str:
+    """The latest version if it is the same model, or an unfinished push of it; else the next number."""
+    taken = registry.taken(name)
+    for version in reversed(taken):
+        reference = Reference(name, version)
+        if registry.was_removed(reference):
+            continue
+        found = registry.find_manifest(reference)
+        if found is not None:
+            if found.content == content:
+                return version
+            break
+        if files_folder(content) in registry.folder.names(name, version):
+            return version
+    return next_version([*taken, *registry.aliases(name)])
+
+
+def _same(there: Manifest, wanted: Manifest) -> Manifest:
+    if there.content != wanted.content:
+        raise RegistryConflict(
+            f"{there} is in the registry with other files, pushed by {there.by}; a version never changes: "
+            "push under another name"
+        )
+    return there
+
+
+def _upload(registry: RegistryStore, manifest: Manifest, local: Sequence[LocalFile], on_bytes: Any) -> None:
+    path = (manifest.name, manifest.version, files_folder(manifest.content))
+    registry.folder.tidy(*path)
+    there = registry.folder.sizes(*path)
+    for file in local:
+        if there.get(file.path) == file.bytes:  # from a push that was interrupted
+            on_bytes(file.bytes)
+            continue
+        registry.folder.upload(file.source, on_bytes, *path, *file.path.split("/"))
+        file.check_unchanged()
+    there = registry.folder.sizes(*path)
+    lacking = [file.path for file in manifest.files if there.get(file.path) != file.bytes]
+    if lacking:
+        raise RegistryError(f"{lacking[0]} of {manifest} is not whole in {registry.url}; push again")
+
+
+def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps) -> None:
+    """Fetch and verify the files of a version; an interrupted pull into the same folder continues.
+
+    Raises
+    ------
+    InputError
+        The folder exists and is not empty.
+    RegistryError
+        A file is not there or is not what the manifest says.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{target} exists already; name a folder that does not")
+    work = target.absolute().with_name(f".{target.name}.pulling-{manifest.content[:16]}")
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another command is making {target}; let it finish") from None
+        with steps.measured("pulling", manifest.bytes) as on_bytes:
+            fetch_files(registry, manifest, work / "model", work / "parts", on_bytes)
+        if target.exists():
+            target.rmdir()
+        (work / "model").rename(target)
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,375 @@
+"""Reading a registry: what its names stand for, and the files of a version, each verified.
+
+``NAME/VERSION/manifest.json`` makes a version visible; its files are in ``NAME/VERSION/files-<content>/``, so
+that two writers of one version cannot mix their files. ``NAME/aliases/ALIAS.json`` is an alias.
+`rankmill.extensions.registry.store` writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from rankmill.extensions.registry.documents import (
+    ALIASES,
+    Alias,
+    Manifest,
+    ModelFile,
+    Reference,
+    Target,
+    check_name,
+)
+from rankmill.jobs.cache import file_digest
+from rankmill.jobs.contract.errors import (
+    ConfigError,
+    InputError,
+    NotInRegistry,
+    RankmillError,
+    RegistryAway,
+    RegistryError,
+)
+from rankmill.jobs.runtime.installation import install_line
+from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+
+PIECE = 8 << 20
+"""Bytes that are read or copied at a time."""
+
+_S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 2}}}
+"""botocore would wait for minutes for a server that is away."""
+
+HIDDEN = "."
+"""Files whose names begin so are not finished."""
+
+MANIFEST = "manifest.json"
+REMOVED = "removed.json"
+"""In the place of a version that was removed: versions never change, so the name is not used again."""
+
+
+class RegistryFolder:
+    """Files by their paths, whose parts are given one by one.
+
+    Parameters
+    ----------
+    url
+        A path, or a URL of fsspec: ``file://``, ``s3://``, ``gs://``, ``az://``, ``hf://``.
+
+    Raises
+    ------
+    RegistryAway
+        From all methods: the folder cannot be reached, is not there, or may not be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.url = mask_passwords(url)
+
+    @cached_property
+    def _system(self) -> tuple[Any, str, bool]:
+        from fsspec.core import split_protocol, url_to_fs  # slow to import
+
+        options = _S3 if split_protocol(self._url)[0] in {"s3", "s3a"} else {}
+        system, root = url_to_fs(self._url, use_listings_cache=False, skip_instance_cache=True, **options)
+        return system, str(root).rstrip("/"), "file" in system.protocol
+
+    def read(self, *path: str, most: int = 4 << 20) -> bytes | None:
+        """A small file; ``None`` if it is not there."""
+        with self.opened(*path) as (system, place, _):
+            try:
+                raw = bytes(system.cat_file(place, start=0, end=most + 1))
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return None
+            if len(raw) > most:
+                raise RegistryError(f"{'/'.join((self.url, *path))} is damaged: over {most:,} bytes")
+            return raw
+
+    def read_piece(self, start: int, end: int, *path: str) -> bytes:
+        """Bytes `start` to `end` of a file; raises `RegistryError` if there is no such file."""
+        with self.opened(*path) as (system, place, _):
+            try:
+                return bytes(system.cat_file(place, start=start, end=end))
+            except FileNotFoundError:
+                raise RegistryError(f"{'/'.join((self.url, *path))} is not there") from None
+
+    def names(self, *path: str) -> list[str]:
+        """Names of what is in a folder; none if there is no such folder."""
+        with self.opened(*path) as (system, place, _):
+            try:
+                found = system.ls(place, detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            names = {str(each).rstrip("/").rpartition("/")[2] for each in found}
+            return sorted(name for name in names if name and not name.startswith(HIDDEN))
+
+    @contextmanager
+    def opened(self, *path: str) -> Iterator[tuple[Any, str, bool]]:
+        """The file system, a path in it, and whether it is this host's; each error is a `RegistryAway`."""
+        try:
+            system, root, is_local = self._system
+            if is_local and not Path(root).is_dir():
+                raise RegistryAway(
+                    f"the registry {self.url} is not there: make the folder, or correct RANKMILL_REGISTRY"
+                )
+            yield system, "/".join((root, *path)), is_local
+        except RankmillError:
+            raise
+        except ImportError as error:
+            raise RegistryAway(
+                f"the registry {self.url} needs a package that is not installed ({error}); "
+                f"{install_line('s3')} brings that of s3://"
+            ) from None
+        except Exception as error:  # each file system has errors of its own
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise RegistryAway(f"the registry {self.url} cannot be used: {mask_passwords(reason)}") from error
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The target of a reference: versions of a model with their shares, and a shadow."""
+
+    name: str
+    versions: dict[str, float]
+    shadow: str | None = None
+
+    @property
+    def first(self) -> str:
+        """``NAME@VERSION`` of the version with the largest share."""
+        return f"{self.name}@{max(self.versions, key=lambda version: self.versions[version])}"
+
+    @property
+    def only(self) -> str | None:
+        """``NAME@VERSION`` if there is only one."""
+        return self.first if len(self.versions) == 1 and not self.shadow else None
+
+    def one(self, asked: object) -> str:
+        """Like `only`; raises `InputError` if what was `asked` for stands for several versions."""
+        if self.only is None:
+            shown = ", ".join([*self.versions, *([self.shadow] if self.shadow else [])])
+            raise InputError(f"{asked} stands for several versions ({shown}); name one, as {self.first}")
+        return self.only
+
+
+class Registry:
+    """The models in a folder.
+
+    Parameters
+    ----------
+    url
+        As of `RegistryFolder`, which says what all methods raise.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.folder = RegistryFolder(url)
+        self.url = self.folder.url
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The registry that the settings name; raises `ConfigError` if they name none."""
+        if not settings.registry:
+            raise ConfigError(
+                "no registry is named: give --registry or set RANKMILL_REGISTRY to its folder or URL"
+            )
+        return cls(settings.registry)
+
+    def models(self) -> list[str]:
+        """Names of all models with a version."""
+        return [name for name in self.folder.names() if _is_name(name) and self.versions(name)]
+
+    def versions(self, name: str) -> list[str]:
+        """Names of a model's versions, ``v2`` before ``v10``."""
+        return [each for each in self.taken(name) if self._has(name, each)]
+
+    def taken(self, name: str) -> list[str]:
+        """Like `versions`, with those that were removed or whose push has not ended."""
+        return sorted(filter(_is_name, self.folder.names(check_name(name, "a model"))), key=_in_order)
+
+    def _has(self, name: str, version: str) -> bool:
+        inside = self.folder.names(name, version)
+        return MANIFEST in inside and REMOVED not in inside
+
+    def find_manifest(self, reference: Reference) -> Manifest | None:
+        """The manifest of a version; ``None`` if there is no such version.
+
+        Raises
+        ------
+        RegistryError
+            It is damaged.
+        """
+        name, version = reference
+        raw = self.folder.read(name, version, MANIFEST)
+        if raw is None or self.was_removed(reference):
+            return None
+        found = Manifest.read(raw, f"the manifest of {reference} in {self.url}")
+        if (found.name, found.version) != (name, version):
+            raise RegistryError(
+                f"the manifest of {reference} in {self.url} is damaged: it is that of {found}"
+            )
+        return found
+
+    def manifest(self, reference: Reference) -> Manifest:
+        """Like `find_manifest`; raises `NotInRegistry` if there is no such version."""
+        found = self.find_manifest(reference)
+        if found is None:
+            raise self._unknown(reference)
+        return found
+
+    def was_removed(self, reference: Reference) -> bool:
+        """Whether the version was there and is removed."""
+        return self.folder.read(*reference, REMOVED) is not None
+
+    def aliases(self, name: str) -> dict[str, Alias]:
+        """A model's aliases, by name."""
+        files = self.folder.names(check_name(name, "a model"), ALIASES)
+        names = sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
+        found = {each: self.find_alias(Reference(name, each)) for each in names if _is_name(each)}
+        return {each: alias for each, alias in found.items() if alias}
+
+    def find_alias(self, reference: Reference) -> Alias | None:
+        """An alias; ``None`` if there is no such."""
+        name, alias = reference
+        raw = self.folder.read(name, ALIASES, f"{alias}.json", most=64 << 10)
+        return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")
+
+    def resolve(self, reference: Reference) -> Resolved:
+        """The present target of a version or an alias; an alias may name another.
+
+        Raises
+        ------
+        NotInRegistry
+            There is no such version or alias.
+        RegistryError
+            Aliases name each other in a circle, or one names a version that is not there.
+        """
+        name, tag = reference
+        followed: list[str] = []
+        while (alias := self.find_alias(Reference(name, tag))) is not None:
+            if tag in followed:
+                circle = " → ".join([*followed, tag])
+                raise RegistryError(f"the aliases of {name} in {self.url} are a circle: {circle}")
+            followed.append(tag)
+            if len(alias.now.versions) > 1 or alias.now.shadow:
+                return self._checked(reference, alias.now)
+            (tag,) = alias.now.versions
+        try:
+            self.manifest(Reference(name, tag))
+        except NotInRegistry:
+            if not followed:
+                raise
+            raise RegistryError(f"alias {reference} in {self.url} names {tag}, which is no version") from None
+        return Resolved(name, {tag: 1.0})
+
+    def version(self, reference: Reference) -> Reference:
+        """The version that a version's name or an alias stands for; raises as `resolve`, `Resolved.one`."""
+        return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
+
+    def _checked(self, reference: Reference, target: Target) -> Resolved:
+        for version in target.named:
+            if self.find_manifest(Reference(reference.name, version)) is None:
+                raise RegistryError(f"alias {reference} in {self.url} names {version}, which is no version")
+        return Resolved(reference.name, target.versions, target.shadow)
+
+    def _unknown(self, reference: Reference) -> NotInRegistry:
+        if self.was_removed(reference):
+            return NotInRegistry(
+                f"{reference} was removed from the registry {self.url}; name another version"
+            )
+        there = [*self.versions(reference.name), *self.aliases(reference.name)]
+        hint = f"it has {', '.join(there[-10:])}" if there else f"it has no model {reference.name}"
+        return NotInRegistry(f"the registry {self.url} has no {reference}; {hint}")
+
+
+def files_folder(content: str) -> str:
+    """Name of the folder of a version's files."""
+    return f"files-{content[:16]}"
+
+
+def _is_name(text: str) -> bool:
+    try:
+        check_name(text, "")
+    except InputError:
+        return False
+    return True
+
+
+def _in_order(version: str) -> list[tuple[int, str]]:
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", version) if part
+    ]
+
+
+def fetch_files(
+    registry: Registry,
+    manifest: Manifest,
+    target: Path,
+    parts: Path,
+    on_bytes: Callable[[int], None] = lambda size: None,
+) -> None:
+    """Fetch what `target` lacks of a version's files.
+
+    Parameters
+    ----------
+    registry, manifest
+        Where the version is, and its manifest.
+    target, parts
+        Folders of the whole files and of unfinished ones, on one file system.
+    on_bytes
+        Called with the size of each piece that is there.
+
+    Raises
+    ------
+    RegistryError
+        A file is not there or has another checksum than in the manifest.
+    RegistryAway
+        The registry cannot be reached.
+    OSError
+        A file cannot be written.
+    """
+    parts.mkdir(parents=True, exist_ok=True)
+    for file in manifest.files:
+        whole = target / file.path
+        if whole.is_file() and file_digest(whole) == file.sha256:
+            on_bytes(file.bytes)
+            continue
+        part = parts / file.sha256
+        for _ in range(2 if part.exists() else 1):  # what an interrupted fetch left may be damaged
+            if _fetch(registry, manifest, file, part, on_bytes) == file.sha256:
+                break
+            part.unlink()
+        else:
+            raise RegistryError(
+                f"{file.path} of {manifest} in {registry.url} is not what its manifest says (another "
+                "checksum); remove this version and push it under a new name"
+            )
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        part.replace(whole)
+
+
+def _fetch(
+    registry: Registry, manifest: Manifest, file: ModelFile, part: Path, on_bytes: Callable[[int], None]
+) -> str:
+    """Fetch what `part` lacks of a file; the digest of the whole."""
+    path = (manifest.name, manifest.version, files_folder(manifest.content), *file.path.split("/"))
+    digest = hashlib.sha256()
+    with part.open("a+b") as out:
+        out.seek(0)
+        while piece := out.read(PIECE):
+            digest.update(piece)
+            on_bytes(len(piece))
+        while (start := out.tell()) < file.bytes:
+            wanted = min(PIECE, file.bytes - start)
+            piece = registry.folder.read_piece(start, start + wanted, *path)
+            out.write(piece)
+            digest.update(piece)
+            on_bytes(len(piece))
+            if len(piece) < wanted:
+                break  # it is shorter than its manifest says
+        out.flush()
+        system.fsync(out.fileno())
+    return digest.hexdigest()

@@ -1,0 +1,116 @@
+"""What names of models stand for, for processes that ask often and outlive a registry that is away."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+
+from rankmill.extensions.registry.documents import Reference, parse_reference
+from rankmill.extensions.registry.registry import Registry, Resolved
+from rankmill.jobs.contract.errors import ConfigError, RegistryAway
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.system import system
+
+_FRESH_SECONDS = 5.0
+"""How long an answer of the registry is used again."""
+
+_NUMBERED = re.compile(r"v[0-9]+")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Known:
+    choice: Resolved
+    at: float
+
+
+class Resolver:
+    """Resolves ``NAME@ALIAS`` to versions. Safe to share between threads.
+
+    While the registry is away, an alias stands for what it last stood for, and ``v1``, ``v2``, … need no
+    registry: no alias is called so.
+
+    Parameters
+    ----------
+    url
+        The registry; ``None`` if there is none.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self._registry = Registry(url) if url else None
+        self._lock = system.Lock()
+        self._known: dict[Reference, _Known] = {}
+
+    def choice(self, model: str) -> Resolved | None:
+        """The versions that a name stands for; ``None`` if it names no model of a registry.
+
+        Raises
+        ------
+        ConfigError
+            It is an alias, and there is no registry.
+        InputError
+            The registry has no such version or alias.
+        RegistryError
+            The registry is damaged, or away and the alias not known yet.
+        """
+        reference = parse_reference(model)
+        if reference is None:
+            return None
+        with self._lock:
+            known = self._known.get(reference)
+            if known and _is_fresh(known):
+                return known.choice
+            choice = self._ask(reference, known)
+            self._known[reference] = _Known(choice, system.monotonic())
+            return choice
+
+    def knows(self, model: str) -> bool:
+        """Whether `choice` answers without asking the registry."""
+        reference = parse_reference(model)
+        known = None if reference is None else self._known.get(reference)
+        return reference is None or (known is not None and _is_fresh(known))
+
+    def pin(self, model: str) -> str:
+        """`model`, or the version that it stands for now.
+
+        Raises
+        ------
+        InputError
+            It stands for several; otherwise as `choice` does.
+        """
+        choice = self.choice(model)
+        return model if choice is None else choice.one(model)
+
+    def pinned(self, spec: ScoreSpec) -> ScoreSpec:
+        """`spec` with the version that its model stands for now; raises as `pin` does."""
+        return spec.model_copy(update={"model": self.pin(spec.model)})
+
+    def _ask(self, reference: Reference, known: _Known | None) -> Resolved:
+        if self._registry is None:
+            if is_numbered(reference.tag):
+                return Resolved(reference.name, {reference.tag: 1.0})
+            raise ConfigError(
+                f"{reference} names a model in a registry, and none is named: set RANKMILL_REGISTRY, or "
+                f"write ./{reference} for a folder of that name"
+            )
+        try:
+            return self._registry.resolve(reference)
+        except RegistryAway as error:
+            if known is not None:
+                logger.warning("%s; %s stays what it was", error, reference)
+                return known.choice
+            if is_numbered(reference.tag):
+                logger.info("%s; workers that have %s can score", error, reference)
+                return Resolved(reference.name, {reference.tag: 1.0})
+            raise
+
+
+def _is_fresh(known: _Known) -> bool:
+    return system.monotonic() - known.at < _FRESH_SECONDS
+
+
+def is_numbered(tag: str) -> bool:
+    """Whether a tag can only be a version's: ``v1``, ``v2``, …"""
+    return bool(_NUMBERED.fullmatch(tag))

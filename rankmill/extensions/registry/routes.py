@@ -1,0 +1,373 @@
+"""The paths of the registry of models, for keys that may manage models.
+
+Their functions wait for disks, networks and workers, so all of them run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rankmill.cluster.orders import OrderOutcome
+from rankmill.extensions.gateway.bodies import UploadedBody
+from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.http.dependencies import (
+    Caller,
+    ModelManager,
+    TheGateway,
+    from_json,
+    new_router,
+)
+from rankmill.extensions.gateway.http.document import body, json_body
+from rankmill.extensions.gateway.http.responses import download
+from rankmill.extensions.gateway.keys.admission import check_model
+from rankmill.extensions.gateway.keys.api_keys import ApiKey
+from rankmill.extensions.gateway.refusals import Refusal, refusal_of
+from rankmill.extensions.registry.aliases import (
+    NotWarm,
+    manifests,
+    promote,
+    remove_version,
+    roll_back,
+    set_alias,
+    target,
+    version_view,
+)
+from rankmill.extensions.registry.archives import ModelArchive, unpack, workspace
+from rankmill.extensions.registry.documents import MAX_NOTES, Alias, Reference, Target, check_name
+from rankmill.extensions.registry.push import Steps, pull, push
+from rankmill.extensions.registry.store import RegistryStore
+from rankmill.extensions.registry.trial import try_model
+from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.jobs.runtime.hosts import require_worker_packages
+from rankmill.jobs.system import system
+from rankmill.producer.local.offline import ProcessFailed
+
+_TRIAL_SECONDS = 900.0
+
+_MODEL = "/{name}"
+_VERSION = "/{name}/versions/{version}"
+_ALIAS = "/{name}/aliases/{alias}"
+
+_pushing = system.Lock()
+"""One upload at a time: each is tried with a worker's packages."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+router = new_router("registry", "/v1/registry")
+
+
+class NewTarget(BaseModel):
+    """What an alias is to stand for: ``version``, which has what ``split`` leaves of the queries."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: str = Field(max_length=64)
+    split: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict, max_length=20)
+    shadow: str | None = Field(None, max_length=64)
+
+
+class Promotion(NewTarget):
+    """The same, after live workers have loaded it, each version within ``wait_seconds``."""
+
+    wait_seconds: float = Field(600, ge=1, le=3600)
+
+
+class Rollback(BaseModel):
+    """No fields. It is demanded as JSON, which a page of another site cannot send unasked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class ManagedModel:
+    """A model of the registry, for a caller who may manage it."""
+
+    gateway: Gateway
+    registry: RegistryStore
+    key: ApiKey | None
+    name: str
+
+    @property
+    def by(self) -> str:
+        """The caller, as named in manifests and aliases."""
+        return f"{self.key.name} (API key {self.key.id})" if self.key else "the gateway, without a key"
+
+    def version(self, version: str) -> Reference:
+        """The name of a version."""
+        return Reference(self.name, check_name(version, "a version"))
+
+    def alias(self, alias: str) -> Reference:
+        """The name of an alias."""
+        return Reference(self.name, check_name(alias, "an alias"))
+
+    def find_alias(self, alias: str) -> Alias:
+        """What an alias stands for; raises `Refusal` if there is none."""
+        found = self.registry.find_alias(self.alias(alias))
+        if found is None:
+            raise Refusal("not_found", f"the registry has no alias {self.name}@{alias}")
+        return found
+
+    def target(self, wanted: NewTarget) -> Target:
+        """What an alias is to stand for."""
+        version = self.version(wanted.version)
+        return target(self.registry, version, wanted.split, wanted.shadow, by=self.by)
+
+    def changed(self, reference: Reference, alias: Alias) -> dict[str, Any]:
+        """An alias that was changed."""
+        logger.info("%s stands for %s, by %s", reference, alias.now, self.by)
+        return _alias_view(alias, *reference)
+
+
+async def _registry(gateway: TheGateway, key: ModelManager) -> RegistryStore:
+    if gateway.registry is None:
+        raise Refusal("not_found", "this gateway has no registry of models")
+    return gateway.registry
+
+
+TheRegistry = Annotated[RegistryStore, Depends(_registry)]
+
+
+async def _model(gateway: TheGateway, registry: TheRegistry, key: Caller, name: str) -> ManagedModel:
+    check_model(key, (check_name(name, "a model"),))
+    return ManagedModel(gateway, registry, key, name)
+
+
+TheModel = Annotated[ManagedModel, Depends(_model)]
+
+
+@router.get("", summary="The models of the registry")
+def list_models(registry: TheRegistry, key: Caller) -> dict[str, Any]:
+    """The models that the key may use."""
+    names = [name for name in registry.models() if key is None or key.may_use(name)]
+    return {"object": "list", "data": [_model_view(registry, name) for name in names]}
+
+
+@router.get(_MODEL, summary="A model: its versions and aliases")
+def find_model(model: TheModel) -> dict[str, Any]:
+    """A model."""
+    found = _model_view(model.registry, model.name)
+    if not found["versions"]:
+        raise Refusal("not_found", f"the registry has no model {model.name}")
+    return found
+
+
+_TAR: dict[str, Any] = {
+    "openapi_extra": body("application/x-tar", {"type": "string", "format": "binary"}),
+    "responses": {201: {"description": "A new version", "content": {"application/json": {}}}},
+}
+Notes = Annotated[str, Query(max_length=MAX_NOTES)]
+
+
+@router.put(_MODEL, summary="Push a model, a tar archive, as the next version", **_TAR)
+async def push_next(request: Request, model: TheModel, notes: Notes = "") -> Response:
+    """Push what is uploaded."""
+    return await _push_upload(request, model, None, notes)
+
+
+@router.put(_VERSION, summary="Push a model, a tar archive, as this version", **_TAR)
+async def push_version(request: Request, model: TheModel, version: str, notes: Notes = "") -> Response:
+    """Push what is uploaded."""
+    return await _push_upload(request, model, model.version(version).tag, notes)
+
+
+async def _push_upload(request: Request, model: ManagedModel, version: str | None, notes: str) -> Response:
+    gib = model.gateway.settings.gateway_model_gib
+    upload = UploadedBody(request, int(gib * 2**30), f"the model is larger than {gib:g} GiB, the most here")
+    async with model.gateway.admission.admitted(model.key):
+        pushed = await in_own_thread(_push, model, upload, version, notes)
+    return JSONResponse(pushed, 200 if pushed["before"] else 201)
+
+
+def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes: str) -> dict[str, Any]:
+    """Unpack what is uploaded, try it, and push it: as the command, with one upload at a time.
+
+    Raises
+    ------
+    Refusal
+        The model cannot be pushed; nothing of it is visible.
+    """
+    registry = model.registry
+    try:
+        require_worker_packages()
+    except ConfigError as error:
+        logger.warning("no model can be tried here: %s", error)
+        raise Refusal("unavailable", "no model can be tried where this gateway runs") from None
+    registry.taken(model.name)  # the registry can be reached
+    if not _pushing.acquire(blocking=False):
+        raise Refusal("overloaded", "another model is being uploaded here", retry_after=15)
+    try:
+        with workspace() as place:
+            folder = unpack(upload, place / "upload")
+            trial = partial(try_model, settings=model.gateway.settings, seconds=_TRIAL_SECONDS)
+            try:
+                pushed = push(
+                    registry, folder, model.name, version, trial, Steps(quiet=True), by=model.by, notes=notes
+                )
+            except InputError as error:  # the folder means nothing to who has sent the files
+                text = str(error).replace(f"{folder}/", "").replace(str(folder), "the model")
+                raise Refusal(refusal_of(error).kind, text) from None
+            except ProcessFailed as error:
+                logger.warning("%s", error)
+                text = "the model cannot be tried here: the trial took too long, or needs more than there is"
+                raise Refusal("unavailable", text) from None
+    except OSError as error:
+        raise _disk_refusal("the upload cannot be kept", error) from None
+    finally:
+        _pushing.release()
+    logger.info("%s was pushed by %s", pushed.manifest, model.by)
+    return {**version_view(pushed.manifest, registry.aliases(model.name)), "before": pushed.before}
+
+
+@router.get(_VERSION, summary="A version: its files, by whom and when")
+def find_version(model: TheModel, version: str) -> dict[str, Any]:
+    """A version."""
+    manifest = model.registry.manifest(model.version(version))
+    return version_view(manifest, model.registry.aliases(model.name))
+
+
+@router.delete(_VERSION, summary="Remove a version that nothing uses")
+def delete_version(model: TheModel, version: str) -> dict[str, Any]:
+    """Remove a version, unless an alias stands for it or a run uses it."""
+    reference = model.version(version)
+    model.registry.manifest(reference)  # it is there
+    remove_version(model.registry, reference, model.gateway.plain_redis, by=model.by)
+    logger.info("%s was removed by %s", reference, model.by)
+    return {"name": model.name, "version": version, "deleted": True}
+
+
+@router.get(
+    _VERSION + "/archive", summary="Pull a version, as a tar archive", response_class=Response,
+    responses={200: {"content": {"application/x-tar": {}}}},
+)  # fmt: skip
+async def pull_version(model: TheModel, version: str) -> Response:
+    """The files of a version."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(model.gateway.admission.admitted(model.key))
+        archive = await in_own_thread(_pull, model, version)
+        headers = {"content-length": str(archive.size)}
+        return download(archive.pieces(), stack.pop_all(), headers, "application/x-tar")
+
+
+def _pull(model: ManagedModel, version: str) -> ModelArchive:
+    """Fetch and verify the files of a version."""
+    manifest = model.registry.manifest(model.version(version))
+    with ExitStack() as stack:
+        folder = stack.enter_context(workspace()) / "model"
+        try:
+            pull(model.registry, manifest, folder, Steps(quiet=True))
+        except OSError as error:
+            raise _disk_refusal("the model cannot be fetched", error) from None
+        return ModelArchive(manifest, folder, stack.pop_all())
+
+
+@router.get(_ALIAS, summary="What an alias stands for, now and before")
+def find_alias(model: TheModel, alias: str) -> dict[str, Any]:
+    """An alias."""
+    return _alias_view(model.find_alias(alias), model.name, alias)
+
+
+@router.put(_ALIAS, summary="Let an alias stand for a version", openapi_extra=json_body(NewTarget))
+def put_alias(
+    model: TheModel, alias: str, wanted: Annotated[NewTarget, from_json(NewTarget)]
+) -> dict[str, Any]:
+    """Let an alias stand for a version from the next run on."""
+    reference = model.alias(alias)
+    return model.changed(reference, set_alias(model.registry, reference, model.target(wanted)))
+
+
+@router.delete(_ALIAS, summary="Remove an alias")
+def delete_alias(model: TheModel, alias: str) -> dict[str, Any]:
+    """Remove an alias."""
+    model.find_alias(alias)
+    reference = model.alias(alias)
+    model.registry.remove_alias(reference)
+    logger.info("alias %s was removed by %s", reference, model.by)
+    return {"name": model.name, "alias": alias, "deleted": True}
+
+
+@router.post(
+    _ALIAS + "/promote", summary="Have live workers load a version, then set the alias",
+    openapi_extra=json_body(Promotion),
+)  # fmt: skip
+async def promote_version(
+    model: TheModel, alias: str, wanted: Annotated[Promotion, from_json(Promotion)]
+) -> dict[str, Any]:
+    """Set an alias after workers have loaded the version; with what became of it in each worker."""
+    return await in_own_thread(_promote, model, alias, wanted)
+
+
+def _promote(model: ManagedModel, alias: str, wanted: Promotion) -> dict[str, Any]:
+    reference = model.alias(alias)
+    outcomes: list[OrderOutcome] = []
+    try:
+        found = promote(
+            model.registry, reference, model.target(wanted), model.gateway.plain_redis,
+            wait_seconds=wanted.wait_seconds, on_outcome=outcomes.append,
+        )  # fmt: skip
+    except NotWarm as error:
+        logger.warning("%s", error)
+        raise Refusal(
+            "backend",
+            f"{reference} stands for what it stood for: not all workers have loaded the version; the "
+            "gateway's log says why",
+        ) from None
+    return {**model.changed(reference, found), "workers": [each.model_dump() for each in outcomes]}
+
+
+@router.post(
+    _ALIAS + "/rollback", summary="Let an alias stand for what it stood for before",
+    openapi_extra=json_body(Rollback),
+)  # fmt: skip
+def roll_back_alias(
+    model: TheModel, alias: str, order: Annotated[Rollback, from_json(Rollback)]
+) -> dict[str, Any]:
+    """Let an alias stand for what it stood for before."""
+    model.find_alias(alias)
+    reference = model.alias(alias)
+    return model.changed(reference, roll_back(model.registry, reference, by=model.by))
+
+
+def _disk_refusal(what: str, error: OSError) -> Refusal:
+    logger.warning("%s: %s", what, error)
+    return Refusal("unavailable", f"{what}: {error.strerror}" if error.strerror else what)
+
+
+def _model_view(registry: RegistryStore, name: str) -> dict[str, Any]:
+    aliases = registry.aliases(check_name(name, "a model"))
+    return {
+        "name": name,
+        "versions": [version_view(each, aliases) for each in manifests(registry, name)],
+        "aliases": [_alias_view(alias, name, each) for each, alias in aliases.items()],
+    }
+
+
+def _alias_view(alias: Alias, name: str, called: str) -> dict[str, Any]:
+    return {"name": name, "alias": called, **alias.model_dump(exclude={"format"})}
+
+
+async def in_own_thread(work: Callable[..., T], *given: Any) -> T:
+    """Call `work` in a thread of its own, for which the end of the process does not wait."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work(*given))
+        except BaseException as error:
+            future.set_exception(error)
+
+    system.Thread(target=run, name="models", daemon=True).start()
+    return await asyncio.wrap_future(future)

@@ -1,0 +1,165 @@
+"""Writing to a registry: each change of what is visible in it is made at once or not at all."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rankmill.extensions.registry.documents import ALIASES, Alias, Manifest, Reference, parse_reference
+from rankmill.extensions.registry.registry import HIDDEN, MANIFEST, PIECE, REMOVED, Registry, RegistryFolder
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.system import system
+
+_UNFINISHED_SECONDS = 3600
+"""Nobody writes to an unfinished file that has not changed for so long."""
+
+
+class WritableFolder(RegistryFolder):
+    """A registry's folder in which a file appears whole or not at all."""
+
+    def sizes(self, *path: str) -> dict[str, int]:
+        """Sizes of all files below a folder, by their paths in it."""
+        with self.opened(*path) as (system, place, _):
+            try:
+                found = system.find(place, detail=True)
+            except FileNotFoundError:
+                return {}
+            inside = {
+                str(name).removeprefix(place).lstrip("/"): int(each["size"]) for name, each in found.items()
+            }
+            return {name: size for name, size in inside.items() if not Path(name).name.startswith(HIDDEN)}
+
+    def create(self, value: bytes, *path: str) -> bool:
+        """Write a small file unless it is there; whether it was written."""
+        with self.opened(*path) as (system, place, is_local):
+            try:
+                if is_local:
+                    with _new_file(place, os.link) as file:
+                        file.write(value)
+                else:
+                    system.pipe_file(place, value, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+    def replace(self, value: bytes, *path: str) -> None:
+        """Write a small file, also in the place of one."""
+        with self.opened(*path) as (system, place, is_local):
+            if not is_local:
+                system.pipe_file(place, value)
+                return
+            with _new_file(place, os.replace) as file:
+                file.write(value)
+
+    def upload(self, source: Path, on_bytes: Callable[[int], None], *path: str) -> None:
+        """Copy a file of this host; `on_bytes` is told the size of each piece."""
+        with self.opened(*path) as (system, place, is_local):
+            if not is_local:
+                system.put_file(str(source), place, callback=_callback(on_bytes))
+                return
+            with source.open("rb") as old, _new_file(place, os.replace) as file:
+                while piece := old.read(PIECE):
+                    file.write(piece)
+                    on_bytes(len(piece))
+
+    def tidy(self, *path: str) -> None:
+        """Remove unfinished files that killed processes have left in a folder of this host."""
+        with self.opened(*path) as (_, place, is_local):
+            for file in Path(place).glob(f"{HIDDEN}*") if is_local else ():
+                with suppress(FileNotFoundError):
+                    if file.stat().st_mtime < system.now() - _UNFINISHED_SECONDS:
+                        file.unlink()
+
+    def remove(self, *path: str) -> None:
+        """Remove a file, or a folder with all that is in it; nothing if it is not there."""
+        with self.opened(*path) as (system, place, _), suppress(FileNotFoundError):
+            system.rm(place, recursive=True)
+
+
+class RegistryStore(Registry):
+    """A registry that can be written; parameters as of `Registry`."""
+
+    folder: WritableFolder
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.folder = WritableFolder(url)
+
+    def publish(self, manifest: Manifest) -> bool:
+        """Make a version visible whose files are there; ``False`` if another push was faster."""
+        return self.folder.create(manifest.written(), manifest.name, manifest.version, MANIFEST)
+
+    def write_alias(self, reference: Reference, alias: Alias) -> None:
+        """Write an alias."""
+        self.folder.replace(alias.written(), reference.name, ALIASES, f"{reference.tag}.json")
+
+    def remove_alias(self, reference: Reference) -> None:
+        """Remove an alias."""
+        self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
+
+    def remove(self, reference: Reference, about: bytes) -> None:
+        """Remove a version: it is invisible at once, then its files go. `about` is kept in its place."""
+        self.folder.replace(about, *reference, REMOVED)
+        for name in self.folder.names(*reference):
+            if name != REMOVED:
+                self.folder.remove(*reference, name)
+
+
+def next_version(taken: Iterable[str]) -> str:
+    """``v1``, ``v2``, …: the first after all that are taken."""
+    numbers = [int(each[1:]) for each in taken if re.fullmatch(r"v[0-9]{1,9}", each)]
+    return f"v{max(numbers, default=0) + 1}"
+
+
+@contextmanager
+def _new_file(target: str, put: Callable[[Path, Path], None]) -> Iterator[BinaryIO]:
+    """A file under another name, which `put` gives the name of `target` when all of it is on the disk."""
+    path = Path(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{HIDDEN}{system.unique_id()}")
+    try:
+        with new.open("wb") as file:
+            yield file
+            file.flush()
+            system.fsync(file.fileno())
+        put(new, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            system.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _callback(on_bytes: Callable[[int], None]) -> Any:
+    from fsspec.callbacks import Callback
+
+    class Bytes(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            on_bytes(inc)
+
+    return Bytes()
+
+
+def reference(text: str, what: str = "VERSION") -> Reference:
+    """The reference that a command line names; raises `InputError` if it is none."""
+    found = parse_reference(text)
+    if found is None:
+        raise InputError(f"{text} is not of the form NAME@{what}")
+    return found
+
+
+def who() -> str:
+    """The person at this command, and their host, as manifests and aliases say it."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        user = "?"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,130 @@
+"""Asks a worker of this host about a model: its description, and a trial before a push."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.proof import Proof
+from rankmill.jobs.runtime.hosts import require_worker_packages
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.local.offline import ask
+
+
+class TriedModel(BaseModel):
+    """A model that can be scored: transformers' model type, and what ran it here."""
+
+    family: str
+    backend: str
+    precision: str
+
+
+def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> TriedModel:
+    """Load the model in a folder, and score the shipped pairs, within `seconds`.
+
+    Raises
+    ------
+    InputError
+        It cannot be scored; the message says why.
+    ProcessFailed
+        The process was killed, or the time was over.
+    """
+    require_worker_packages()
+    spec = settings.spec().model_copy(
+        update={"model": str(folder.resolve()), "revision": None, "precision": "fp32"}
+    )
+    try:
+        answer = ask("trial", {"spec": spec.model_dump()}, f"the trial of {folder}", seconds=seconds)
+    except InputError as error:
+        raise InputError(f"{folder} cannot be pushed: {error}") from None
+    return TriedModel.model_validate(answer)
+
+
+class ModelReport(BaseModel):
+    """A model as a worker sees it.
+
+    Attributes
+    ----------
+    model, revision
+        Its name, and the commit on the hub, or the digest of its files.
+    family, kind
+        Transformers' model type, and how it makes a score.
+    pooling
+        Which tokens the score reads.
+    outputs
+        Names of the outputs.
+    activation
+        Dotted path of the function that it was saved with; ``None`` if it has none.
+    max_length
+        Most tokens of a pair; ``None``: any number.
+    instruction, prompts
+        The instruction in use, and the model's own by name.
+    prompt
+        What it reads of a pair; ``None``: the two texts.
+    refused
+        Why it cannot be scored with these settings; ``None`` if it can.
+    device
+        The device of this host.
+    backends
+        For each backend and precision, why it cannot run the model here; ``None`` if it can.
+    """
+
+    model: str
+    revision: str | None
+    family: str
+    kind: str
+    pooling: str
+    outputs: tuple[str, ...]
+    activation: str | None
+    max_length: int | None
+    instruction: str
+    prompts: dict[str, str]
+    prompt: str | None
+    refused: str | None
+    device: str
+    backends: dict[str, dict[str, str | None]]
+
+
+class Proven(BaseModel):
+    """The proof of a model's scores on this host, by device, or the reason of a refusal."""
+
+    proofs: dict[str, Proof]
+    refused: dict[str, str]
+
+
+def prove_model(settings: Settings, device: str) -> Proven:
+    """Prove the settings' model on a device, or on ``all`` of this host; raises as `model_report`."""
+    require_worker_packages()
+    request = {
+        **_request(settings),
+        "device": device,
+        "backend": settings.backend,
+        "threads": settings.threads,
+    }
+    return Proven.model_validate(ask("prove", request, "proving the model"))
+
+
+def model_report(settings: Settings) -> ModelReport:
+    """Describe the settings' model.
+
+    Raises
+    ------
+    InputError
+        There is no such model, or its files are damaged.
+    ProcessFailed
+        The process was killed.
+    """
+    require_worker_packages()
+    request = {**_request(settings), "device": settings.device}
+    return ModelReport.model_validate(ask("report", request, "looking at the model"))
+
+
+def _request(settings: Settings) -> dict[str, object]:
+    return {
+        "spec": settings.spec().model_dump(),
+        "cache_dir": settings.cache_dir,
+        "registry": settings.registry,
+        "cache_bytes": settings.cache_bytes,
+    }

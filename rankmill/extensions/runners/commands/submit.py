@@ -1,0 +1,37 @@
+"""``rankmill submit``: hand files to runners, and do not wait."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from rankmill.cli import options
+from rankmill.cli.request import GROUPS, SETTINGS, file_options
+from rankmill.jobs.contract.file_request import FileRequest
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.client.sync_client import Client
+
+
+@options.command("submit", groups=GROUPS)
+@file_options
+@options.settings(*SETTINGS, "redis_url", "file_queue", others=("model",), logs=True)
+@click.option("--webhook", metavar="URL", help="http or https URL that a runner calls at the end.")
+@options.as_json
+@options.quiet
+def submit(request: FileRequest, settings: Settings, webhook: str | None, as_json: bool, quiet: bool) -> None:
+    """Hand INPUT files to runners, which score their pairs.
+
+    The options are those of rankmill score. A runner on any host that sees the files scores them with live
+    workers, even if this process ends. The command prints the run's id, for rankmill wait,
+    status and cancel.
+    """
+    options.server(settings)
+    client = Client(settings=settings)
+    run = client.submit_request(request, webhook=webhook)
+    if not quiet and not client.files.runners():
+        click.echo(
+            f"no runner takes runs of queue {settings.file_queue!r} yet; start one with: rankmill runner",
+            err=True,
+        )
+    click.echo(json.dumps({"id": run.id}) if as_json else run.id)

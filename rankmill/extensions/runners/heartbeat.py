@@ -1,0 +1,104 @@
+"""A runner's heartbeat: renews the lease of its run, and puts back the runs of runners that died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from rankmill.extensions.runners.record import FileRun
+from rankmill.extensions.runners.store import FileRunStore, LeaseState, RunLease
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.protocol.leases import Renewals, server_time
+from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import Periodic, system
+
+
+class RunnerHeartbeat:
+    """Sends heartbeats from a thread.
+
+    Parameters
+    ----------
+    store, name
+        The queue, and the runner's name.
+    settings
+        Time between two heartbeats, and the length of a lease.
+    interrupt
+        Called when the runner must leave its run; `held` then says why.
+    """
+
+    def __init__(
+        self, store: FileRunStore, name: str, settings: Settings, interrupt: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._lease = settings.lease_seconds
+        self._interrupt = interrupt
+        self._claim: RunLease | None = None
+        self._lock = system.Lock()
+        self._writing = system.Lock()
+        self._renewals = Renewals(settings.heartbeat_seconds, settings.lease_seconds)
+        self._periodic = Periodic("heartbeat", self._beat, settings.heartbeat_seconds)
+        self.held: LeaseState = "held"
+        """What the last heartbeat learned of the run."""
+
+    def start(self) -> None:
+        """Announce the runner and start the thread."""
+        self._beat()
+        self._periodic.start()
+
+    def stop(self) -> None:
+        """Stop the thread and withdraw the runner."""
+        self._periodic.stop()
+        with suppress(RankmillError), waiting(most=1):
+            self._store.withdraw(self._name)
+
+    def hold(self, claim: RunLease) -> None:
+        """Renew the lease of a run from now on."""
+        with self._lock:
+            self._claim, self.held = claim, "held"
+        self._periodic.wake()
+
+    def ailment(self) -> str | None:
+        """Why the runner cannot go on, if it cannot."""
+        return None if self._periodic.is_alive else "the heartbeat has ended"
+
+    @property
+    def claim(self) -> RunLease:
+        """The run as it is now; there must be one."""
+        assert self._claim is not None
+        return self._claim
+
+    def note(self, **changes: object) -> FileRun:
+        """Change the run's record; the next heartbeat writes it."""
+        with self._lock:
+            self._claim = replace(self.claim, run=self.claim.run.changed(**changes))
+            return self._claim.run
+
+    def write(self) -> LeaseState:
+        """Write the run's record now, and return whether the runner still holds the run."""
+        with self._writing:  # else an older record could be written after a newer one
+            claim = self._claim
+            if claim is None:  # released meanwhile, by the other thread
+                return "held"
+            held = self._store.renew(claim, self._lease)
+            with self._lock:
+                if self._claim and self._claim.entry == claim.entry:
+                    self.held = "held" if held == "forgotten" else held
+        return self.held
+
+    def release(self) -> RunLease:
+        """Renew no lease any more; returns the run as it is."""
+        with self._lock:
+            claim, self._claim = self.claim, None
+        return claim
+
+    def _beat(self) -> None:
+        self._store.runners(self._name, self._lease)
+        with self._lock:
+            claim = self._claim
+        if claim and self.write() != "held" and self._claim:
+            self._interrupt()
+        self._renewals.renewed(server_time(self._store.redis))
+        self._store.recover(self._lease, expired=self._renewals.others_have_lapsed)

@@ -1,0 +1,259 @@
+"""A runner: takes submitted runs one after the other, and answers each once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import replace
+
+from rankmill.extensions.runners.heartbeat import RunnerHeartbeat
+from rankmill.extensions.runners.record import FileRun
+from rankmill.extensions.runners.store import FileRunStore, RunLease, names_of
+from rankmill.extensions.runners.webhooks import WebhookSender
+from rankmill.extensions.runners.work import clear, drop, made, work_on
+from rankmill.jobs.contract.errors import (
+    ConnectionFailed,
+    OutputBusy,
+    RankmillError,
+    RedisUnavailable,
+    RunExpired,
+    RunnerError,
+    WireError,
+)
+from rankmill.jobs.protocol.set_aside import DamagedJob
+from rankmill.jobs.runtime.http import MANY_PORTS, health, paths, serve
+from rankmill.jobs.runtime.logs import about
+from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import Backoff, system
+
+_LOOK_SECONDS = 0.5
+
+_BACKOFF = Backoff(first=1.0, longest=60.0)
+"""For how long a runner leaves a run that it cannot score to others."""
+
+logger = logging.getLogger(__name__)
+
+
+class Runner:
+    """Takes submitted runs until it is told to stop. Use it in the main thread: it handles signals.
+
+    Parameters
+    ----------
+    store
+        The queue of submitted runs.
+    settings
+        The server and the leases; all that an order does not say.
+    """
+
+    def __init__(self, store: FileRunStore, settings: Settings) -> None:
+        self.name = f"{socket.gethostname()}-{system.unique_id()[:8]}"
+        self._store = store
+        self._settings = settings
+        self._heartbeat = RunnerHeartbeat(store, self.name, settings, self._interrupt)
+        self._webhooks = WebhookSender(store, settings)
+        self._news = system.Event()
+        self._stopping = self._working = False
+        self._left: dict[str, tuple[float, int]] = {}
+        """Runs that this runner leaves to others: until when (monotonic, s), and how often it has."""
+
+    def work(self) -> None:
+        """Take runs until SIGTERM or SIGINT: the run in progress goes back, and another runner continues.
+
+        Raises
+        ------
+        ConfigError
+            It cannot listen at `metrics_address`.
+        RedisUnavailable
+            The server could not serve for the longest time that a command waits.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._on_signal)
+        self._heartbeat.start()
+        self._webhooks.start()
+        if (address := self._settings.metrics_address) != "none":
+            apps = health(self._store.redis, ailment=self._heartbeat.ailment)
+            serve(paths(apps), "metrics_address", address, ports=MANY_PORTS)
+        logger.info("runner %s takes runs of queue %r", self.name, self._store.queue.name)
+        try:
+            with waiting(look=self._check_stop):
+                while not self._stopping:
+                    claim = self._store.claim(self.name, self._settings.lease_seconds, self._leaves())
+                    if claim:
+                        self._take(claim)
+                    else:
+                        self._news.wait(_LOOK_SECONDS)
+        except _Stopped:
+            pass
+        finally:
+            self._webhooks.stop()
+            self._heartbeat.stop()
+
+    def _take(self, claim: RunLease) -> None:
+        with about(submitted=claim.run.id):
+            run = claim.run if claim.run.is_ended else self._begun(claim.run)
+            self._heartbeat.hold(replace(claim, run=run))
+            if run.is_ended:  # cancelled while it waited, after another runner had begun it
+                self._answer(run)
+            elif done := made(run):
+                self._finish(done)
+            elif self._store.was_cancelled(run.id):
+                self._answer(run.end("cancelled"))
+            elif run.deaths > self._settings.max_retries:
+                why = f"{run.deaths} runners in a row have died of it without scoring a row"
+                self._answer(run.end("failed", why))
+            else:
+                self._run()
+
+    def _begun(self, run: FileRun) -> FileRun:
+        """The run with this runner; if it is running, its last runner has died."""
+        deaths = run.deaths
+        if run.state == "running":
+            logger.warning("runner %s died; continuing its run", run.runner)
+            deaths = 0 if run.progress.rows > run.begun_rows else deaths + 1
+        return run.changed(
+            state="running",
+            reason="",
+            runner=self.name,
+            started=run.started or system.now(),
+            deaths=deaths,
+            begun_rows=run.progress.rows,
+        )
+
+    def _run(self) -> None:
+        """Score the files, and say what became of it."""
+        run = self._heartbeat.claim.run
+        logger.info("scoring %s", run.order.request.output)
+        try:
+            try:
+                self._working = True
+                if self._stopping:  # the signal came just before
+                    raise KeyboardInterrupt
+                work_on(run, self._settings, self._note)
+            finally:
+                self._working = False
+        except (KeyboardInterrupt, _Left):
+            self._leave()
+        except OutputBusy as error:
+            self._wait_for_output(str(error))
+        except RunnerError as error:
+            self._refuse(str(error))
+        except (RedisUnavailable, ConnectionFailed):
+            raise  # the lease ends, and another runner continues
+        except RankmillError as error:
+            self._fail(error, "; ".join([str(error), *getattr(error, "__notes__", [])]))
+        except Exception as error:
+            logger.exception("the run has failed unexpectedly")
+            self._fail(error, f"{type(error).__name__}: {error}")
+        else:
+            self._answer(self._heartbeat.claim.run.end("done"))
+
+    def _fail(self, error: Exception, reason: str) -> None:
+        """End the run; who has sent a batch to a gateway is told only what is for callers."""
+        run = self._heartbeat.claim.run
+        if run.order.batch:
+            from rankmill.extensions.batches.work import why_failed
+
+            reason = why_failed(error, run.order)
+        self._answer(run.end("failed", reason))
+
+    def _finish(self, run: FileRun) -> None:
+        """End a run whose output is in its place, and that was interrupted before it could say so."""
+        drop(run, self._settings)
+        clear(run)
+        self._answer(run.end("done"))
+
+    def _note(self, *, now: bool = False, **changes: object) -> None:
+        self._heartbeat.note(**changes)
+        if now and self._heartbeat.write() != "held":
+            raise _Left
+
+    def _answer(self, run: FileRun) -> None:
+        """Write the end of the run, unless another runner has it meanwhile; nothing of it stays in Redis."""
+        if run.state != "done":
+            drop(run, self._settings)
+        claim = replace(self._heartbeat.release(), run=run)
+        self._left.pop(run.id, None)
+        if not self._store.end(claim):
+            logger.warning("another runner has the run; its end is not written here")
+            self._clear_done(run)
+            return
+        if run.state == "done":
+            clear(run)  # again: one that stood still may have left the folder just now
+        logger.info("the run is %s%s", run.state, f": {run.reason}" if run.reason else "")
+        self._webhooks.wake()
+
+    def _leave(self) -> None:
+        """Leave a run that was interrupted: it is cancelled, another runner has it, or this one must stop."""
+        run = self._heartbeat.claim.run
+        if self._heartbeat.held == "lost":
+            self._heartbeat.release()
+            logger.warning("another runner has the run, as this one was not heard of; it leaves it")
+            self._clear_done(run)
+        elif done := made(run):
+            self._finish(done)
+        elif self._heartbeat.held == "cancelled":
+            self._answer(run.end("cancelled"))
+        else:
+            self._hand_back("its runner was stopped", first=True)
+
+    def _wait_for_output(self, reason: str) -> None:
+        """Put the run back until the process that makes its output has ended."""
+        logger.info("%s", reason)
+        self._hand_back(reason, pause=self._settings.heartbeat_seconds)
+
+    def _refuse(self, reason: str) -> None:
+        """Hand the run to another runner; it fails when every live runner refuses it."""
+        run = self._heartbeat.claim.run
+        logger.warning("this runner cannot score the run: %s", reason)
+        said = self._store.refuse(run.id, self.name, reason)
+        if set(self._store.runners()) <= said.keys():
+            names = "" if run.order.batch else f": {names_of(said)}"
+            self._answer(run.end("failed", f"no runner can score it{names}"))
+            return
+        times = self._left.get(run.id, (0.0, 0))[1] + 1
+        self._left[run.id] = (system.monotonic() + _BACKOFF.pause(times), times)
+        self._hand_back(f"not by every runner: {names_of(said)}")
+
+    def _hand_back(self, reason: str, *, first: bool = False, pause: float = 0) -> None:
+        claim = self._heartbeat.release()
+        run = claim.run.changed(state="waiting", reason=reason, runner="")
+        if not self._store.hand_back(replace(claim, run=run), first=first, pause=pause):
+            self._clear_done(run)
+
+    def _clear_done(self, run: FileRun) -> None:
+        """Delete what another runner could not at the end of a run, as this one still had it."""
+        with suppress(RunExpired, WireError, DamagedJob):
+            if self._store.load(run.id).state == "done":
+                clear(run)
+
+    def _leaves(self) -> list[str]:
+        now = system.monotonic()
+        return [run_id for run_id, (until, _) in self._left.items() if until > now]
+
+    def _interrupt(self) -> None:
+        """Called by the heartbeat's thread."""
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if number != signal.SIGUSR1:
+            self._stopping = True
+            self._news.set()
+        if self._working:
+            self._working = False
+            raise KeyboardInterrupt
+
+    def _check_stop(self) -> None:
+        if self._stopping and not self._working:
+            raise _Stopped
+
+
+class _Left(Exception):
+    """The runner does not hold the run any more."""
+
+
+class _Stopped(Exception):
+    """A signal arrived while the runner waited for Redis."""

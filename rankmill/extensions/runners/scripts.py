@@ -1,0 +1,16 @@
+"""Scripts that move a submitted run from one state to the next: each is one step, whole or not at all.
+
+A runner holds a run by an entry in RQ's registry of started jobs: ``<run>:<claim>``, with the time at which
+it expires by the server's clock. Whoever takes this entry away is the only one who may write the record.
+"""
+
+from rankmill.jobs.protocol.leases import BOUND
+from rankmill.jobs.protocol.script import Script
+
+CLAIM = Script("extensions/runners/lua/claim.lua")
+RENEW = Script("extensions/runners/lua/renew.lua")
+END = Script("extensions/runners/lua/end.lua")
+HAND_BACK = Script("extensions/runners/lua/hand_back.lua")
+RECOVER = Script("extensions/runners/lua/recover.lua", BOUND)
+CANCEL = Script("extensions/runners/lua/cancel.lua")
+TAKE_WEBHOOK = Script("extensions/runners/lua/take_webhook.lua")

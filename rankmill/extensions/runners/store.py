@@ -1,0 +1,351 @@
+"""Submitted runs in Redis: how they are submitted, read, cancelled, and held by one runner at a time."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, cast
+
+import redis
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from rankmill.extensions.runners import scripts
+from rankmill.extensions.runners.record import FileRun, new_file_run
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError, WrongWorkerError
+from rankmill.jobs.contract.file_request import FileOrder
+from rankmill.jobs.protocol.leases import Leases, hold, server_time
+from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
+from rankmill.jobs.system import system
+
+JOB_FUNCTION = "rankmill.score_file"
+
+LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
+"""What a runner learns of its run: another one has it (``lost``), or the server lost its data
+(``forgotten``)."""
+
+_LOOK_AT = 128
+"""Waiting runs among which a runner finds one that it does not leave to others."""
+
+_OTHER_FORMAT_SECONDS = 60
+"""How long a runner leaves a run of another format to others before it looks at it again."""
+
+WEBHOOK_SECONDS = 120
+"""Seconds after which another runner takes a webhook from one that may have died."""
+
+MOST_LISTED = 100
+"""Submitted runs that are listed, at most; the latest."""
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunLease:
+    """A run that a runner holds; `entry` is its lease."""
+
+    run: FileRun
+    entry: str
+
+
+class FileRunStore:
+    """The submitted runs of one queue. Safe to share between threads, as the client is.
+
+    Parameters
+    ----------
+    client
+        The server; responses as bytes.
+    queue
+        The setting ``file_queue``.
+    ttl
+        Seconds after its last change for which a run is kept (``file_run_ttl``).
+    """
+
+    def __init__(self, client: redis.Redis, queue: str, ttl: int) -> None:
+        self.redis: Any = client
+        self.queue = Queue(queue, connection=client, serializer=JSONSerializer)
+        self.ttl = ttl
+        self._leases = self.queue.started_job_registry.key
+        self._pauses = self.queue.scheduled_job_registry.key
+        self._runners = keys.runners(queue)
+        self._left: dict[str, float] = {}
+        """Until when runs of another format are left to other runners, in `time.monotonic` seconds."""
+
+    def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
+        """Put a run into the queue; `run_id` is a new id, if the caller has made one."""
+        run = new_file_run(order, run_id)
+        job = Queue.prepare_data(
+            JOB_FUNCTION,
+            args=order.arguments(),
+            job_id=run.id,
+            timeout=-1,
+            ttl=self.ttl,
+            result_ttl=0,
+            failure_ttl=self.ttl,
+        )
+        with self.redis.pipeline() as pipe:
+            pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
+            self._list(pipe, run.id)
+            self.queue.enqueue_many([job], pipeline=pipe)
+            pipe.execute()
+        return run
+
+    def load(self, run_id: str) -> FileRun:
+        """The record of a run.
+
+        Raises
+        ------
+        RunExpired
+            There is none: it has expired, or never was.
+        WireError, DamagedJob
+            It is damaged, or has another format.
+        """
+        run = self._read(run_id.encode(errors="replace"), run_id)
+        if run is None:
+            raise RunExpired(
+                f"there is no submitted run {run_id}: it ended more than {self.ttl:,} s ago (file_run_ttl), "
+                "the server has lost its data, or there never was one"
+            )
+        if not run.is_ended and self._is_gone(run_id):
+            return run.end("failed", "a worker that is no runner took its job; submit the file again")
+        return run
+
+    def latest(self) -> list[FileRun]:
+        """The runs whose state changed last, the latest first; those that cannot be read are left out."""
+        oldest = system.now() - self.ttl
+        ids = self.redis.zrange(keys.file_runs(), "+inf", oldest, desc=True, byscore=True, offset=0,
+                                num=MOST_LISTED)  # fmt: skip
+        found = []
+        for raw in self.redis.mget([keys.file_run(run_id.decode()) for run_id in ids]) if ids else []:
+            try:
+                found += [FileRun.read_json(raw, "a submitted run")] if raw else []
+            except WireError:
+                continue
+        return found
+
+    def find(self, prefix: str) -> list[str]:
+        """Ids of the submitted runs that begin with `prefix`."""
+        if not prefix.isalnum():
+            return []
+        found = self.redis.zscan_iter(keys.file_runs(), match=f"{prefix}*", count=1000)
+        return sorted({run_id.decode() for run_id, _ in found})
+
+    def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
+        """Cancel a run; a run that a runner has ends within its heartbeat.
+
+        Returns the run as it is then: cancelled if it waited. One that a runner has begun before stays in the
+        queue all the same: the next runner deletes what that one could not.
+        """
+        claim = system.unique_id()
+        places = [keys.file_run_cancelled(run.id), self.queue.key, self._pauses, self._leases]
+        taken = scripts.CANCEL.run(self.redis, places, run.id, self.ttl, lease_seconds, claim)
+        if not taken:
+            return self.load(run.id)
+        ended = RunLease(run.end("cancelled"), f"{run.id}:{claim}")
+        if run.started:
+            self.hand_back(ended, first=True)
+        else:
+            self.end(ended)
+        return ended.run
+
+    def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
+        """Take the first run that waits, except those in `leave`; ``None`` if there is none.
+
+        The run is as its last runner left it, or cancelled since. A job that cannot be read is set aside.
+        """
+        token = system.unique_id()
+        numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
+        leave = [*leave, *(left for left, until in self._left.items() if until > now)]
+        raw = scripts.CLAIM.run(self.redis, [self.queue.key, self._leases], *numbers, *leave)
+        if raw is None:
+            return None
+        run_id = cast("bytes", raw).decode(errors="replace")
+        try:
+            run = self._read(raw, run_id)
+        except FormatError as error:
+            if run_id not in self._left:
+                logger.warning("left to other runners: %s", error)
+            self._left[run_id] = now + _OTHER_FORMAT_SECONDS
+            self._leave_to_others(raw, token)
+            return None
+        except (WireError, DamagedJob) as error:
+            run, reason = None, str(error)
+        else:
+            reason = "its record and its job are gone"
+        if run is None or (run.is_ended and run.state != "cancelled"):
+            self.redis.zrem(self._leases, raw + f":{token}".encode())
+            if run is None:
+                set_aside(self.queue, raw, reason)
+            return None
+        self._list(self.redis, run_id)
+        return RunLease(run, f"{run_id}:{token}")
+
+    def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
+        """Renew the lease of a run, write its record, and see whether it is cancelled."""
+        run = claim.run
+        places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
+        found = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
+        held = cast("LeaseState", found.decode())
+        if held == "forgotten":  # the server has lost its data: this runner still has the run
+            with self.redis.pipeline() as pipe:
+                pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
+                hold(pipe, self._leases, claim.entry, lease_seconds, only_renew=False)
+                self._list(pipe, run.id)
+                pipe.execute()
+        return held
+
+    def end(self, claim: RunLease) -> bool:
+        """Write the end of a run; returns whether it was still held."""
+        run = claim.run
+        places = [
+            self._leases, keys.file_run(run.id), Job.key_for(run.id), keys.file_run_cancelled(run.id),
+            keys.file_run_refusals(run.id), keys.webhooks(self.queue.name),
+        ]  # fmt: skip
+        values = [claim.entry, run.written(), self.ttl, run.id, int(run.notice is not None)]
+        ended = bool(scripts.END.run(self.redis, places, *values))
+        self._list(self.redis, run.id)
+        return ended
+
+    def hand_back(self, claim: RunLease, *, first: bool = False, pause: float = 0) -> bool:
+        """Put a run back, before or behind those that wait, or after a pause (s)."""
+        run = claim.run
+        places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]
+        values = [claim.entry, run.written(), self.ttl, run.id, "LPUSH" if first else "RPUSH", pause]
+        return bool(scripts.HAND_BACK.run(self.redis, places, *values))
+
+    def recover(self, lease_seconds: float, *, expired: bool) -> None:
+        """Put runs back that are in no list or whose pause is over; with `expired`, whose runner has died.
+
+        The caller's own leases last for `lease_seconds`.
+        """
+        places = [self._leases, self.queue.key, self._pauses, keys.file_runs(), keys.file_queues()]
+        prefixes = Job.redis_job_namespace_prefix, keys.file_run("")
+        values = [int(expired), self.queue.name, prefixes[0], lease_seconds, prefixes[1]]
+        scripts.RECOVER.run(self.redis, places, *values)
+
+    def was_cancelled(self, run_id: str) -> bool:
+        """Whether the run is cancelled."""
+        return bool(self.redis.exists(keys.file_run_cancelled(run_id)))
+
+    def runners(self, name: str = "", lease_seconds: int = 0) -> list[str]:
+        """The live runners; `name` is one of them for `lease_seconds` from now on."""
+        if name:
+            with self.redis.pipeline() as pipe:
+                pipe.zadd(keys.file_queues(), {self.queue.name: system.now()})
+                pipe.expire(keys.file_queues(), self.ttl)
+                pipe.execute()
+        live = Leases(self.redis, self._runners, lease_seconds)
+        if name:
+            live.take(name)
+        return live.holders()
+
+    def withdraw(self, name: str) -> None:
+        """Note that a runner has ended."""
+        self.redis.zrem(self._runners, name)
+
+    def refuse(self, run_id: str, runner: str, reason: str) -> dict[str, str]:
+        """Record that a runner cannot score a run; returns the reasons of all live runners that cannot."""
+        key = keys.file_run_refusals(run_id)
+        with self.redis.pipeline() as pipe:
+            pipe.hset(key, runner, reason)
+            pipe.expire(key, self.ttl)
+            pipe.hgetall(key)
+            *_, said = pipe.execute()
+        live = self.runners()
+        found = {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
+        return {name: why for name, why in found.items() if name in live}
+
+    def take_webhook(self) -> FileRun | None:
+        """An ended run whose webhook is due; no other process gets it for two minutes."""
+        key = keys.webhooks(self.queue.name)
+        raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
+        if raw is None:
+            return None
+        try:
+            return self.load(raw.decode(errors="replace"))
+        except (WireError, RunExpired):
+            self.redis.zrem(key, raw)
+            return None
+
+    def note_webhook(self, run: FileRun, after: float | None) -> None:
+        """Write what became of an attempt at a webhook; try again `after` so many seconds, if at all."""
+        key, now = keys.webhooks(self.queue.name), server_time(self.redis)
+        with self.redis.pipeline() as pipe:
+            pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
+            if after is None:
+                pipe.zrem(key, run.id)
+            else:
+                pipe.zadd(key, {run.id: now + after})
+            pipe.execute()
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is a submitted run with this id."""
+        return bool(self.redis.exists(keys.file_run(run_id))) or bool(
+            self.redis.hget(Job.key_for(run_id), "origin") == self.queue.name.encode()
+        )
+
+    def _read(self, raw: bytes, run_id: str) -> FileRun | None:
+        """The record of a run, or a new one for a job enqueued by its name."""
+        key = keys.file_run(run_id)
+        written = self.redis.get(key)
+        job = read_job(self.queue, raw) if written is None else None
+        if written is None and job is None:
+            written = self.redis.get(key)  # a runner may have taken the job in between
+        if written is not None:
+            return FileRun.read_json(written, f"submitted run {run_id}")
+        if job is None:
+            return None
+        if job.func_name != JOB_FUNCTION or len(job.args) != 1 or job.kwargs:
+            raise WireError(f"job {run_id}: a runner runs nothing but {JOB_FUNCTION}, with one argument")
+        order = FileOrder.read_json(json.dumps(job.args[0]), f"job {run_id}")
+        return new_file_run(order, run_id)
+
+    def _leave_to_others(self, raw: bytes, token: str) -> None:
+        """Put a run back that a runner of its format can read."""
+        with self.redis.pipeline() as pipe:
+            pipe.rpush(self.queue.key, raw)
+            pipe.zrem(self._leases, raw + f":{token}".encode())
+            pipe.execute()
+
+    def _is_gone(self, run_id: str) -> bool:
+        """Whether RQ holds the job for failed: a worker of another kind has taken it.
+
+        A run that the server has dropped from the list of all is listed again, so that runners find it.
+        """
+        with self.redis.pipeline() as pipe:
+            pipe.hget(Job.key_for(run_id), "status")
+            pipe.zscore(keys.file_runs(), run_id)
+            status, listed = pipe.execute()
+        if listed is None:
+            self._list(self.redis, run_id)
+        return bool(status == b"failed")
+
+    def _list(self, pipe: Any, run_id: str) -> None:
+        now = system.now()
+        pipe.zadd(keys.file_queues(), {self.queue.name: now})
+        pipe.expire(keys.file_queues(), self.ttl)
+        pipe.zremrangebyscore(keys.file_runs(), 0, now - self.ttl)
+        pipe.zadd(keys.file_runs(), {run_id: now})
+        pipe.expire(keys.file_runs(), self.ttl)
+
+
+def names_of(refusals: dict[str, str]) -> str:
+    """The reasons of all runners, in one line."""
+    return "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items()))
+
+
+def score_file(order: object) -> NoReturn:
+    """Always fail. RQ calls this function by its name in a worker that is no runner.
+
+    A runner reads the job and scores the files itself, so ``jobs`` does not depend on it.
+
+    Raises
+    ------
+    WrongWorkerError
+        Always.
+    """
+    raise WrongWorkerError("a plain RQ worker cannot score files; start a runner with: rankmill runner")

@@ -1,0 +1,138 @@
+"""Files that were submitted: what anybody who knows the id may ask of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from rankmill.extensions.runners.record import FileRun
+from rankmill.extensions.runners.store import FileRunStore
+from rankmill.jobs.contract.errors import ConfigError, InputError, RunCancelled, RunFailed
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest
+from rankmill.jobs.contract.spec import ScoreSpec, complaint
+from rankmill.jobs.runtime.patience import redis_errors
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+
+_LOOK_SECONDS = 0.3
+
+_CANCEL_SECONDS = 60
+"""Seconds that a canceller has to write the end of a run that waited."""
+
+
+class SubmittedFile:
+    """A run of files that runners carry out; it does not need this process.
+
+    Every method may raise `RunExpired`: the run ended too long ago, or the server has lost it.
+    """
+
+    def __init__(self, store: FileRunStore, run_id: str) -> None:
+        self._store = store
+        self.id = run_id
+        """The run's id, with which any process can ask for it."""
+
+    def status(self) -> FileRun:
+        """The run's present state, progress and result."""
+        with redis_errors():
+            return self._store.load(self.id)
+
+    def wait(
+        self, timeout: float | None = None, *, on_look: Callable[[FileRun], None] = lambda run: None
+    ) -> FileRun:
+        """Wait for the end of the run; `on_look` gets the run's state several times a second.
+
+        Raises
+        ------
+        TimeoutError
+            It has not ended within `timeout` seconds. It goes on.
+        RunFailed, RunCancelled
+            It has ended without an output.
+        """
+        deadline = math.inf if timeout is None else system.monotonic() + timeout
+        while (ended := self.outcome(on_look)) is None:
+            left = deadline - system.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"submitted run {self.id} has not ended; it goes on")
+            system.sleep(min(left, _LOOK_SECONDS))
+        return ended
+
+    def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:
+        """The run if it has ended, else ``None`` after a call of `on_look`; raises as `wait` does."""
+        run = self.status()
+        if not run.is_ended:
+            on_look(run)
+            return None
+        if run.state == "failed":
+            raise RunFailed(f"submitted run {self.id} has failed: {run.reason}")
+        if run.state == "cancelled":
+            raise RunCancelled(f"submitted run {self.id} was cancelled")
+        return run
+
+    def cancel(self) -> FileRun:
+        """Cancel the run. One that a runner has ends with its next heartbeat; its scores are kept."""
+        with redis_errors():
+            run = self._store.load(self.id)
+            return run if run.is_ended else self._store.cancel(run, _CANCEL_SECONDS)
+
+
+def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
+    """The submitted run whose id is `prefix`, or begins so; ``None`` if none does.
+
+    Raises
+    ------
+    InputError
+        Several do.
+    """
+    with redis_errors():
+        found = [prefix] if store.has(prefix) else store.find(prefix)
+    if len(found) > 1:
+        raise InputError(
+            f"{len(found)} submitted runs begin with {prefix}: {', '.join(found[:5])}; say more of the id"
+        )
+    return SubmittedFile(store, found[0]) if found else None
+
+
+def submitted_files(client: Any, settings: Settings) -> FileRunStore:
+    """The submitted runs on a server."""
+    return FileRunStore(client, settings.file_queue, settings.file_run_ttl)
+
+
+def submit_file(
+    store: FileRunStore, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
+) -> SubmittedFile:
+    """Put a run of files into the queue of runners.
+
+    Raises
+    ------
+    InputError
+        The request has no input or no output.
+    ConfigError
+        The webhook is no http or https URL.
+    """
+    try:
+        order = FileOrder(
+            request=request.at_home(),
+            spec=spec,
+            queue=settings.queue,
+            chunk_size=settings.chunk_size,
+            webhook=webhook,
+            tenant=settings.tenant or None,
+            weight=settings.weight if settings.tenant else None,
+        )
+    except ValidationError as error:
+        raise ConfigError(f"webhook: {webhook!r:.80} is no http:// or https:// URL") from error
+    with redis_errors():
+        return SubmittedFile(store, store.submit(order).id)
+
+
+def file_request(inputs: str | Sequence[str], output: str, options: Mapping[str, Any]) -> FileRequest:
+    """A request in Python's terms; raises `ConfigError` for an unknown or invalid option."""
+    given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    try:
+        return FileRequest(inputs=given, output=output, **options)
+    except ValidationError as error:
+        known = {*FileRequest.model_fields, *ScoreSpec.model_fields, "webhook"}
+        raise ConfigError(complaint(error, known)) from None

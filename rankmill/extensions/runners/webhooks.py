@@ -1,0 +1,150 @@
+"""Webhooks at the end of submitted runs, as https://www.standardwebhooks.com describes them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import json
+import logging
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime
+from email.message import Message
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from rankmill.extensions.runners.record import FileRun, Notice
+from rankmill.extensions.runners.store import FileRunStore
+from rankmill.jobs.runtime.logs import about
+from rankmill.jobs.runtime.passwords import mask_passwords, secret_key
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import Backoff, Periodic, system
+
+_TIMEOUT = 10
+"""Seconds without a byte from the receiver after which an attempt has failed."""
+
+_BACKOFF = Backoff(first=2.0, longest=3600.0)
+"""Pauses between attempts."""
+
+_LOOK_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class WebhookSender:
+    """Sends the webhooks of a queue's ended runs from a thread, so that no run waits for a receiver.
+
+    A webhook may be sent more than once, if a runner dies meanwhile: ``webhook-id`` is then the same.
+
+    Parameters
+    ----------
+    store
+        The queue of submitted runs.
+    settings
+        The secret, the hosts, and how long to try. Without a secret or hosts, nothing is sent.
+    """
+
+    def __init__(self, store: FileRunStore, settings: Settings) -> None:
+        self._store = store
+        self._secret = settings.webhook_secret
+        self._hosts = settings.webhook_hosts
+        self._seconds = settings.webhook_seconds
+        self._stopped = False
+        self._periodic = Periodic("webhooks", self._send_due, _LOOK_SECONDS)
+
+    def start(self) -> None:
+        """Start the thread, if this runner can send webhooks."""
+        if self._secret and self._hosts:
+            self._periodic.start()
+
+    def stop(self) -> None:
+        """Stop the thread; another runner takes what is left."""
+        self._stopped = True
+        self._periodic.stop(seconds=0)
+
+    def wake(self) -> None:
+        """Look for webhooks now: a run has ended."""
+        self._periodic.wake()
+
+    def _send_due(self) -> None:
+        while not self._stopped and (run := self._store.take_webhook()):
+            with about(submitted=run.id):
+                self._deliver(run)
+
+    def _deliver(self, run: FileRun) -> None:
+        """Send a webhook once, and write what became of it."""
+        problem = self._problem(run)
+        attempts = (run.notice.attempts if run.notice else 0) + 1
+        waited = system.now() - (run.ended or 0)
+        pause = _BACKOFF.pause(attempts)
+        if problem is None:
+            logger.info("webhook delivered")
+            notice, after = Notice(state="delivered", attempts=attempts), None
+        elif waited + pause > self._seconds:
+            logger.warning("webhook given up after %d attempts: %s", attempts, problem)
+            notice, after = Notice(state="given up", attempts=attempts, reason=problem), None
+        else:
+            logger.info("webhook not delivered, next attempt in %.0f s: %s", pause, problem)
+            notice, after = Notice(state="due", attempts=attempts, reason=problem), pause
+        self._store.note_webhook(run.changed(notice=notice), after)
+
+    def _problem(self, run: FileRun) -> str | None:
+        """Send a webhook; returns why it was not delivered."""
+        url = run.order.webhook or ""
+        if urlsplit(url).hostname not in self._hosts:
+            return f"webhook_hosts does not list {urlsplit(url).hostname}"
+        body = json.dumps(content(run), separators=(",", ":")).encode()
+        headers = {
+            "content-type": "application/json",
+            "user-agent": "rankmill",
+            **signature(self._secret or "", run.id, int(system.now()), body),
+        }
+        request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 -- http(s) only
+        try:
+            with _OPENER.open(request, timeout=_TIMEOUT) as answer:
+                return None if 200 <= answer.status < 300 else f"it answered {answer.status}"
+        except urllib.error.HTTPError as error:
+            return f"it answered {error.code}"
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return mask_passwords(" ".join(str(error).split()))[:200]
+
+
+def content(run: FileRun) -> dict[str, Any]:
+    """The body of a run's webhook."""
+    ended = datetime.fromtimestamp(run.ended or 0, UTC)
+    return {
+        "type": f"run.{run.state}",
+        "timestamp": ended.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "data": {
+            "id": run.id,
+            "state": run.state,
+            "reason": run.reason,
+            "output": run.order.request.output,
+            "outcome": run.outcome.model_dump(mode="json") if run.outcome and run.state == "done" else None,
+        },
+    }
+
+
+def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
+    """The three headers of a webhook, for a `secret` that begins with ``whsec_``."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    digest = hmac.new(secret_key(secret), signed, hashlib.sha256).digest()
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
+    }
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it could lead to a host that is not allowed."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)

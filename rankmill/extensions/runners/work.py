@@ -1,0 +1,244 @@
+"""The work on one submitted run: what score-file does, and whose fault it is if it cannot be done."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from rankmill.extensions.batches.records import BatchStore, new_batch_id
+from rankmill.extensions.runners.record import FileRun, RunOutcome, Seal
+from rankmill.jobs.contract.errors import (
+    ConnectionFailed,
+    InputError,
+    OutputBusy,
+    OutputError,
+    RankmillError,
+    RedisUnavailable,
+    RunnerError,
+    StoreError,
+)
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest
+from rankmill.jobs.contract.home import expanded
+from rankmill.jobs.contract.prompts import check_text
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.runtime.connection import client_for
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.files.stores.output_record import OutputRecord
+from rankmill.producer.files.stores.paths import ObjectPath, as_path
+from rankmill.producer.files.stores.roots import confined
+from rankmill.producer.files.stores.writing import identity
+from rankmill.producer.files.workspace import clear_workspace
+from rankmill.score.input import find_input
+from rankmill.score.output import find_target
+from rankmill.score.progress import Show
+from rankmill.score.score_file import Confirm, drop_last_run, score_file
+
+logger = logging.getLogger(__name__)
+
+Note = Callable[..., None]
+"""Changes fields of the run's record; with ``now``, it is written before this returns, or an error raised."""
+
+
+def work_on(run: FileRun, settings: Settings, note: Note) -> None:
+    """Score the files of `run`; `note` is told of all that its record holds.
+
+    Raises
+    ------
+    RunnerError
+        This runner cannot, but another may.
+    OutputBusy
+        Another process is making the output now.
+    RedisUnavailable
+        The server could not serve for the longest time that a command waits.
+    RankmillError
+        No runner can.
+    """
+    order = run.order
+    _check_order(run)
+    _check_here(order, settings)
+    own = {name: getattr(order, name) for name in ("queue", "chunk_size", "tenant", "weight")}
+    given = {**order.spec.model_dump(), **{name: value for name, value in own.items() if value is not None}}
+    options = settings.model_copy(update=given)
+
+    @contextmanager
+    def view(total: int) -> Iterator[Show]:
+        note(rows=total, restarted=True, now=True)
+        yield lambda progress, workers, doing: note(progress=progress)
+
+    def score(
+        request: FileRequest,
+        confirm: Confirm,
+        tokens_column: str | None = None,
+        step_made: Callable[[], bool] = lambda: False,
+    ) -> None:
+        def is_made() -> bool:  # by the last runner, which only stood still
+            return step_made() or made(run) is not None
+
+        score_file(request, options, view=view, confirm=confirm, tokens_column=tokens_column, made=is_made)
+
+    def keep(outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None:
+        seal = Seal(path=str(path.resolve()), identity=_identity(file, path)) if file and path else None
+        note(seal=seal, outcome=outcome, now=True)
+        if seal and confined():
+            record = OutputRecord(as_path(order.request.output or ""))
+            told = outcome.model_dump_json(include={*RunOutcome.model_fields})  # a summary has more
+            record.seal(run.id, seal.model_dump_json(), told)
+
+    try:
+        if not order.batch:
+            asked = order.request.model_copy(update={"restart": order.request.restart and not run.restarted})
+            score(asked, lambda output, made: keep(made, *((output.partial, output.path) if output else ())))
+            return
+        from rankmill.extensions.batches.work import BatchWork
+
+        with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
+            BatchWork(run, BatchStore(client, settings.file_run_ttl), score, keep).do()
+        note(now=True)  # if this runner only stood still, its successor may be at work beside the output
+        clear(run)
+    except (OutputBusy, RedisUnavailable, ConnectionFailed):
+        raise
+    except (OutputError, StoreError, OSError, MemoryError, pa.ArrowException) as error:
+        raise RunnerError(" ".join(f"{type(error).__name__}: {error}".split())) from None
+
+
+def made(run: FileRun) -> FileRun | None:
+    """The run with its outcome, if its output is in its place, and complete; else ``None``.
+
+    Its runner died, or left it, just after; or the server has lost the end of the run, and knows none or
+    that of an earlier attempt.
+    """
+    if _is_in_place(run):
+        return run
+    sealed = _sealed(run)
+    return sealed if sealed is not run and _is_in_place(sealed) else None
+
+
+def _sealed(run: FileRun) -> FileRun:
+    """The run with the outcome that a confined runner has noted beside the output, if one has."""
+    try:
+        place = as_path(run.order.request.output or "")
+        if roots := confined():
+            roots.check(place, "write")
+        seal, outcome = OutputRecord(place).sealed(run.id)
+        found = Seal.model_validate_json(seal), RunOutcome.model_validate_json(outcome)
+    except (RankmillError, OSError, ValueError):
+        return run
+    return run.changed(seal=found[0], outcome=found[1])
+
+
+def _is_in_place(run: FileRun) -> bool:
+    """Whether the output is as it was made, and complete."""
+    if not run.seal or not run.outcome:
+        return False
+    try:
+        output = as_path(run.seal.path)
+        if roots := confined():  # the record is in Redis, where others can write as well
+            roots.check(output, "write")
+        return output.exists() and _identity(output, output) == run.seal.identity
+    except (RankmillError, OSError, ValueError):
+        return False
+
+
+def drop(run: FileRun, settings: Settings) -> None:
+    """Delete from Redis what a runner that died has begun there for a run that has ended.
+
+    Its folder stays with the rows it holds: if the run is submitted again, it continues. What is left if that
+    cannot be read expires.
+    """
+    request = run.order.request
+    try:
+        _check_order(run)
+        output = as_path(request.output or "")
+        place = find_target(request, ()).place()
+        if run.order.batch and run.order.batch.endpoint is not None:
+            from rankmill.extensions.batches.work import scored_place
+
+            place = scored_place(output)
+        if roots := confined():
+            roots.check(place.path, "write")
+        with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
+            drop_last_run(place, len(run.order.models), RunStore(client))
+    except RedisUnavailable:
+        raise
+    except (RankmillError, OSError, ValueError) as error:
+        logger.warning("what another runner has begun is not deleted: %s", error)
+
+
+def clear(run: FileRun) -> None:
+    """Delete what was made on the way to an output that is in its place, also by a runner that died."""
+    request, output = run.order.request, as_path(run.order.request.output or "")
+    with suppress(RankmillError, OSError):
+        clear_workspace(find_target(request, ()).place())
+        if run.order.batch:
+            from rankmill.extensions.batches.work import clear_batch
+
+            clear_batch(output)
+
+
+def _check_order(run: FileRun) -> None:
+    """Check all that the order names, before anything is looked at.
+
+    Raises
+    ------
+    InputError
+        No runner does what it asks for.
+    RunnerError
+        It names what is outside of this runner's roots.
+    """
+    order, request = run.order, run.order.request
+    if request.relative_path:
+        raise InputError(f"{request.relative_path}: not absolute; runners have working folders of their own")
+    check_text(order.spec.prompt_template)
+    if order.batch and not (
+        order.batch.id == new_batch_id(run.id) == as_path(request.output or "").parent.name
+    ):
+        raise InputError(f"{request.output}: a batch's output is in a folder that is called for its run")
+    roots = confined()
+    if roots is None:
+        return
+    for name in request.read_names:
+        roots.check_name(name, "read")
+    for model in order.models:
+        place = expanded(model)
+        if model.startswith("~") or place.is_absolute() or ".." in place.parts or place.is_dir():
+            roots.check(place, "read")
+    if request.output:
+        roots.check(as_path(request.output), "write")
+
+
+def _check_here(order: FileOrder, settings: Settings) -> None:
+    """Raise `RunnerError` if this host lacks what the order names, or may not send its webhook."""
+    request = order.request
+    try:
+        found = find_input(request.at_home())
+        if roots := confined():
+            for file in found.files:
+                roots.check(file.path, "read")
+    except InputError as error:
+        raise RunnerError(str(error)) from None
+    folder = Path(request.output or "").parent
+    if "://" in str(request.output):
+        pass  # score-file says what it can write to
+    elif not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise RunnerError(f"{folder}: no directory that this runner can write the output to")
+    for model in order.models:
+        if Path(model).is_absolute() and not Path(model).is_dir():
+            raise RunnerError(f"{model}: no such model directory on this runner's host")
+    if not order.webhook:
+        return
+    host = urlsplit(order.webhook).hostname
+    if host not in settings.webhook_hosts:
+        raise RunnerError(f"webhook: webhook_hosts of this runner does not list {host}")
+    if not settings.webhook_secret:
+        raise RunnerError("webhook: this runner has no webhook_secret to sign it with")
+
+
+def _identity(path: Path, output: Path) -> str:
+    """The identity of a file once it is `output`, on any host that sees it."""
+    return identity(path, in_store=isinstance(output, ObjectPath))

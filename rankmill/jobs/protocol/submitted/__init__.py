@@ -1,1 +1,0 @@
-"""Submitted runs: files that a runner scores, while the process that submitted them may be gone."""

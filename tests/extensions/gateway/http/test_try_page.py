@@ -1,0 +1,71 @@
+"""The page at / and /docs, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from rankmill.extensions.gateway.http import page_routes
+from tests.harness.browser import shown
+from tests.harness.gateways import PAIR, Running
+
+PAGE = Path(page_routes.__file__).parent / "page"
+QUERY, TEXTS = PAIR
+
+
+def test_a_browser_ranks_passages(gateway: Running, tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    gateway.post("/rerank", {"query": QUERY, "texts": TEXTS})  # the model is loaded now
+    html = shown(
+        f"{gateway.url}/?{urlencode({'query': QUERY, 'passage': [*TEXTS, evil]}, doseq=True)}", tmp_path
+    )
+    rows = re.findall(r"<tr><td>(\d)</td><td>([0-9.]+)</td><td>(.*?)</td></tr>", html)
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    assert rows[0][2] == TEXTS[1]
+    assert float(rows[0][1]) > float(rows[1][1])
+    assert "&lt;img src=x" in html
+    assert '<option value="demo">demo</option>' in html
+    curl, python = (
+        unescape(found) for found in re.findall(r'<pre id="(?:curl|python)"[^>]*>(.*?)</pre>', html, re.S)
+    )
+    answer = json.loads(subprocess.run(["sh", "-c", f"{curl} -s"], capture_output=True, check=True).stdout)
+    assert [f"{each['relevance_score']:.4f}" for each in answer["results"]] == [row[1] for row in rows]
+    said = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[0].partition(" ")[2] == TEXTS[1]
+    assert 'id="notice" class="notice" role="alert" hidden' in html
+
+
+def test_a_browser_says_what_is_wrong(gateway: Running, tmp_path: Path) -> None:
+    html = shown(f"{gateway.url}/?{urlencode({'query': QUERY, 'passage': ' '})}", tmp_path)
+    assert "there is nothing to score" in html
+
+
+@pytest.mark.slow
+def test_the_documentation_needs_no_other_server(gateway: Running, tmp_path: Path) -> None:
+    html = shown(f"{gateway.url}/docs", tmp_path)
+    assert "/v2/rerank" in html
+    assert "Voyage: order documents by their score with a query" in html
+
+
+def test_nothing_is_inline_and_nothing_comes_from_elsewhere(gateway: Running) -> None:
+    reply = gateway.get("/")
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert "unsafe" not in reply.headers["content-security-policy"]
+    for file in PAGE.iterdir():
+        text = file.read_text()
+        assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=|https?://|innerHTML|@import", text), file
+    for path in (
+        "/page.js",
+        "/page.css",
+        "/docs/docs.js",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/swagger-ui.css",
+    ):
+        assert gateway.get(path).status == 200

@@ -1,0 +1,76 @@
+"""The gateway over fake workers: its own paths, without a server."""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from rankmill.extensions.gateway import testing
+from rankmill.extensions.gateway.testing import fake_gateway, gateway_app
+from rankmill.testing import FakeWorkers, fake_workers
+
+__all__ = ["fake_workers"]
+
+gateway_url = testing._fake_gateway  # a plugin's fixture, which is called fake_gateway
+
+pytestmark = pytest.mark.own_precision
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "read"),
+    [
+        ("/v1/rerank", {"documents": ["x", "abc"]}, lambda answer: answer["results"][0]["index"]),
+        ("/v2/rerank", {"documents": ["x", "abc"]}, lambda answer: answer["results"][0]["index"]),
+        ("/rerank", {"texts": ["x", "abc"]}, lambda answer: answer[0]["index"]),
+    ],
+)
+def test_the_dialects_answer(path: str, body: dict[str, Any], read: Any) -> None:
+    workers = FakeWorkers(lambda query, passage: float(len(passage)))
+    with TestClient(gateway_app(workers, model="m")) as client:
+        answer = client.post(path, json={"query": "q", "model": "m", **body})
+        assert answer.status_code == 200
+        assert read(answer.json()) == 1
+
+
+def test_what_goes_wrong_has_the_gateways_answers() -> None:
+    workers = FakeWorkers()
+    body = {"query": "q", "texts": ["a"]}
+    with TestClient(gateway_app(workers, gateway_request_seconds=0.2, gateway_api_key="a" * 16)) as client:
+        assert client.post("/rerank", json=body).status_code == 401
+        client.headers["authorization"] = "Bearer " + "a" * 16
+        assert client.post("/rerank", json={"query": "q"}).status_code == 422
+        assert client.post("/rerank", json=body).status_code == 200
+        workers.score = lambda query, passage: "the pair has 600 tokens, and 512 are taken: shorten it"
+        assert client.post("/rerank", json=body).status_code in {413, 422}
+        workers.seconds = 60
+        answer = client.post("/rerank", json=body)
+        assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")  # as TEI has it
+        assert client.get("/ready").status_code == 200
+        assert [run.is_cancelled for run in workers.runs] == [False, False, True]
+
+
+def test_the_fixture_is_the_url_of_a_gateway(
+    request: pytest.FixtureRequest, fake_workers: FakeWorkers
+) -> None:
+    url = request.getfixturevalue("fake_gateway")
+    body = b'{"query": "q", "texts": ["a"]}'
+    asked = urllib.request.Request(f"{url}/rerank", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        assert answer.status == 200
+    assert fake_workers.runs[0].is_complete
+
+
+def test_a_gateway_without_workers_says_so() -> None:
+    with TestClient(gateway_app(FakeWorkers(count=0))) as client:
+        assert client.post("/rerank", json={"query": "q", "texts": ["a"]}).status_code == 503
+
+
+def test_it_is_served_on_a_port_of_its_own() -> None:
+    with fake_gateway(FakeWorkers()) as one, fake_gateway(FakeWorkers(count=0)) as other:
+        assert one != other
+        for url in (one, other):
+            with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
+                assert answer.status == 200

@@ -1,0 +1,340 @@
+"""Tuning: it writes a config that works, goes on after an interruption, and keeps to the quality gate."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from rankmill.extensions.lab.agreement import Agreement
+from rankmill.extensions.lab.bench import BenchTimeout, Records
+from rankmill.extensions.lab.commands.tune import tune
+from rankmill.extensions.lab.pairs import sample
+from rankmill.extensions.lab.tune import (
+    Changes,
+    NothingWorks,
+    PairedCosts,
+    PrecisionProbe,
+    ReferenceScores,
+    Trials,
+    Tuned,
+    Tuner,
+    rank_agreement,
+)
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.system import system
+from tests.conftest import ENVIRON, start_command, wait_for
+
+pytestmark = pytest.mark.own_precision
+
+
+def write_config(folder: Path, model: Path) -> Path:
+    config = folder / "mine.yaml"
+    config.write_text(f"model: {model}\nbackend: torch\nthreads: 1\nwindow: 7\n")
+    return config
+
+
+def test_tuning_goes_on_after_an_interruption_and_writes_a_config(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "tuned.yaml"
+    kept = output.with_name("tuned.yaml.tuning.jsonl")
+    arguments = [
+        "--config",
+        str(write_config(tmp_path, tiny_model)),
+        "-o",
+        str(output),
+        "--min-spearman",
+        "0",
+    ]
+    first = start_command("rankmill", "tune", *arguments, "--budget", "30s")
+    wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 2, first, 120)
+    first.send_signal(signal.SIGINT)
+    _, told = first.communicate(timeout=60)
+    assert first.returncode == 130, told
+    assert not output.exists()
+
+    # There is no time to measure anything: what it knows, it knows from before.
+    result = CliRunner().invoke(tune, [*arguments, "--budget", "0.1s"])
+    assert result.exit_code == 0, result.output
+    assert "torch, fp32: " in result.output
+    assert "torch, fp16: not possible here: precision fp16 is not supported on cpu" in result.output
+    assert "the budget of 0 s has no time for more; not finished" in result.output
+    assert "no time was left to compare all changes with the initial settings" in result.output
+    assert f"score-file INPUT --config {output}" in result.output
+    settings = load_settings(config=output, environ={})
+    assert (settings.model, settings.backend, settings.window) == (str(tiny_model), "torch", 7)
+    assert settings.precision in {"fp32", "bf16"}
+    assert "# Steps of the tuning:" in output.read_text()
+    assert not kept.exists()
+
+
+def test_two_settings_are_measured_in_turn_and_one_that_cannot_be_loses(tiny_model: Path) -> None:
+    options = {"model": str(tiny_model), "backend": "torch", "precision": "fp32", "threads": 1}
+    settings = load_settings(options, environ={})
+    with Trials(settings, sample("example", 50), "latency", 300) as trials:
+        found = trials.compare({}, {"precision": "fp16"})
+        assert found.gain == 0
+        assert "precision fp16 is not supported on cpu" in found.reason
+        found = trials.compare({}, {"token_budget": 64})
+        assert 1 <= len(found.first) == len(found.second) <= 3
+        assert found.gain > 0
+        assert not found.reason
+
+
+def test_every_worker_has_the_sample_to_score_however_small_it_is(tiny_model: Path) -> None:
+    settings = load_settings({"model": str(tiny_model), "threads": 1}, environ={})
+    with Trials(settings, sample("example", 50), "throughput", 300) as trials:
+        scored = trials.bulk(trials.warm({"workers": 2}))
+    assert len(scored.scores) == 50
+    assert len(scored.stats) == 2  # chunks, and a worker claims one at a time
+
+
+SAME = Agreement(1.0, 1.0, 1.0, queries=2, rows=4, same_top=None, top_overlap=None)
+
+
+class RecordedTrials(Trials):
+    """Trials of a CPU that cannot do anything, and note what they are asked for."""
+
+    backends: tuple[str, ...] = ()
+
+    def reference(self, seconds: float) -> ReferenceScores:
+        return ReferenceScores(scores=[1.0, 2.0], device="cpu")
+
+    def probe(
+        self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+    ) -> list[PrecisionProbe]:
+        self.backends += (backend,)
+        return [PrecisionProbe(backend=backend, precision="fp32", reason="not here")]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "tried"), [({}, ["openvino", "torch", "onnx"]), ({"backend": "mlx"}, ["mlx"])]
+)
+def test_mlx_takes_no_time_on_a_cpu_if_nobody_asks_for_it(
+    tmp_path: Path, fixed: dict[str, str], tried: list[str]
+) -> None:
+    settings = load_settings({"model": "demo", **fixed}, environ={})
+    trials = RecordedTrials(settings, sample("example", 2), "throughput", 300)
+    records = Records(tmp_path / "records.jsonl")
+    tuner = Tuner(settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None)
+    with pytest.raises(NothingWorks):
+        tuner.tune()
+    assert list(trials.backends) == tried
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(system, "monotonic", lambda: self.now)
+
+
+class TimedTrials(Trials):
+    """Trials that take their time: of the reference, a backend, and a comparison."""
+
+    seconds: tuple[float, float, float] = (10.0, 10.0, 12.0)
+    cost = 2.0
+    clock: Clock
+    done: tuple[str, ...] = ()
+    deadline = 0.0
+
+    def until(self, deadline: float) -> None:
+        self.deadline = deadline
+
+    def take(self, what: str, seconds: float) -> None:
+        if self.clock.now + seconds > self.deadline:
+            self.clock.now = self.deadline
+            raise BenchTimeout("not done")
+        self.clock.now += seconds
+        self.done += (what,)
+
+    def reference(self, seconds: float) -> ReferenceScores:
+        self.take("reference", self.seconds[0])
+        return ReferenceScores(scores=[0.0] * 2, device="cpu")
+
+    def probe(
+        self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+    ) -> Iterable[PrecisionProbe]:
+        for precision in ("fp32", "bf16"):
+            self.take(f"{backend} {precision}", self.seconds[1] / 2)
+            yield PrecisionProbe(backend=backend, precision=precision, seconds=1.0, agreement=SAME)
+
+    def compare(self, first: Changes, second: Changes) -> PairedCosts:
+        self.take("last" if not first else "comparison", self.seconds[2])
+        return PairedCosts(first=[1.0], second=[self.cost])
+
+
+def tuned_in(
+    budget: float, folder: Path, monkeypatch: pytest.MonkeyPatch, **of_trials: Any
+) -> tuple[TimedTrials, float, Tuned | NothingWorks, list[str]]:
+    """The trials, what they took, what came of it, and what was said."""
+    settings = load_settings({"model": "demo"}, environ={})
+    trials = TimedTrials(settings, sample("example", 2), "throughput", budget)
+    trials.clock = clock = Clock(monkeypatch)
+    for name, value in of_trials.items():
+        setattr(trials, name, value)
+    told: list[str] = []
+    records = Records(folder / "records.jsonl")
+    tuner = Tuner(settings, trials, "throughput", records, budget=budget, min_spearman=0, say=told.append)
+    found: Tuned | NothingWorks
+    try:
+        found = tuner.tune()
+    except NothingWorks as error:
+        found = error
+    return trials, clock.now - 1000, found, told
+
+
+@pytest.mark.parametrize("budget", [30, 45, 60, 90, 120, 600])
+@pytest.mark.parametrize(
+    "seconds", [(10.0, 10.0, 12.0), (10.0, 4.0, 3.0), (3.0, 25.0, 40.0), (40.0, 9.0, 9.0)]
+)
+def test_a_budget_is_kept(
+    budget: float, seconds: tuple[float, float, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials, took, found, told = tuned_in(budget, tmp_path, monkeypatch, seconds=seconds)
+    assert took <= budget
+    if isinstance(found, NothingWorks):
+        assert f"--budget {budget}s is too short here: the reference" in str(found)
+        assert "no backend is measured" in str(found)
+        assert budget < 3 * sum(seconds)
+        return
+    assert any(name.endswith("fp32") for name in trials.done)
+    assert (trials.done[-1] == "last") == (found.gain is not None)
+    assert took == budget or "last" in trials.done, told
+
+
+def test_what_is_measured_is_not_measured_again_with_a_longer_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, found, _ = tuned_in(15, tmp_path, monkeypatch)
+    assert "the reference took 10 s" in str(found)
+    trials, took, found, _ = tuned_in(60, tmp_path, monkeypatch)
+    assert "reference" not in trials.done
+    assert isinstance(found, Tuned)
+    assert took <= 50  # the ten seconds of before are a part of the budget
+
+
+def test_workers_are_not_waited_for_beyond_the_time(tiny_model: Path) -> None:
+    options = {"model": str(tiny_model), "backend": "torch", "precision": "fp32", "threads": 1}
+    settings = load_settings(options, environ={})
+    with Trials(settings, sample("example", 50), "throughput", 300) as trials:
+        trials.until(time.monotonic())
+        with pytest.raises(BenchTimeout):
+            trials.compare({}, {"token_budget": 1024})
+        with pytest.raises(BenchTimeout):
+            list(trials.probe("torch", ["fp32"], ReferenceScores(scores=[0.0] * 50, device="cpu")))
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(2.0, True), (0.5, False)])
+def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: float, stays: bool) -> None:
+    """A probe that was lucky, and then nothing but the last meeting."""
+
+    class Lucky(Trials):
+        def reference(self, seconds: float) -> ReferenceScores:
+            return ReferenceScores(scores=[0.0] * 2, device="cpu")
+
+        def probe(
+            self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+        ) -> list[PrecisionProbe]:
+            return [PrecisionProbe(backend=backend, precision="fp32", seconds=0.1, agreement=SAME)]
+
+        def compare(self, first: Changes, second: Changes) -> PairedCosts:
+            return PairedCosts(first=[1.0], second=[seconds])
+
+    fixed = {"model": "demo", "backend": "torch", "token_budget": 2048, "workers": 1}
+    settings = load_settings(fixed, environ={})
+    trials = Lucky(settings, sample("example", 2), "throughput", 300)
+    records = Records(tmp_path / "records.jsonl")
+    tuned = Tuner(
+        settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None
+    ).tune()
+    assert (tuned.changes == {}) is stays
+    assert tuned.gain == 1 / seconds
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_settings_that_lose_ranks_are_not_the_result_however_fast_they_are(
+    tmp_path: Path, *, slow: bool
+) -> None:
+    """What auto stands for may be refused, or not have been tried when the time was over."""
+    changed = np.array([0.0, 1, 2, 3])
+
+    class Refusing(Trials):
+        def reference(self, seconds: float) -> ReferenceScores:
+            return ReferenceScores(scores=[0.0] * 2, device="cpu")
+
+        def probe(
+            self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+        ) -> list[PrecisionProbe]:
+            time.sleep(0.2 if slow else 0)
+            pairs = pa.table({"query": ["q"] * 4})
+            other = rank_agreement(pairs, changed[::-1].astype(np.float32), [*changed])
+            agreed = {"fp32": SAME, "bf16": other}
+            return [
+                PrecisionProbe(backend=backend, precision=each, seconds=0.1, agreement=agreed[each])
+                for each in {"torch": ["fp32", "bf16"], "openvino": ["fp32"]}.get(backend, [])
+            ]
+
+        def compare(self, first: Changes, second: Changes) -> PairedCosts:
+            return PairedCosts(first=[1.0], second=[2.0])
+
+    settings = load_settings({"model": "demo"}, environ={})
+    trials = Refusing(settings, sample("example", 2), "throughput", 300)
+    records = Records(tmp_path / "records.jsonl")
+    budget = 0.1 if slow else 60
+    tuner = Tuner(
+        settings, trials, "throughput", records, budget=budget, min_spearman=0.9, say=lambda _: None
+    )
+    tuned = tuner.tune()
+    assert tuned.gain == (None if slow else 0.5)
+    assert set(tuned.changes) == {"backend", "precision"}
+    assert tuned.changes["precision"] == "fp32"
+
+
+def test_nothing_is_written_where_nothing_keeps_the_ranks_or_where_a_file_of_ones_own_is(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("model: demo\n")
+    result = CliRunner().invoke(tune, ["-o", str(own)])
+    assert result.exit_code == 2
+    assert "was not made by rankmill tune" in result.output
+    assert own.read_text() == "model: demo\n"
+
+    output = tmp_path / "tuned.yaml"
+    result = CliRunner().invoke(
+        tune, ["--model", str(tiny_model.with_name("nowhere")), "-o", str(output)], env=ENVIRON
+    )
+    assert result.exit_code == 1
+    assert "no such directory on worker host" in result.output.replace("\n", " ")
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("text", ["soon", "-1m", "2 weeks"])
+def test_a_budget_is_a_time(text: str) -> None:
+    result = CliRunner().invoke(tune, ["--budget", text])
+    assert result.exit_code == 2
+
+
+def test_ranks_are_compared_within_a_query_and_else_over_all() -> None:
+    scores = np.asarray([1, 2, 3, 4], np.float32)
+    two = pa.table({"query": ["a", "a", "b", "b"]})
+
+    def spearman(pairs: pa.Table, reference: list[float]) -> float:
+        found = rank_agreement(pairs, scores, reference)
+        assert found
+        return found.spearman
+
+    assert spearman(two, [10, 20, 1, 2]) == pytest.approx(1.0)
+    assert spearman(two, [20, 10, 1, 2]) == pytest.approx(0.0)
+    lone = pa.table({"query": ["a", "b", "c", "d"]})
+    assert spearman(lone, [1, 2, 3, 4]) == pytest.approx(1.0)
+    assert rank_agreement(lone, scores, [7, 7, 7, 7]) is None

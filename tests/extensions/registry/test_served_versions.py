@@ -1,0 +1,93 @@
+"""Models by name at the gateway: an alias is its version, a split shares the queries, a shadow scores too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from rankmill import Client
+from rankmill.extensions.registry.documents import Alias, Reference, target_of
+from rankmill.extensions.registry.store import RegistryStore
+from rankmill.producer.client.joined import version_of
+from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
+from tests.harness.gateways import Running, running_gateway
+from tests.harness.models.registries import put_version
+from tests.harness.models.tiny import make_bert
+from tests.workers.test_metrics import page
+
+TEXTS = ["big cat", "moon river", "king"]
+QUERIES = [f"moon {number}" for number in range(8)]
+
+
+def asked(gateway: Running, query: str) -> list[float]:
+    """The scores of the texts, in their order."""
+    reply = gateway.post("/rerank", {"query": query, "texts": TEXTS})
+    assert reply.status == 200, reply.body
+    return [each["score"] for each in sorted(reply.json, key=lambda each: each["index"])]
+
+
+def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    for seed in range(2):
+        put_version(folder, make_bert(tmp_path / f"model-{seed}", seed=seed), "reranker")
+    registry, live = RegistryStore(str(folder)), Reference("reranker", "live")
+
+    def stands_for(versions: dict[str, float], shadow: str | None = None) -> None:
+        registry.write_alias(live, Alias(now=target_of(versions, shadow=shadow, by="a test", at=1.0)))
+
+    here = {"RANKMILL_REGISTRY": str(folder), "RANKMILL_CACHE_DIR": str(tmp_path / "cache"),
+            "RANKMILL_BACKEND": "torch", "RANKMILL_PRECISION": "fp32", **QUICK_LEASE}  # fmt: skip
+    workers(environ=here)
+    client = Client(server.url, registry=str(folder), backend="torch", precision="fp32")
+    alone = {version: {query: client.score([(query, text) for text in TEXTS], model=f"reranker@{version}")
+                       for query in QUERIES} for version in ("v1", "v2")}  # fmt: skip
+    assert not np.allclose(alone["v1"][QUERIES[0]], alone["v2"][QUERIES[0]])
+
+    def answers(gateway: Running, versions: dict[str, float]) -> bool:
+        """Whether each query has the scores of its version."""
+        by = {query: version_of("reranker", versions, query) for query in QUERIES}
+        return all(
+            np.allclose(asked(gateway, query), alone[by[query]][query], atol=1e-5) for query in QUERIES
+        )
+
+    half = {"v1": 0.5, "v2": 0.5}
+    assert {version_of("reranker", half, query) for query in QUERIES} == {"v1", "v2"}
+    stands_for({"v1": 1.0})
+    soon = "import rankmill.extensions.registry.resolver as r; r._FRESH_SECONDS = 0.2"
+    with running_gateway(
+        server.url, tmp_path, "--model", "reranker@live", environ=here, before=soon
+    ) as gateway:
+        assert answers(gateway, {"v1": 1.0})
+        answer = gateway.post("/v1/score", {"text_1": QUERIES[0], "text_2": TEXTS}).json
+        assert answer["model"] == "reranker@v1"
+        loaded = page(server, "metrics")[1]
+        assert re.search(
+            r'^rankmill_model_info\{.*model="reranker@v1".*revision="[0-9a-f]{64}"', loaded, re.M
+        )
+        stands_for(half)
+        wait_for(lambda: answers(gateway, half))  # the gateway asks the registry again
+        tokens = gateway.post("/tokenize", {"inputs": QUERIES, "add_special_tokens": False}).json
+        assert ["".join(each["text"] for each in row) for row in tokens] == [
+            query.replace(" ", "") for query in QUERIES
+        ]
+        promoted = gateway.post("/v1/registry/reranker/aliases/live/promote", {"version": "v2"})
+        assert promoted.json["now"]["versions"] == {"v2": 1.0}
+        assert [each["state"] for each in promoted.json["workers"]] == ["done"]
+        assert "reranker@v2" in promoted.json["workers"][0]["text"]
+        wait_for(lambda: answers(gateway, {"v2": 1.0}))
+        stands_for({"v1": 1.0}, shadow="v2")
+        wait_for(lambda: answers(gateway, {"v1": 1.0}))
+        wait_for(lambda: 'rankmill_model_pairs_total{model="reranker@v2",priority="bulk"' in
+                 page(server, "metrics")[1])  # fmt: skip
+        counted = gateway.get("/metrics").body.decode()
+    for version in ("v1", "v2"):
+        content = registry.manifest(Reference("reranker", version)).content
+        labels = f'model="reranker@{version}",priority="request",revision="{content}"'
+        assert f"rankmill_gateway_model_pairs_total{{{labels}}}" in counted
+        assert f"rankmill_gateway_model_latency_seconds_count{{{labels}}}" in counted
+    assert 'rankmill_gateway_model_score_bucket{le="+Inf",model="reranker@v2"' in counted

@@ -1,0 +1,113 @@
+"""Submitted runs in Redis."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from rq import Queue
+from rq.job import Job
+
+from rankmill.extensions.runners.store import FileRunStore, RunLease
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.leases import server_time
+from rankmill.jobs.protocol.set_aside import read_job
+from rankmill.jobs.system import system
+from tests.conftest import Server
+
+ORDER = FileOrder(request=FileRequest(inputs=("/a.csv",), output="/b.csv"), spec=ScoreSpec(model="m"))
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_leases_and_pauses_follow_the_server_s_clock(
+    ahead: float, shared_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = system.now
+    monkeypatch.setattr(system, "now", lambda: now() + ahead)
+    server: Any = shared_server.client
+    store = FileRunStore(server, f"files{ahead}", 600)
+    store.submit(ORDER)
+    claim = store.claim("a", 15)
+    assert claim
+    server.delete(store.queue.started_job_registry.key, keys.file_run(claim.run.id))
+
+    def seconds_until(key: str, member: str) -> float:
+        return float(server.zscore(key, member)) - server_time(server)
+
+    assert store.renew(claim, 15) == "forgotten"
+    assert 5 < seconds_until(store.queue.started_job_registry.key, claim.entry) <= 15
+    store.note_webhook(claim.run, 30)
+    assert 20 < seconds_until(keys.webhooks(store.queue.name), claim.run.id) <= 30
+    other = store.submit(ORDER)
+    server.set(keys.file_run(other.id), json.dumps({**json.loads(other.written()), "format": 99}))
+    assert store.claim("a", 15) is None
+    assert server.lrange(store.queue.key, 0, -1) == [other.id.encode()]
+    last = store.submit(ORDER)
+    claim = store.claim("a", 15)
+    assert claim
+    assert claim.run.id == last.id
+
+
+def test_a_run_that_was_submitted_twice_is_held_by_one_runner(shared_server: Server) -> None:
+    store = FileRunStore(shared_server.client, "files submitted twice", 600)
+    run = store.submit(ORDER)
+    store.submit(ORDER, run.id)  # as a client does whose reply was lost
+    first = store.claim("a", 15)
+    assert first
+    assert first.run.id == run.id
+    assert store.claim("b", 15) is None
+    assert store.end(first)
+    assert store.claim("b", 15) is None
+    assert store.load(run.id).id == run.id
+
+
+@pytest.mark.parametrize("lost", ["list", "list and job", "all but the record"])
+def test_a_run_that_waits_in_no_list_is_put_back(lost: str, shared_server: Server) -> None:
+    server: Any = shared_server.client
+    server.delete(keys.file_queues(), keys.file_runs())  # those of other tests
+    store = FileRunStore(server, f"files without a {lost}", 600)
+    run = store.submit(ORDER)
+    gone = [store.queue.key, f"rq:job:{run.id}", keys.file_runs()]
+    server.delete(*gone[: ["list", "list and job", "all but the record"].index(lost) + 1])
+    assert store.load(run.id).state == "waiting"  # as whoever waits for it asks
+    store.recover(15, expired=False)
+    claim = store.claim("a", 15)
+    assert claim
+    assert claim.run.id == run.id
+    store.recover(15, expired=False)
+    assert store.claim("b", 15) is None
+    assert store.end(RunLease(run.end("done"), claim.entry))
+    store.recover(15, expired=False)
+    assert store.claim("b", 15) is None
+
+
+def test_a_run_whose_job_is_lost_is_left_to_the_runners_of_its_queue(shared_server: Server) -> None:
+    server: Any = shared_server.client
+    store, other = (FileRunStore(server, f"files of {name}", 600) for name in ("mine", "another"))
+    run = store.submit(ORDER)
+    other.submit(ORDER)
+    server.delete(store.queue.key, other.queue.key, f"rq:job:{run.id}")
+    store.recover(15, expired=False)
+    assert server.lrange(store.queue.key, 0, -1) == []
+
+
+def test_a_run_that_a_runner_takes_meanwhile_is_found(
+    shared_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was enqueued by hand, so it has no record until a runner takes it; its job is gone when it ends."""
+    store = FileRunStore(shared_server.client, "files by hand", 600)
+    order = {"request": {"inputs": ["/a.csv"], "output": "/b.csv"}, "spec": {"model": "m"}}
+    job = store.queue.enqueue("rankmill.score_file", order)
+
+    def ends_first(queue: Queue, raw: bytes) -> Job | None:
+        monkeypatch.undo()
+        claim = store.claim("a", 15)
+        assert claim
+        assert store.end(RunLease(claim.run.end("done"), claim.entry))
+        return read_job(queue, raw)
+
+    monkeypatch.setattr("rankmill.extensions.runners.store.read_job", ends_first)
+    assert store.load(job.id).state == "done"

@@ -1,0 +1,151 @@
+"""Webhooks at the end of submitted runs: signed, retried, given up, and in nobody's way."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankmill import Client
+from rankmill.extensions.runners.webhooks import signature
+from rankmill.jobs.contract.errors import ConfigError, RunFailed
+from tests.conftest import Server, StartRunner, wait_for
+
+SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+
+
+class Receiver:
+    """Answers as it is told, and remembers what it got."""
+
+    def __init__(self, answer: Callable[[int], int]) -> None:
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+                status = answer(len(receiver.got))
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("location", f"{receiver.url}elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+
+
+@contextmanager
+def receiver(answer: Callable[[int], int]) -> Iterator[Receiver]:
+    found = Receiver(answer)
+    threading.Thread(target=found.server.serve_forever, daemon=True).start()
+    try:
+        yield found
+    finally:
+        found.server.shutdown()
+        found.server.server_close()
+
+
+@pytest.fixture
+def client(shared_queue: Server, tiny_model: Path, request: pytest.FixtureRequest) -> Client:
+    return Client(shared_queue.url, model=str(tiny_model), file_queue=f"files-{request.node.name}")
+
+
+@pytest.fixture
+def start(
+    client: Client, shared_queue: Server, runners: StartRunner, tmp_path: Path
+) -> Callable[..., object]:
+    (tmp_path / "in.csv").write_text("query,passage\nmoon,a moon\ncat,a cat\n")
+
+    def start(**environ: str) -> object:
+        own = {"RANKMILL_WEBHOOK_SECRET": SECRET, "RANKMILL_WEBHOOK_HOSTS": "127.0.0.1", **environ}
+        return runners(shared_queue, "--file-queue", client.settings.file_queue, environ=own)
+
+    return start
+
+
+def test_the_signature_is_that_of_the_standard() -> None:
+    headers = signature(
+        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        1614265330,
+        b'{"test": 2432232314}',
+    )
+    assert headers == {
+        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        "webhook-timestamp": "1614265330",
+        "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+    }
+
+
+def test_it_is_sent_again_until_it_arrives_and_no_run_waits_for_it(
+    client: Client, start: Callable[..., object], tmp_path: Path
+) -> None:
+    free = threading.Event()
+
+    def answer(number: int) -> int:
+        if number == 1:
+            free.wait(60)
+            return 500
+        return 200
+
+    start()
+    source = str(tmp_path / "in.csv")
+    with receiver(answer) as found:
+        first = client.submit_file(source, str(tmp_path / "1.csv"), webhook=found.url)
+        wait_for(lambda: found.got)  # and it gets no answer
+        assert client.submit_file(source, str(tmp_path / "2.csv")).wait(60).state == "done"
+        free.set()
+        wait_for(lambda: getattr(first.status().notice, "state", "") == "delivered")
+    assert getattr(first.status().notice, "attempts", 0) == 2
+    (headers, body), (again, same) = found.got
+    assert body == same
+    assert headers["webhook-id"] == again["webhook-id"] == first.id
+    signed = f"{first.id}.{again['webhook-timestamp']}.".encode() + body
+    digest = hmac.new(base64.b64decode(SECRET.removeprefix("whsec_")), signed, hashlib.sha256).digest()
+    assert again["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
+    told = json.loads(body)
+    assert (told["type"], told["data"]["id"], told["data"]["state"]) == ("run.done", first.id, "done")
+    assert (told["data"]["output"], told["data"]["outcome"]["rows"]) == (str(tmp_path / "1.csv"), 2)
+    assert SECRET.removeprefix("whsec_") not in (tmp_path / "runner.log").read_text()
+
+
+def test_one_that_never_arrives_is_given_up_and_no_redirect_is_followed(
+    client: Client, start: Callable[..., object], tmp_path: Path
+) -> None:
+    start(RANKMILL_WEBHOOK_SECONDS="1")
+    with receiver(lambda number: 302) as found:
+        run = client.submit_file(str(tmp_path / "gone.csv"), str(tmp_path / "out.csv"), webhook=found.url)
+        with pytest.raises(RunFailed):
+            run.wait(60)
+        wait_for(lambda: getattr(run.status().notice, "state", "") == "given up")
+    assert getattr(run.status().notice, "reason", "") == "it answered 302"
+    assert [json.loads(body)["type"] for _, body in found.got] == ["run.failed"]
+    assert not client.store.redis.zcard(f"rankmill:queue:{client.settings.file_queue}:webhooks")
+
+
+def test_a_webhook_that_no_runner_may_send_is_told_before_any_work(
+    client: Client, start: Callable[..., object], tmp_path: Path
+) -> None:
+    start()
+    run = client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"), webhook="http://10.0.0.1/")
+    with pytest.raises(RunFailed, match=r"webhook: webhook_hosts of this runner does not list 10\.0\.0\.1"):
+        run.wait(60)
+    assert not (tmp_path / "out.csv").exists()
+    with pytest.raises(ConfigError, match="webhook: 'file:///etc/passwd' is no http:// or https:// URL"):
+        client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"), webhook="file:///etc/passwd")
+    with pytest.raises(ConfigError, match="webhook_secret: ") as wrong:
+        Client(webhook_secret="whsec_verysecret")
+    assert "verysecret" not in str(wrong.value)
