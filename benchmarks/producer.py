@@ -114,7 +114,7 @@ def write_input(folder: Path, pairs: str, rows: int, kind: str) -> Path:
 def write_run(folder: Path, pairs: str, rows: int, texts: int) -> Path:
     """A TREC run of `rows` rows, its queries, and a corpus of `texts` texts with its index."""
     from rankmill.producer.files.corpus.index import on_disk
-    from rankmill.producer.files.manifest import fingerprint
+    from rankmill.producer.files.stores.reading import fingerprint
 
     part = sample(pairs, 10_000)
     corpus = folder / "corpus.parquet"

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
 from rankmill.cli import options
 from rankmill.cli.show import echo
-from rankmill.jobs.contract.errors import ExitCode, InputError
+from rankmill.jobs.contract.errors import ExitCode
 from rankmill.producer.files.inputs import without_hidden
 from rankmill.producer.files.shards import merge
-from rankmill.producer.files.stores.paths import ObjectPath
+from rankmill.producer.files.stores.paths import AnyPath, matches
 
 
 @options.command("merge")
 @click.argument("shards", nargs=-1, required=True, type=options.PATH, metavar="SHARD...")
 @options.of(options.NewTable)
 @options.force
-def merge_shards(shards: tuple[Path, ...], asked: options.NewTable, force: bool) -> None:
+def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bool) -> None:
     """Merge the outputs of score-file --shard.
 
     SHARDS are the outputs of --shard 1/N to N/N; the rows of OUTPUT are in the input's order. The command
@@ -35,10 +34,8 @@ def merge_shards(shards: tuple[Path, ...], asked: options.NewTable, force: bool)
         sys.exit(ExitCode.ROW_ERRORS)
 
 
-def _there(shard: Path) -> list[Path]:
-    """The objects that fit a URL with a *, which no shell replaces; else the path itself."""
-    is_glob = isinstance(shard, ObjectPath) and "*" in str(shard)
-    found = without_hidden(shard.matches(), shard) if isinstance(shard, ObjectPath) and is_glob else [shard]
-    if not found:
-        raise InputError(f"{shard}: no such object")
-    return found
+def _there(shard: AnyPath) -> list[AnyPath]:
+    """What fits a path with a *, which no shell replaces in a URL; else the path itself."""
+    if "*" not in str(shard) or shard.exists():
+        return [shard]
+    return without_hidden(matches(shard), shard) or [shard]

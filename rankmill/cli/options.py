@@ -27,7 +27,7 @@ from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, load_settings, merge_settings
-from rankmill.producer.files.stores.paths import as_path, is_url
+from rankmill.producer.files.stores.paths import AnyPath, as_path, is_url
 
 if TYPE_CHECKING:
     import redis
@@ -385,7 +385,7 @@ PATH = _FileOrObject(path_type=Path)
 """Type of an argument or option that names a file."""
 
 
-def new_table(output: Path, why: str, *, force: bool) -> OutputFormat:
+def new_table(output: AnyPath, why: str, *, force: bool) -> OutputFormat:
     """The form of a file of rows that is to be made at `output`.
 
     Raises

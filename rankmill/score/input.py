@@ -19,8 +19,9 @@ from rankmill.producer.files.inputs import (
     forget_stdin,
     receive_stdin,
 )
-from rankmill.producer.files.manifest import fingerprint, named
+from rankmill.producer.files.manifest import named
 from rankmill.producer.files.source import PairSource, open_source
+from rankmill.producer.files.stores.reading import fingerprint
 
 RUN_TEXTS = TextColumns("query", "passage")
 """Columns of a run with its queries and corpus that are in the output only if they are asked for."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.contract.errors import InputError
@@ -12,13 +11,14 @@ from rankmill.jobs.contract.file_request import DATASET, FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.formats.table import CSV, TREC, TSV, stem
 from rankmill.producer.files.inputs import InputFile
-from rankmill.producer.files.manifest import fingerprint
 from rankmill.producer.files.mean_scores import MeanColumn
-from rankmill.producer.files.outputs import OutputFormat, OutputPart, check_folder, check_target
+from rankmill.producer.files.outputs import OutputFormat, OutputPart, check_target
 from rankmill.producer.files.plan import OutputPlan, plan_output
 from rankmill.producer.files.shards import check_shard
 from rankmill.producer.files.source import PairSource
-from rankmill.producer.files.stores.paths import as_path, is_url, resolved
+from rankmill.producer.files.stores.paths import AnyPath, as_path, is_url, resolved
+from rankmill.producer.files.stores.places import check_folder
+from rankmill.producer.files.stores.reading import fingerprint
 from rankmill.producer.files.workspace import OutputFile, PartsFolder
 from rankmill.score.input import RUN_TEXTS, FoundInput, text_columns
 
@@ -36,7 +36,7 @@ class OutputTarget:
     """Where the output of a request is to be, a file or with ``rows_per_part`` a folder, and its form."""
 
     request: FileRequest
-    path: Path
+    path: AnyPath
 
     @property
     def form(self) -> OutputFormat:
@@ -52,7 +52,7 @@ class OutputTarget:
         )
 
     @property
-    def file(self) -> Path:
+    def file(self) -> AnyPath:
         """The output's file, or that of its only part: its name says the format."""
         if not self.request.rows_per_part:
             return self.path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from rankmill.producer.client.runs import as_array
 from rankmill.producer.collect.pairs import USUAL_COLUMNS
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
-from rankmill.producer.files.stores.paths import as_path
+from rankmill.producer.files.stores.paths import AnyPath, as_path
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.score.session import Session
 
@@ -62,7 +61,7 @@ class Verification(BaseModel):
 class ScoredBefore:
     """A file to verify: its metadata, and the settings that would make it again."""
 
-    path: Path
+    path: AnyPath
     about: Mapping[str, str]
     settings: Settings
 
@@ -126,7 +125,7 @@ def _shown(value: object) -> object:
     return "none" if value is None else value
 
 
-def _spec(path: Path, about: Mapping[str, str]) -> ScoreSpec:
+def _spec(path: AnyPath, about: Mapping[str, str]) -> ScoreSpec:
     """The spec that the metadata of an output names."""
     written = {name: about.get(f"rankmill.{name}") for name in ScoreSpec.model_fields}
     known = {name: value for name, value in written.items() if value not in (None, "", "None")}

@@ -339,7 +339,7 @@ def test_what_a_link_leads_out_of_the_roots_gets_no_folder(
     link.symlink_to(tmp_path / "others")
     monkeypatch.setattr("rankmill.producer.files.stores.roots._confined", [Roots([], [f"{tmp_path}/work"])])
     for attempt in (
-        lambda: OwnFolder(link / "out.csv.rankmill", output=link / "out.csv"),
+        lambda: OwnFolder(link / "out.csv.rankmill", link / "out.csv"),
         lambda: put(tmp_path / "made", link / "parts" / "part-1.csv"),
         lambda: put(tmp_path / "made", link / "out.csv"),
         lambda: whole_file(link / "out.csv").__enter__(),

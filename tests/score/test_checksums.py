@@ -17,9 +17,9 @@ from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.files.corpus.index import in_memory, on_disk
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
-from rankmill.producer.files.manifest import fingerprint
 from rankmill.producer.files.outputs import OutputFormat
 from rankmill.producer.files.source import FileSource, open_source
+from rankmill.producer.files.stores.reading import fingerprint
 from rankmill.score.reuse import earlier_scores
 from rankmill.score.verify import ScoredBefore, verify
 from tests.conftest import Server, score_file

@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from rankmill.jobs.contract.errors import ConfigError, OutputError
 from rankmill.jobs.system import system
 from rankmill.producer.files.stores.output_record import record_of
-from rankmill.producer.files.stores.paths import ObjectPath, as_path
-from rankmill.producer.files.stores.reading import ObjectReader, admitted
+from rankmill.producer.files.stores.paths import AnyPath, as_path
+from rankmill.producer.files.stores.reading import open_bytes
 from rankmill.producer.files.stores.writing import sync, whole_file
 
 _BLOCK_BYTES = 1 << 20
 
 
+def files_folder(name: str) -> FilesFolder:
+    """What the setting ``gateway_files`` names; raises `ConfigError` if there is no such folder."""
+    path = as_path(name)
+    if not isinstance(path, Path):
+        return FilesFolder(path)
+    if not path.is_dir():
+        raise ConfigError(f"gateway_files: {name} is no folder; make it, where runners see it")
+    return LocalFolder(path.resolve())
+
+
 class FilesFolder:
-    """The setting ``gateway_files``.
+    """The files in a store: it has no folders to be made or deleted, and rules of expiry of its own."""
 
-    Parameters
-    ----------
-    name
-        A folder that is there, or a URL.
+    def __init__(self, path: AnyPath) -> None:
+        self.path = path
 
-    Raises
-    ------
-    ConfigError
-        There is no such folder.
-    """
-
-    def __init__(self, name: str) -> None:
-        found = as_path(name)
-        if not isinstance(found, ObjectPath):
-            found = found.resolve()
-            if not found.is_dir():
-                raise ConfigError(f"gateway_files: {name} is no folder; make it, where runners see it")
-        self.path = found
-
-    def at(self, place: str) -> Path:
+    def at(self, place: str) -> AnyPath:
         """The path of a place below the folder."""
         return self.path.joinpath(*place.split("/"))
 
     def make(self, name: str) -> None:
-        """Make a folder in it that stays; a store needs none. Raises `OutputError` if it cannot be made."""
-        if isinstance(self.path, ObjectPath):
-            return
-        try:
-            (self.path / name).mkdir(exist_ok=True)
-            sync(self.path)  # else all in it is lost with the power
-        except OSError as error:
-            raise OutputError(f"the file cannot be kept: {error.strerror}") from None
+        """Make a folder in it that stays. Raises `OutputError` if it cannot be made."""
 
     def save(self, source: BinaryIO, place: str) -> None:
         """Write what is read from `source` to a place: as a whole, and to stay, or not at all.
@@ -75,9 +61,6 @@ class FilesFolder:
 
     def expire_early(self, name: str, seconds: float) -> None:
         """Let `sweep` delete a folder so many seconds before others that were made at the same time."""
-        if not isinstance(self.path, ObjectPath):
-            made = system.now() - seconds
-            os.utime(self.path / name, (made, made))
 
     def read(self, place: str) -> Iterator[bytes]:
         """The bytes at a place, in blocks; raises `FileNotFoundError` if there are none."""
@@ -88,14 +71,37 @@ class FilesFolder:
         target = self.at(place)
         target.unlink(missing_ok=True)
         record_of(target).unlink(missing_ok=True)
-        if not isinstance(target, ObjectPath):
-            with suppress(OSError):  # others are in it
-                target.parent.rmdir()
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
         """Delete folders of files and batches that are `seconds` old and in no record."""
-        if isinstance(self.path, ObjectPath):  # its rules of expiry do this
-            return
+
+
+class LocalFolder(FilesFolder):
+    """A folder that all gateways and runners see."""
+
+    path: Path
+
+    def make(self, name: str) -> None:
+        """See `FilesFolder.make`."""
+        try:
+            (self.path / name).mkdir(exist_ok=True)
+            sync(self.path)  # else all in it is lost with the power
+        except OSError as error:
+            raise OutputError(f"the file cannot be kept: {error.strerror}") from None
+
+    def expire_early(self, name: str, seconds: float) -> None:
+        """See `FilesFolder.expire_early`."""
+        made = system.now() - seconds
+        os.utime(self.path / name, (made, made))
+
+    def delete(self, place: str) -> None:
+        """See `FilesFolder.delete`."""
+        super().delete(place)
+        with suppress(OSError):  # others are in it
+            (self.path / place).parent.rmdir()
+
+    def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
+        """See `FilesFolder.sweep`."""
         for found in self.path.iterdir():
             with suppress(OSError):
                 ours = found.name.startswith(("file-", "batch_"))
@@ -107,11 +113,3 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
     with file:
         while block := file.read(_BLOCK_BYTES):
             yield block
-
-
-def open_bytes(path: Path) -> BinaryIO:
-    """Open a file or an object for reading."""
-    if isinstance(path, ObjectPath):
-        return cast("BinaryIO", io.BufferedReader(ObjectReader(path), _BLOCK_BYTES))
-    with admitted(path) as place:
-        return place.open("rb")

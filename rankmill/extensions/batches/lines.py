@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from rankmill.extensions.batches.folder import open_bytes
 from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.extensions.gateway.dialects.routes import DIALECTS, score_paths
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.producer.files.stores.paths import AnyPath
+from rankmill.producer.files.stores.reading import open_bytes
 
 MAX_LINE_BYTES = 32 << 20
 
@@ -64,7 +64,7 @@ class BatchRequest:
         return replace(self, refusal=refusal)
 
 
-def read_requests(path: Path, endpoint: str) -> Iterator[BatchRequest]:
+def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
     """The requests of a file, line by line.
 
     Raises
@@ -88,7 +88,7 @@ def read_requests(path: Path, endpoint: str) -> Iterator[BatchRequest]:
         yield _request(number, line, _PATHS[endpoint])
 
 
-def first_request(path: Path, endpoint: str) -> BatchRequest:
+def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
     """The first request of a file that can be scored, else the first; raises as `read_requests`."""
     first = None
     for request in read_requests(path, endpoint):
@@ -99,7 +99,7 @@ def first_request(path: Path, endpoint: str) -> BatchRequest:
     return first
 
 
-def holds_requests(path: Path) -> bool:
+def holds_requests(path: AnyPath) -> bool:
     """Whether the lines of a file are requests, and not pairs, as the first says.
 
     Raises
@@ -153,7 +153,7 @@ def _id(batch: str, request: BatchRequest) -> str:
     return f"{batch.replace('batch_', 'batch_req_')}_{request.number}"
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: AnyPath) -> Iterator[tuple[int, bytes]]:
     """Number (from 1) and content of each line that is not empty."""
     with open_bytes(path) as file:
         number = 0

@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from rankmill.extensions.batches.folder import FilesFolder
+from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import ENDPOINTS, first_request, holds_requests
 from rankmill.extensions.batches.records import (
     EVERYBODY,
@@ -104,7 +104,7 @@ class Batches:
     def __init__(self, settings: Settings, redis_url: str) -> None:
         assert settings.gateway_files
         self._settings = settings
-        self._folder = FilesFolder(settings.gateway_files)
+        self._folder = files_folder(settings.gateway_files)
         client = client_for(redis_url, settings.redis_wait_seconds)
         self._store = BatchStore(client, settings.file_run_ttl)
         self._runs = FileRunStore(client, settings.file_queue, settings.file_run_ttl)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
@@ -16,7 +15,6 @@ from typing import IO, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankmill.extensions.batches.folder import open_bytes
 from rankmill.extensions.batches.lines import BatchRequest, answer, failure, read_requests
 from rankmill.extensions.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
 from rankmill.extensions.gateway.refusals import WrongFile, row_reason, told, unscorable
@@ -26,8 +24,9 @@ from rankmill.jobs.system import system
 from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.output_record import record_of
-from rankmill.producer.files.stores.paths import ObjectPath, as_path
-from rankmill.producer.files.stores.writing import UNFINISHED, put, sync, whole_file
+from rankmill.producer.files.stores.paths import AnyPath, as_path
+from rankmill.producer.files.stores.reading import open_bytes
+from rankmill.producer.files.stores.writing import clear_unfinished, delete, put, sync, whole_file
 from rankmill.producer.files.workspace import OutputFile, clear_workspace
 from rankmill.score.score_file import Confirm
 
@@ -60,7 +59,9 @@ class Keep(Protocol):
     An exception from it keeps the file from its place.
     """
 
-    def __call__(self, outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None: ...
+    def __call__(
+        self, outcome: RunOutcome, file: AnyPath | None = None, path: AnyPath | None = None
+    ) -> None: ...
 
 
 class BatchWork:
@@ -137,7 +138,7 @@ class BatchWork:
             return _PAIRS
         return pa.schema([("line", pa.int64()), (column, pa.string())])
 
-    def _write_pairs(self, target: Path, endpoint: str) -> None:
+    def _write_pairs(self, target: AnyPath, endpoint: str) -> None:
         """Write the rows of all lines, unless a runner that has died has done so."""
         if target.exists():
             return
@@ -170,7 +171,7 @@ class BatchWork:
                 f"line {request.number}: its options are not those of the first line, which all share"
             )
 
-    def _write_answers(self, scored: Path, endpoint: str) -> None:
+    def _write_answers(self, scored: AnyPath, endpoint: str) -> None:
         """Write the output, and the lines with errors if there are any."""
         errors_path = self._output.with_name("errors.jsonl")
         with whole_file(self._output) as partial:
@@ -187,7 +188,9 @@ class BatchWork:
             outcome = self._outcome.model_copy(update={"output": str(self._output)})
             self._keep(outcome, partial, self._output)
 
-    def _write_lines(self, scored: Path, endpoint: str, answers: IO[bytes], errors: IO[bytes]) -> BatchCounts:
+    def _write_lines(
+        self, scored: AnyPath, endpoint: str, answers: IO[bytes], errors: IO[bytes]
+    ) -> BatchCounts:
         """Write the line of each request; returns how many have an answer, and how many an error."""
         completed = failed = 0
         labels = _labels(scored)
@@ -202,7 +205,7 @@ class BatchWork:
                 answers.write(line.encode())
         return BatchCounts(total=completed + failed, completed=completed, failed=failed)
 
-    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int]]:
+    def _scored(self, scored: AnyPath, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int]]:
         """Each request with its scores and its tokens; one that has a row without a score is refused."""
         reasons = _reasons(_errors_of(scored))
         row, found = 0, _scores(scored)
@@ -223,7 +226,7 @@ class BatchWork:
         if next(found, None) is not None:
             raise WrongFile("the file of the batch has changed since its pairs were taken")
 
-    def _record(self, file_id: str, partial: Path, path: Path) -> None:
+    def _record(self, file_id: str, partial: Path, path: AnyPath) -> None:
         """Write the record of a file."""
         now = system.now()
         self._store.add(
@@ -240,7 +243,7 @@ class BatchWork:
         )
 
     @property
-    def _input(self) -> Path:
+    def _input(self) -> AnyPath:
         return as_path(self._request.inputs[0])
 
 
@@ -269,40 +272,32 @@ def _write_for_callers(errors: Path) -> None:
     shown.replace(errors)
 
 
-def clear_batch(output: Path) -> None:
+def clear_batch(output: AnyPath) -> None:
     """Delete what was made on the way to the output of a batch, also by a runner that has died."""
     pairs, scored = _steps(output)
     clear_workspace(scored_place(output))
-    for path in (pairs, scored, _errors_of(scored), record_of(scored)):
-        path.unlink(missing_ok=True)
-    if not isinstance(output, ObjectPath):
-        for left in output.parent.glob(UNFINISHED):
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
-        if output.parent.is_dir():
-            sync(output.parent)  # else what is deleted is there again after a power failure
+    clear_unfinished(output.parent)
+    delete((pairs, scored, _errors_of(scored), record_of(scored)), output.parent)
 
 
-def scored_place(output: Path) -> OutputFile:
+def scored_place(output: AnyPath) -> OutputFile:
     """What is scored on the way to the output of a batch of requests."""
     return OutputFile(_steps(output)[1])
 
 
-def _steps(output: Path) -> tuple[Path, Path]:
+def _steps(output: AnyPath) -> tuple[AnyPath, AnyPath]:
     """The pairs of a batch of requests, and the same with their scores."""
     return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
 
 
-def _labels(scored: Path) -> tuple[str, ...]:
+def _labels(scored: AnyPath) -> tuple[str, ...]:
     """Names of the labels, if each row has a score for each; empty if it has one score."""
     every = open_reader(scored).shown_columns().names
     names = [name for name in every if name not in {*_PAIRS.names, *_ALONE.values(), _TOKENS}]
     return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)
 
 
-def _scores(scored: Path) -> Iterator[tuple[object, int | None]]:
+def _scores(scored: AnyPath) -> Iterator[tuple[object, int | None]]:
     """The scores of a file, row by row, with labels a list for each, and the row's tokens.
 
     A row without a score has ``None`` twice.
@@ -317,7 +312,7 @@ def _scores(scored: Path) -> Iterator[tuple[object, int | None]]:
             yield (None if row[0] is None else list(row) if labels else row[0]), tokens
 
 
-def _reasons(errors: Path) -> dict[int, str]:
+def _reasons(errors: AnyPath) -> dict[int, str]:
     """Why rows have no score."""
     if not errors.exists():
         return {}
@@ -326,7 +321,7 @@ def _reasons(errors: Path) -> dict[int, str]:
     return {int(each["row"]): str(each["error"]) for each in found}
 
 
-def _errors_of(scored: Path) -> Path:
+def _errors_of(scored: AnyPath) -> AnyPath:
     return scored.with_name(f"{scored.name}.errors.jsonl")
 
 

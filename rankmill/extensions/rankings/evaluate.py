@@ -17,6 +17,7 @@ from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.corpus.rankings import check_once, column_of, frame_of, read_ranking, read_table
 from rankmill.producer.files.formats.table import TSV, format_of, is_readable, open_reader
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.stores.paths import AnyPath
 
 
 def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
@@ -54,7 +55,7 @@ def _has_values(table: pa.Table, name: str) -> bool:
     return name in table.column_names and table[name].null_count < len(table)
 
 
-def is_table(path: Path, score: str) -> bool:
+def is_table(path: AnyPath, score: str) -> bool:
     """Whether a file is a table with named columns; TSV, which may be a run, is one with a column `score`."""
     if format_of(path) is TSV:
         return score in open_reader(path).shown_columns().names

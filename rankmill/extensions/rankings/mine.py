@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from rankmill.producer.files.formats.base import text_of
 from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 from rankmill.producer.files.ranking import best_first
+from rankmill.producer.files.stores.paths import AnyPath
 
 _ROWS = 65_536
 _TYPES = {
@@ -85,7 +85,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 """Multiplies the key of a query, so that it and that of a passage make one for both."""
 
 
-def read_scored(path: Path, score: str = "score", qrels: Path | None = None) -> pd.DataFrame:
+def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = None) -> pd.DataFrame:
     """Read ids, scores and labels of whatever `evaluate` reads: a scored table, or a TREC run with scores.
 
     Returns columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the run's
@@ -115,7 +115,7 @@ def read_scored(path: Path, score: str = "score", qrels: Path | None = None) -> 
     return found
 
 
-def _of_table(path: Path, score: str, needs_labels: bool) -> pd.DataFrame:
+def _of_table(path: AnyPath, score: str, needs_labels: bool) -> pd.DataFrame:
     schema = open_reader(path).survey(find_nulls=False).schema
     names = {
         "query_id": column_of(path, schema.names, QUERY_IDS),
@@ -139,7 +139,7 @@ def _of_table(path: Path, score: str, needs_labels: bool) -> pd.DataFrame:
     return frame if "in_run" in frame else frame.assign(in_run=True)
 
 
-def _cast(path: Path, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def _cast(path: AnyPath, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """The column with another type; an empty field of text is no value."""
     if pa.types.is_string(column.type) and kind != pa.string():
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
@@ -149,7 +149,7 @@ def _cast(path: Path, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> 
         raise InputError(f"{path}: column {name!r} is no {kind}: {text_of(error)}") from None
 
 
-def _of_run(path: Path) -> pd.DataFrame:
+def _of_run(path: AnyPath) -> pd.DataFrame:
     table = pa.Table.from_batches(read_ranking(path), SCHEMA)
     if table["run_score"].null_count or not len(table):
         raise InputError(f"{path}: the run has no scores, by which negatives are chosen; mine a scored one")

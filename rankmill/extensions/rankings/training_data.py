@@ -19,7 +19,8 @@ from rankmill.jobs.contract.file_request import OnDuplicate
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
 from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, taken
 from rankmill.producer.files.formats.table import is_readable, open_reader
-from rankmill.producer.files.manifest import fingerprint
+from rankmill.producer.files.stores.paths import AnyPath
+from rankmill.producer.files.stores.reading import fingerprint
 
 Form = Literal[
     "triplet", "n-tuple", "labeled-pair", "labeled-list", "flagembedding", "tevatron", "pylate", "msmarco"
@@ -41,8 +42,8 @@ _Row = dict[str, object]
 class Corpus:
     """Files with the texts of queries and of passages, by id, and the columns that hold these."""
 
-    queries: Sequence[Path]
-    passages: Sequence[Path]
+    queries: Sequence[AnyPath]
+    passages: Sequence[AnyPath]
     query_fields: TextFields = QUERIES
     passage_fields: TextFields = CORPUS
     on_duplicate: OnDuplicate = "error"

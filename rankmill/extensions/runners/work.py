@@ -30,7 +30,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.stores.output_record import OutputRecord
-from rankmill.producer.files.stores.paths import ObjectPath, as_path
+from rankmill.producer.files.stores.paths import AnyPath, as_path, resolved
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity
 from rankmill.producer.files.workspace import clear_workspace
@@ -82,8 +82,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 
         score_file(request, options, view=view, confirm=confirm, tokens_column=tokens_column, made=is_made)
 
-    def keep(outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None:
-        seal = Seal(path=str(path.resolve()), identity=_identity(file, path)) if file and path else None
+    def keep(outcome: RunOutcome, file: AnyPath | None = None, path: AnyPath | None = None) -> None:
+        seal = Seal(path=str(resolved(path)), identity=identity(file, path)) if file and path else None
         note(seal=seal, outcome=outcome, now=True)
         if seal and confined():
             record = OutputRecord(as_path(order.request.output or ""))
@@ -140,7 +140,7 @@ def _is_in_place(run: FileRun) -> bool:
         output = as_path(run.seal.path)
         if roots := confined():  # the record is in Redis, where others can write as well
             roots.check(output, "write")
-        return output.exists() and _identity(output, output) == run.seal.identity
+        return output.exists() and identity(output, output) == run.seal.identity
     except (RankmillError, OSError, ValueError):
         return False
 
@@ -237,8 +237,3 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
         raise RunnerError(f"webhook: webhook_hosts of this runner does not list {host}")
     if not settings.webhook_secret:
         raise RunnerError("webhook: this runner has no webhook_secret to sign it with")
-
-
-def _identity(path: Path, output: Path) -> str:
-    """The identity of a file once it is `output`, on any host that sees it."""
-    return identity(path, in_store=isinstance(output, ObjectPath))

@@ -31,8 +31,18 @@ from rankmill.producer.files.formats.table import (
     is_readable,
 )
 from rankmill.producer.files.outputs import part_of
-from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, as_path, resolved, workspace_of
-from rankmill.producer.files.stores.reading import check_not_empty
+from rankmill.producer.files.stores.paths import (
+    WORKSPACE,
+    AnyPath,
+    as_path,
+    below,
+    fixed_part,
+    is_url,
+    matches,
+    resolved,
+    workspace_of,
+)
+from rankmill.producer.files.stores.reading import check_not_empty, is_empty_here
 from rankmill.producer.files.stores.writing import discard
 
 _LISTS = (".yaml.tuning.jsonl", ".yml.tuning.jsonl")
@@ -49,7 +59,7 @@ logger = logging.getLogger(__name__)
 class InputFile:
     """A file to read; ``partition`` holds ``(column, text)`` from folders such as ``date=2026-11-01``."""
 
-    path: Path
+    path: AnyPath
     partition: tuple[tuple[str, str | None], ...] = ()
 
     @property
@@ -101,52 +111,35 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
         logger.info("left out of the input: %d files that rankmill itself wrote", len(found) - len(kept))
     for file in kept:
         check_readable(file.path)
-    local = [file.path for file in kept if not isinstance(file.path, ObjectPath)]
-    if empty := [path for path in local if path.is_file() and not path.stat().st_size]:
+    if empty := [file.path for file in kept if is_empty_here(file.path)]:
         check_not_empty(empty[0], 0, *empty[1:])
     return tuple(kept)
 
 
 def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
     path = as_path(name)
-    if isinstance(path, ObjectPath):
-        files, root = _objects(path), path if path.is_dir() else _fixed_part(path)
-    elif path.is_dir():
+    files: Sequence[AnyPath]
+    root: AnyPath
+    if path.is_dir():
         files, root = _files_below(path), path
         if not files:
             raise InputError(f"{name}: no file with one of the endings {READ_ENDINGS} in this directory")
     elif path.exists():
-        files, root = [path], _common_folder(inputs)
-    elif matches := sorted(glob.glob(str(path), recursive=True)):  # noqa: PTH207
-        files, root = [Path(match) for match in matches if not Path(match).is_dir()], _fixed_part(path)
-        if not files:
-            raise InputError(f"{name}: only directories have such a name; add /*")
-        files = without_hidden(files, path)
+        files, root = [path], path.parent if is_url(name) else _common_folder(inputs)
+    elif found := matches(path):
+        files, root = without_hidden(found, path), fixed_part(path)
     else:
-        raise InputError(f"{name}: no such file")
+        way_out = "; for the files in directories of such names, add /*" if glob.has_magic(name) else ""
+        raise InputError(f"{name}: no such {'object' if is_url(name) else 'file'}{way_out}")
     for file in files:
         yield InputFile(file, _partition(file, root))
 
 
-def _files_below(folder: Path) -> list[Path]:
-    found = sorted(file for file in folder.rglob("*") if is_readable(file) and file.is_file())
-    return without_hidden(found, folder / "**")
+def _files_below(folder: AnyPath) -> list[AnyPath]:
+    return without_hidden([file for file in below(folder) if is_readable(file)], folder / "**")
 
 
-def _objects(path: ObjectPath) -> list[Path]:
-    """The objects for a URL: of one, of a folder, or a glob."""
-    if path.is_file():
-        return [path]
-    if glob.has_magic(str(path)):
-        files = without_hidden(path.matches(), path)
-    else:
-        files = without_hidden([file for file in path.below() if is_readable(file)], path / "**")
-    if not files:
-        raise InputError(f"{path}: no such object, and none below it with one of the endings {READ_ENDINGS}")
-    return files
-
-
-def without_hidden(files: Sequence[Path], pattern: Path) -> list[Path]:
+def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     """The matches of a glob without hidden ones.
 
     A file is hidden if its name, or that of a folder below the fixed part of the pattern, begins with ``.``
@@ -157,7 +150,7 @@ def without_hidden(files: Sequence[Path], pattern: Path) -> list[Path]:
     InputError
         All of them are hidden.
     """
-    root = _fixed_part(pattern)
+    root = fixed_part(pattern)
     asked = pattern.parts[len(root.parts) :]
     kept = [file for file in files if not _is_hidden(file.parts[len(root.parts) :], asked)]
     if files and not kept:
@@ -193,23 +186,9 @@ def _common_folder(inputs: Sequence[str]) -> Path:
         return Path()
 
 
-def _fixed_part(pattern: Path) -> Path:
-    """The folder of a glob above its first wildcard."""
-    parts = list(pattern.parent.parts)
-    wild = [number for number, part in enumerate(parts) if glob.has_magic(part)]
-    return type(pattern)(*parts[: wild[0]]) if wild else pattern.parent
-
-
-def _partition(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
+def _partition(path: AnyPath, root: AnyPath) -> tuple[tuple[str, str | None], ...]:
     """Columns from the names of the folders between `root` and the file, as Hive writes them."""
-    if isinstance(path, ObjectPath):
-        folders = path.parent.parts[
-            len(root.parts) :
-        ]  # a store may give its URLs another protocol: s3 for s3a
-    elif path.is_relative_to(root):
-        folders = path.parent.relative_to(root).parts
-    else:
-        return ()
+    folders = path.parent.parts[len(root.parts) :] if path.is_relative_to(root) else ()
     pairs = [_printable(folder).partition("=") for folder in folders if _is_partition(folder)]
     return tuple(
         (unquote(name), None if text == _NULL_PARTITION else unquote(text)) for name, _, text in pairs
@@ -226,21 +205,21 @@ def _printable(name: str) -> str:
     return os.fsencode(name).decode(errors="replace")
 
 
-def _is_left_behind(path: Path) -> bool:
+def _is_left_behind(path: AnyPath) -> bool:
     """Whether a file is in the folder of a run, or a list that a command writes beside its output."""
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
     return is_list or name.endswith(_LISTS) or any(map(_is_workspace, path.parents))
 
 
-def _is_workspace(folder: Path) -> bool:
+def _is_workspace(folder: AnyPath) -> bool:
     """Whether the folder is a run's; that of an output in parts is called for a folder."""
     if folder.suffix.lower() != WORKSPACE:
         return False
     return is_output_name(folder.stem) or (folder / "journal.db").exists()
 
 
-def _is_output(path: Path, output: str | None) -> bool:
+def _is_output(path: AnyPath, output: str | None) -> bool:
     """Whether rankmill wrote the file: as `output`, or as the output of a run whose folder still exists.
 
     If the user's own file is at that path, it is an input, and the run ends with an error.

@@ -8,9 +8,7 @@ the model is identified by all of its bytes.
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,10 +16,7 @@ from rankmill.jobs.cache import file_digest
 from rankmill.jobs.contract.errors import InputError, SpecError
 from rankmill.jobs.model_files import model_content, model_files, model_folder
 from rankmill.producer.files.inputs import InputFile
-from rankmill.producer.files.stores.paths import ObjectPath, resolved
-from rankmill.producer.files.stores.reading import admitted
-
-_DIGESTED_BYTES = 64 << 10
+from rankmill.producer.files.stores.paths import resolved
 
 _PROMPTS = {"instruction", "prompt_template"}
 _LONGEST = 60
@@ -118,20 +113,3 @@ def _in_a_line(text: str) -> str:
         return text
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
     return f"{text[:_LONGEST]!r} ({len(text):,} characters, digest {digest})"
-
-
-def fingerprint(path: Path) -> str:
-    """Identify a file and its state; raises `InputError` if it cannot be read."""
-    if isinstance(path, ObjectPath):
-        return path.fingerprint()
-    try:
-        with admitted(path) as place, place.open("rb") as file:
-            about = os.fstat(file.fileno())
-            digest = hashlib.sha256(file.read(_DIGESTED_BYTES))
-            file.seek(max(about.st_size - _DIGESTED_BYTES, 0))
-            digest.update(file.read(_DIGESTED_BYTES))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    changed = dt.datetime.fromtimestamp(about.st_mtime_ns // 10**9).isoformat(sep=" ")
-    nanoseconds = about.st_mtime_ns % 10**9
-    return f"{about.st_size:,} bytes of {changed}.{nanoseconds:09} (digest {digest.hexdigest()[:12]})"

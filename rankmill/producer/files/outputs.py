@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import Writer
 from rankmill.producer.files.formats.table import FORMATS, TREC, WRITTEN_ENDINGS, Format, split_ending
-from rankmill.producer.files.stores.own_folder import kind_of
-from rankmill.producer.files.stores.paths import ObjectPath, check_container
+from rankmill.producer.files.stores.paths import AnyPath
+from rankmill.producer.files.stores.places import check_replaceable, check_writable
 
 QUERY_IDS = ("query_id", "qid", "query-id", "topic_id")
 PASSAGE_IDS = ("passage_id", "pid", "doc_id", "docid", "docno", "corpus_id", "corpus-id")
@@ -85,7 +82,7 @@ class OutputFormat:
         """The name of a part's file."""
         return f"part-{part.number:05}-of-{part.count:05}{self.ending}"
 
-    def of(self, path: Path) -> Format:
+    def of(self, path: AnyPath) -> Format:
         """The format of the file at `path`.
 
         Raises
@@ -109,7 +106,7 @@ class OutputFormat:
             )
         return found
 
-    def ranks(self, path: Path) -> bool:
+    def ranks(self, path: AnyPath) -> bool:
         """Whether the rows are ranked by score within their query."""
         return self.top_k is not None or self.of(path) is TREC
 
@@ -139,7 +136,7 @@ class OutputFormat:
             found.append(name)
         return found[0], found[1]
 
-    def writer(self, path: Path, target: Path, schema: pa.Schema, score: str) -> Writer:
+    def writer(self, path: AnyPath, target: AnyPath, schema: pa.Schema, score: str) -> Writer:
         """Open `path` to write what becomes the file at `target`."""
         found, compression = self.of(target), split_ending(target)[1]
         assert found.writer
@@ -149,46 +146,14 @@ class OutputFormat:
         return found.writer(path, schema, compression, columns, self.tag)
 
 
-def check_target(path: Path, form: OutputFormat) -> None:
+def check_target(path: AnyPath, form: OutputFormat) -> None:
     """Check that a file can be written at `path`; raises `InputError` if not."""
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file with -o, or add --rows-per-part")
     check_replaceable(path)
     if form.of(path) is TREC and not re.fullmatch(r"\S+", form.tag):
         raise InputError(f"--tag {form.tag!r}: a TREC run needs a name without spaces")
-    _check_writable(path)
-
-
-def check_folder(folder: Path) -> None:
-    """Check that parts can be written to `folder`, if need be a new one; raises `InputError` if not."""
-    if not isinstance(folder, ObjectPath) and folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; --rows-per-part needs a folder, name one with -o")
-    _check_writable(folder)
-
-
-def _check_writable(path: Path) -> None:
-    if isinstance(path, ObjectPath):
-        check_container(path)
-        return
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent}: no such directory to write the output to")
-    for each in (path.parent, path):  # beside a folder of parts is the run's own
-        if each.is_dir() and not os.access(each, os.W_OK):
-            raise InputError(f"{each} is not writable; name another place with -o")
-
-
-def check_replaceable(path: Path) -> None:
-    """Check that what is at the place of an output, if anything, is a file; raises `InputError` if not."""
-    if isinstance(path, ObjectPath):
-        return
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    if not stat.S_ISREG(mode):
-        raise InputError(f"{path} is {kind_of(mode)}, which no output replaces; name a file with -o")
+    check_writable(path)
 
 
 def known_column(names: Sequence[str], known: Sequence[str], what: str, way_out: str) -> str | None:

@@ -24,6 +24,7 @@ from rankmill.producer.files.mean_scores import MeanColumn, MeanScores
 from rankmill.producer.files.outputs import OutputFormat
 from rankmill.producer.files.ranking import Ranking, Repeats, starts_of
 from rankmill.producer.files.source import PairSource
+from rankmill.producer.files.stores.paths import AnyPath
 
 
 class Transform(Protocol):
@@ -84,7 +85,7 @@ class OutputPlan:
 
 def plan_output(
     source: PairSource,
-    target: Path,
+    target: AnyPath,
     form: OutputFormat,
     scores: Sequence[str],
     left_out: Collection[str] = (),
@@ -137,7 +138,7 @@ def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> 
     return pa.schema([*own, *added], metadata=schema.metadata)
 
 
-def _check_times(source: PairSource, target: Path, form: OutputFormat, kept: Sequence[str]) -> None:
+def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: Sequence[str]) -> None:
     """Raise `InputError` if the output is text, and there is a time that cannot be written as such."""
     if not form.of(target).is_text or ROW in kept:
         return

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from rankmill.producer.files.formats.parquet import ParquetReader, metadata_of
 from rankmill.producer.files.formats.table import PARQUET
 from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, errors_name, part_of
 from rankmill.producer.files.source import Shard
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 from rankmill.producer.files.stores.writing import whole_file
 
@@ -40,7 +40,7 @@ class MergeSummary:
     row_errors: int
 
 
-def check_shard(target: Path, form: OutputFormat) -> None:
+def check_shard(target: AnyPath, form: OutputFormat) -> None:
     """Check that a shard, or a part of one, can be written at `target`; raises `InputError` if not."""
     if form.of(target) is not PARQUET or form.ranks(target):
         raise InputError(
@@ -56,7 +56,7 @@ def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
     return {_NUMBER: str(shard[0]), _OF: str(shard[1]), _WHOLE: digest}
 
 
-def merge(paths: Sequence[Path], target: Path) -> MergeSummary:
+def merge(paths: Sequence[AnyPath], target: AnyPath) -> MergeSummary:
     """Merge all shards of an output, in the order of the input; lists of row errors are merged as well.
 
     A folder stands for the parts in it.
@@ -92,7 +92,7 @@ def merge(paths: Sequence[Path], target: Path) -> MergeSummary:
     return MergeSummary(rows, row_errors)
 
 
-def _with_parts(paths: Iterable[Path]) -> list[Path]:
+def _with_parts(paths: Iterable[AnyPath]) -> list[AnyPath]:
     """Replace each folder by its parts, in order.
 
     Raises
@@ -100,21 +100,22 @@ def _with_parts(paths: Iterable[Path]) -> list[Path]:
     InputError
         A folder has no parts, lacks one, or has parts of two outputs.
     """
-    found: list[Path] = []
+    found: list[AnyPath] = []
     for path in paths:
         found += _parts_in(path) if path.is_dir() else [path]
     return found
 
 
-def _parts_in(folder: Path) -> list[Path]:
-    parts = {path: part for path in folder.iterdir() if (part := part_of(path.name))}
+def _parts_in(folder: AnyPath) -> list[AnyPath]:
+    there: Iterable[AnyPath] = folder.iterdir()
+    parts = {path: part for path in there if (part := part_of(path.name))}
     counts = {(part.count, path.suffix) for path, part in parts.items()}
     if not parts:
         raise InputError(f"{folder}: no part of an output in this directory")
     if len(counts) > 1:
         raise InputError(f"{folder} has parts of several outputs; name the files")
-    there = {part.number for part in parts.values()}
-    missing = [str(number) for number in range(1, max(counts)[0] + 1) if number not in there]
+    numbers = {part.number for part in parts.values()}
+    missing = [str(number) for number in range(1, max(counts)[0] + 1) if number not in numbers]
     if missing:
         raise InputError(
             f"{folder}: part {', '.join(missing[:5])} of {max(counts)[0]} is not there; "
@@ -126,7 +127,7 @@ def _parts_in(folder: Path) -> list[Path]:
 class _Piece:
     """A shard, or a part of one; each number counts from 1. Raises `InputError` if it is none."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
         self.reader = ParquetReader(path, (), ReadOptions())
         found = self.reader.survey(find_nulls=False)
@@ -140,7 +141,7 @@ class _Piece:
         self.part, self.parts = int(about.get(PART, 1)), int(about.get(PARTS, 1))
 
 
-def _in_order(paths: Sequence[Path]) -> list[_Piece]:
+def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
     """The shards by their number; raises `InputError` unless all are there, once, and belong together."""
     found: dict[tuple[int, int], _Piece] = {}
     first: dict[str, _Piece] = {}
@@ -177,7 +178,7 @@ def _check_complete(pieces: Sequence[_Piece]) -> None:
                 )
 
 
-def _copy_errors(path: Path, first: int, out: IO[bytes]) -> int:
+def _copy_errors(path: AnyPath, first: int, out: IO[bytes]) -> int:
     """Copy the list of a shard's row errors, with row numbers of the whole; return their number."""
     listed = path.with_name(errors_name(path.name))
     if not listed.exists():

@@ -23,7 +23,7 @@ from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
 from rankmill.producer.files.outputs import PART, PARTS, OutputPart, errors_name
 from rankmill.producer.files.plan import OutputPlan, Transform
 from rankmill.producer.files.stores.output_record import OutputRecord
-from rankmill.producer.files.stores.paths import ObjectPath
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.writing import Upload, discard, identity, put, sync
 from rankmill.producer.files.workspace import PartsFolder, Workspace
 
@@ -59,7 +59,7 @@ class ScoredFile:
 
     def __init__(
         self,
-        path: Path,
+        path: AnyPath,
         folder: Path,
         plan: OutputPlan,
         first_row: int = 0,
@@ -80,7 +80,7 @@ class ScoredFile:
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
         self._transforms = plan.transforms(folder)
-        self._upload = Upload(self.partial, path) if isinstance(path, ObjectPath) else None
+        self._upload = Upload.to(path, self.partial)
         with _as_output_error(path):
             self._writer = plan.form.writer(self.partial, path, plan.schema, plan.score)
 
@@ -123,7 +123,7 @@ class ScoredFile:
         The `journal` notes before that what the output is.
         """
         if journal:
-            journal.seal(identity(self.partial, in_store=isinstance(self.path, ObjectPath)))
+            journal.seal(identity(self.partial, self.path))
         with _as_output_error(self.path):
             if self._record:
                 listed = {} if self._errors is None else {self.errors_path: self.partial_errors}
@@ -218,7 +218,7 @@ class ScoredParts:
 
     def __init__(
         self,
-        folder: Path,
+        folder: AnyPath,
         work: Workspace,
         plan: OutputPlan,
         rows: int,
@@ -315,7 +315,7 @@ def score_columns(scores: pa.Array, columns: int) -> list[pa.Array]:
 
 
 @contextmanager
-def _as_output_error(path: Path) -> Iterator[None]:
+def _as_output_error(path: AnyPath) -> Iterator[None]:
     """Raise errors of the system and of Arrow as an `OutputError` that names `path`."""
     try:
         yield

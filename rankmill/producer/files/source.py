@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -26,7 +25,8 @@ from rankmill.producer.files.formats.base import ROW, Reader, ReadOptions, Surve
 from rankmill.producer.files.formats.jsonl import with_keys, with_text
 from rankmill.producer.files.formats.table import CSV, TSV, format_of, open_reader
 from rankmill.producer.files.inputs import InputFile
-from rankmill.producer.files.manifest import fingerprint
+from rankmill.producer.files.stores.paths import AnyPath
+from rankmill.producer.files.stores.reading import fingerprint
 
 _BATCH_ROWS = 1024
 """Rows that are read at once, about; more would read faster, and take more memory where texts are long."""
@@ -241,7 +241,7 @@ class FileSource(PairSource):
             found = [with_text(row, self._as_text) for row in found]
         return pa.array([with_keys(row, added) for row in found], pa.string())
 
-    def _check_texts(self, path: Path, batch: pa.RecordBatch, rows: int) -> None:
+    def _check_texts(self, path: AnyPath, batch: pa.RecordBatch, rows: int) -> None:
         for name in self.columns.names:
             try:
                 if name in batch.schema.names:
@@ -352,7 +352,7 @@ def open_source(
     return FileSource(opened, columns, schema, limit, shard, as_text)
 
 
-def _check_file_unchanged(path: Path, before: str) -> None:
+def _check_file_unchanged(path: AnyPath, before: str) -> None:
     """Raise `InputChanged` if the file's fingerprint is no longer `before`."""
     try:
         now = fingerprint(path)
@@ -362,14 +362,14 @@ def _check_file_unchanged(path: Path, before: str) -> None:
         raise _changed(path, before, now)
 
 
-def _changed(path: Path, before: str, now: str) -> InputChanged:
+def _changed(path: AnyPath, before: str, now: str) -> InputChanged:
     return InputChanged(
         f"{path} has changed while it was read (it was {before} and is {now}); no output was written. "
         "When nothing writes to it any more, give the same command again: it starts over"
     )
 
 
-def _check_columns(path: Path, schema: pa.Schema, columns: TextColumns) -> None:
+def _check_columns(path: AnyPath, schema: pa.Schema, columns: TextColumns) -> None:
     twice = {name for name, number in Counter(schema.names).items() if number > 1}
     headerless = "; --columns names those of a file without a header" if format_of(path) in {CSV, TSV} else ""
     if twice:

@@ -22,13 +22,14 @@ from rankmill.jobs.contract.errors import (
 )
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.files.manifest import differences
-from rankmill.producer.files.outputs import check_replaceable, errors_name, is_of_parts, part_of
-from rankmill.producer.files.stores.lock import ObjectLock
+from rankmill.producer.files.outputs import errors_name, is_of_parts, part_of
+from rankmill.producer.files.stores.lock import lock_in_store
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
-from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, is_in_repository, workspace_of
+from rankmill.producer.files.stores.paths import WORKSPACE, AnyPath, workspace_of
+from rankmill.producer.files.stores.places import check_replaceable
 from rankmill.producer.files.stores.roots import confined
-from rankmill.producer.files.stores.writing import identity, sync
+from rankmill.producer.files.stores.writing import delete, identity, sync
 
 logger = logging.getLogger(__name__)
 
@@ -38,20 +39,20 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 class OutputFile:
     """The place of an output that is one file: it is replaced, and so never mixed with another."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
 
     @property
-    def lock(self) -> Path:
+    def lock(self) -> AnyPath:
         """The object that locks an output in a store; it is beside or in the output."""
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
-    def taken(self, journal: Journal) -> Path | None:
+    def taken(self, journal: Journal) -> AnyPath | None:
         """A file in the output's place from another run; ``None`` if there is none."""
         if not self.path.exists():
             return None
         sealed = journal.sealed
-        own = sealed and identity(self.path, in_store=isinstance(self.path, ObjectPath)) in sealed
+        own = sealed and identity(self.path, self.path) in sealed
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
@@ -60,7 +61,7 @@ class OutputFile:
     def clear(self) -> None:
         """Delete what would be mixed with the output of a new run."""
 
-    def there(self) -> list[Path]:
+    def there(self) -> list[AnyPath]:
         """The files that a run replaces or deletes: the output, and its list of row errors."""
         both = (self.path, self.path.with_name(errors_name(self.path.name)))
         return [path for path in both if path.exists()]
@@ -70,11 +71,11 @@ class PartsFolder(OutputFile):
     """The folder of an output in parts."""
 
     @property
-    def lock(self) -> Path:
+    def lock(self) -> AnyPath:
         """See `OutputFile.lock`."""
         return self.path / f"_parts{WORKSPACE}"
 
-    def taken(self, journal: Journal) -> Path | None:
+    def taken(self, journal: Journal) -> AnyPath | None:
         """A part that is there and is not of the journal's run; ``None`` if there is none.
 
         The part after those that the journal knows may be there: its process died before it noted that.
@@ -95,12 +96,9 @@ class PartsFolder(OutputFile):
 
     def clear(self) -> None:
         """Delete all parts."""
-        for path in self.there():
-            path.unlink()
-        if not isinstance(self.path, ObjectPath) and self.path.is_dir():
-            sync(self.path)
+        delete(self.there(), self.path)
 
-    def there(self) -> list[Path]:
+    def there(self) -> list[AnyPath]:
         """See `OutputFile.there`: all parts, and their lists of row errors."""
         there = self.path.iterdir() if self.path.is_dir() else ()
         return [path for path in there if is_of_parts(path.name)]
@@ -162,16 +160,15 @@ class Workspace:
         self.record = OutputRecord(target) if confined() else None
         """What runners have put at the output's place, in a process that replaces nothing else."""
         self._begun = False
-        self._remote: ObjectLock | None = None
 
     def __enter__(self) -> Workspace:
         with ExitStack() as stack:
             self._place = self._lock(stack)
             self._is_new = self._place.is_new
             try:
-                lock = self._output.lock
-                if isinstance(lock, ObjectPath) and not is_in_repository(lock):
-                    self._remote = stack.enter_context(ObjectLock(lock, self._target, self.folder))
+                self._remote = lock_in_store(self._output.lock, self._target, self.folder)
+                if self._remote:
+                    stack.enter_context(self._remote)
                 if self._made():
                     raise self._just_made()
                 self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
@@ -239,13 +236,7 @@ class Workspace:
 
     def _lock(self, stack: ExitStack) -> OwnFolder:
         try:
-            place = stack.enter_context(
-                closing(
-                    OwnFolder(self.folder, parents=True)
-                    if isinstance(self._target, ObjectPath)
-                    else OwnFolder(self.folder, output=self._target)
-                )
-            )
+            place = stack.enter_context(closing(OwnFolder(self.folder, self._target)))
             lock = place.open("lock")
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from openai import BadRequestError, OpenAI
 
 from rankmill import Client, SubmittedFile
-from rankmill.extensions.batches.folder import FilesFolder
+from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import read_requests
 from rankmill.extensions.batches.service import Batches, ExpiresAfter, NewBatch
 from rankmill.extensions.batches.work import why_failed
@@ -511,14 +511,14 @@ def test_only_what_is_old_and_forgotten_is_swept_away(tmp_path: Path) -> None:
         (tmp_path / name / "content.csv").write_text("a,b\n")
         if "new" not in name:
             os.utime(tmp_path / name, (0, 0))
-    FilesFolder(str(tmp_path)).sweep(lambda name: name == "file-known", seconds=3600)
+    files_folder(str(tmp_path)).sweep(lambda name: name == "file-known", seconds=3600)
     assert {path.name for path in tmp_path.iterdir()} == {"file-known", "file-new", "somebody-else's"}
 
 
 def test_a_file_for_which_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file-1").touch()
     with pytest.raises(OutputError, match=r"^the file cannot be kept: File exists$"):
-        FilesFolder(str(tmp_path)).save(io.BytesIO(b"x"), "file-1/content.csv")
+        files_folder(str(tmp_path)).save(io.BytesIO(b"x"), "file-1/content.csv")
 
 
 def test_the_files_of_a_name_have_a_limit(server: Server, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from rankmill.producer.files.corpus.ranking_source import RankingSource
 from rankmill.producer.files.corpus.rankings import read_qrels, read_ranking
 from rankmill.producer.files.corpus.texts import Side, TextFields, read_texts
 from rankmill.producer.files.inputs import InputFile, RankingFiles
-from rankmill.producer.files.manifest import fingerprint
+from rankmill.producer.files.stores.reading import fingerprint
 
 ROWS = [("1", "a", 1, 9.5), ("1", "b", 2, 8.25), ("2", "a", 1, 7.0), ("2", "d", 2, 6.5)]
 
@@ -452,7 +452,7 @@ def test_texts_are_looked_up(files: RankingFiles) -> None:
 
 
 def test_what_is_missing_is_named(files: RankingFiles) -> None:
-    as_run(files.ranking.path, [("1", "x", 1, 1.0), ("9", "a", 1, 1.0), ("3", "b", 1, 1.0)])
+    as_run(Path(files.ranking.path), [("1", "x", 1, 1.0), ("9", "a", 1, 1.0), ("3", "b", 1, 1.0)])
     (table,) = joined(files).tables(lambda _: 10)
     errors = pa.array(["passage is null", "query is null", "query is null"])
     part = joined(files).explain(ScoredTable(table, pa.nulls(3, pa.float32()), errors, None, 1, "w"))
@@ -472,7 +472,7 @@ def deep(files: RankingFiles, depth: int) -> list[str]:
 
 
 def test_depth_goes_by_score_then_by_rank(files: RankingFiles) -> None:
-    path = files.ranking.path
+    path = Path(files.ranking.path)
     as_run(path, [("1", "a", 1, 1.0), ("1", "b", 3, 2.0), ("1", "d", 2, 9.0), ("2", "a", 1, 0.0)])
     assert deep(files, 2) == ["b", "d", "a"]
     as_run(path, [("1", "a", 0, 1.0), ("1", "b", 0, 7.0), ("1", "d", 0, 9.0)])  # as BEIR writes runs
@@ -489,7 +489,7 @@ def test_depth_goes_by_score_then_by_rank(files: RankingFiles) -> None:
 
 
 def test_a_row_without_a_score_is_the_last(files: RankingFiles) -> None:
-    path = files.ranking.path.with_suffix(".jsonl")
+    path = Path(files.ranking.path).with_suffix(".jsonl")
     rows = [("a", None, 1), ("b", 0.5, 3), ("d", -1.5, 2)]
     lines = [{"qid": "1", "docid": doc, "score": score, "rank": rank} for doc, score, rank in rows]
     lines += [{"qid": "2", "docid": doc, "score": None, "rank": rank} for doc, _, rank in rows]
@@ -589,6 +589,6 @@ def test_judgements_add_labels_and_what_the_run_lacks(files: RankingFiles, tmp_p
 
 def test_a_file_that_changes_is_noticed(files: RankingFiles) -> None:
     source = joined(files)
-    (files.queries[0].path).write_text("1\tother\n")
+    Path(files.queries[0].path).write_text("1\tother\n")
     with pytest.raises(InputChanged, match=r"q.tsv has changed"):
         source.check_unchanged()

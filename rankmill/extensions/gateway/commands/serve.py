@@ -70,7 +70,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     settings = load_settings(flags, config)
     set_up(settings.log_level, settings.log_format)
     _require_packages()
-    from rankmill.extensions.batches.folder import FilesFolder
+    from rankmill.extensions.batches.folder import files_folder
     from rankmill.extensions.gateway.app import make_app
     from rankmill.extensions.gateway.keys.api_keys import KeyStore
     from rankmill.extensions.gateway.serve import GRPC_PORT, PORT, keys_needed
@@ -89,7 +89,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
             url = cluster.url()
             failed = stack.enter_context(_watched(cluster))
             if settings.gateway_files:
-                files = quote(str(FilesFolder(settings.gateway_files).path))
+                files = quote(str(files_folder(settings.gateway_files).path))
                 command = f"rankmill runner --redis {url} --read {files} --write {files}"
                 click.echo(f"batches wait for a runner: {command}", err=True)
         if not url:

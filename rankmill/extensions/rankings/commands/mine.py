@@ -22,6 +22,7 @@ from rankmill.producer.files.corpus.texts import TextFields
 from rankmill.producer.files.formats.delimited import TsvWriter
 from rankmill.producer.files.formats.table import TSV, split_ending
 from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.writing import whole_file
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
         )
 
 
-def _writer(partial: Path, target: OutputFormat, output: Path, schema: pa.Schema, form: Form) -> Writer:
+def _writer(partial: Path, target: OutputFormat, output: AnyPath, schema: pa.Schema, form: Form) -> Writer:
     """The output's writer; MS MARCO's triples of ids have no header."""
     if form == "msmarco" and target.of(output) is TSV:
         return TsvWriter(partial, schema, split_ending(output)[1], header=False)

@@ -15,7 +15,7 @@ from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, 
 from rankmill.jobs.contract.file_request import DATASET
 from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.runtime.installation import install_line
-from rankmill.producer.files.stores.paths import as_path
+from rankmill.producer.files.stores.paths import AnyPath, as_path
 from rankmill.producer.files.stores.roots import confined
 
 DatasetPart = Literal["queries", "docs", "qrels", "scoreddocs"]
@@ -32,7 +32,7 @@ _ROWS = 16_384
 _T = TypeVar("_T")
 
 
-def source_path(name: str, part: DatasetPart) -> Path:
+def source_path(name: str, part: DatasetPart) -> AnyPath:
     """The path of a file, of an object, or of the file with a part of a dataset (``irds:NAME``).
 
     Raises

@@ -28,7 +28,7 @@ from rankmill.jobs.cache import cache_folder, make_folder, strangers
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.contract.file_request import OnDuplicate
 from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, read_texts, taken_fields
-from rankmill.producer.files.stores.paths import ObjectPath, resolved
+from rankmill.producer.files.stores.paths import AnyPath, resolved
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import sync
 
@@ -93,7 +93,7 @@ class TextIndex:
 
 
 def in_memory(
-    files: Sequence[Path], on_duplicate: OnDuplicate = "error", fields: TextFields = QUERIES
+    files: Sequence[AnyPath], on_duplicate: OnDuplicate = "error", fields: TextFields = QUERIES
 ) -> TextIndex:
     """Read all texts of `files` into memory; `fields` says which columns they are in.
 
@@ -118,7 +118,7 @@ def in_memory(
 
 
 def on_disk(
-    files: Sequence[Path],
+    files: Sequence[AnyPath],
     fingerprints: Iterable[str],
     on_duplicate: OnDuplicate = "error",
     fields: TextFields = CORPUS,
@@ -143,7 +143,7 @@ def on_disk(
     cache = cache_folder("auto")
     kept = cache / "corpora" / name
     first = files[0]
-    beside = kept if isinstance(first, ObjectPath) else first.with_name(first.name + SUFFIX)
+    beside = first.with_name(first.name + SUFFIX) if isinstance(first, Path) else kept
     for folder in (beside, kept):
         if _about(folder) == about:
             _check_owners(folder, kept, cache)
@@ -181,7 +181,7 @@ def _about(folder: Path) -> object:
         return None
 
 
-def _build(folder: Path, files: Sequence[Path], on_duplicate: OnDuplicate, fields: TextFields) -> None:
+def _build(folder: Path, files: Sequence[AnyPath], on_duplicate: OnDuplicate, fields: TextFields) -> None:
     hashes: list[Hashes] = []
     sizes: list[int] = []
     with _Strings(folder, "ids") as ids, _Strings(folder, "texts") as texts:
@@ -275,7 +275,7 @@ def _in_order(hashes: Hashes, on_duplicate: OnDuplicate) -> Rows:
     return len(hashes) - 1 - np.argsort(hashes[::-1], kind="stable")
 
 
-def _check_unique(index: TextIndex, files: Sequence[Path], sizes: Sequence[int]) -> None:
+def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[int]) -> None:
     """Raise `InputError` if an id has two texts; `sizes` are numbers of rows of the files."""
     equal = index.hashes[1:] == index.hashes[:-1]
     if not equal.any():
@@ -296,7 +296,7 @@ def _check_unique(index: TextIndex, files: Sequence[Path], sizes: Sequence[int])
             )
 
 
-def _place_of(row: int, files: Sequence[Path], sizes: Sequence[int]) -> str:
+def _place_of(row: int, files: Sequence[AnyPath], sizes: Sequence[int]) -> str:
     """Where a row of all files is."""
     file = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
     return f"row {row - sum(sizes[:file])} (counted from 0) of {files[file]}"

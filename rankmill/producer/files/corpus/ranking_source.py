@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import RankingFiles
 from rankmill.producer.files.ranking import Repeats, best_first, starts_of
 from rankmill.producer.files.source import PairSource, Shard, cut_range
+from rankmill.producer.files.stores.paths import AnyPath
 
 _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.field("passage", pa.string())]
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
@@ -184,7 +184,7 @@ class RankingSource(PairSource):
                 )
 
 
-def _labels(path: Path) -> _Labels:
+def _labels(path: AnyPath) -> _Labels:
     frame = read_qrels(path)
     return dict(zip(zip(frame["query_id"], frame["doc_id"], strict=True), frame["relevance"], strict=True))
 
@@ -195,7 +195,7 @@ def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, pa.string()), texts)
 
 
-def _cut_queries(batches: Iterator[pa.RecordBatch], path: Path, depth: int) -> Iterator[pa.RecordBatch]:
+def _cut_queries(batches: Iterator[pa.RecordBatch], path: AnyPath, depth: int) -> Iterator[pa.RecordBatch]:
     """Keep the best `depth` passages of each query: by score, else by rank, else as they come."""
     seen: set[int] = set()
     rest: pa.RecordBatch | None = None
@@ -211,7 +211,7 @@ def _cut_queries(batches: Iterator[pa.RecordBatch], path: Path, depth: int) -> I
 
 
 def _best(
-    batch: pa.RecordBatch, starts: npt.NDArray[np.int64], path: Path, seen: set[int], depth: int
+    batch: pa.RecordBatch, starts: npt.NDArray[np.int64], path: AnyPath, seen: set[int], depth: int
 ) -> pa.RecordBatch:
     """The rows to keep of whole queries, which begin at `starts`."""
     for start in starts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,6 +16,7 @@ from rankmill.producer.files.formats.table import TSV, format_of, is_readable, o
 from rankmill.producer.files.formats.trec import LineFormat, read_lines
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
 from rankmill.producer.files.ranking import starts_of
+from rankmill.producer.files.stores.paths import AnyPath
 
 SCHEMA = pa.schema(
     [
@@ -69,7 +69,7 @@ _QRELS = LineFormat(
 )
 
 
-def read_ranking(path: Path) -> Iterator[pa.RecordBatch]:
+def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a ranking in order, as batches of `SCHEMA`.
 
     Text has fields between tabs or spaces: query and passage, or these and the rank (`_third_field`) or the
@@ -87,7 +87,7 @@ def read_ranking(path: Path) -> Iterator[pa.RecordBatch]:
         yield from read_lines(path, _RANKING, lambda words: _fields(path, words))
 
 
-def read_qrels(path: Path) -> pd.DataFrame:
+def read_qrels(path: AnyPath) -> pd.DataFrame:
     """Read relevance judgements: TREC's ``query 0 document relevance``, BEIR's TSV, or named columns.
 
     Returns columns ``query_id``, ``doc_id`` and ``relevance``.
@@ -104,7 +104,7 @@ def read_qrels(path: Path) -> pd.DataFrame:
     return frame
 
 
-def check_once(frame: pd.DataFrame, path: Path) -> None:
+def check_once(frame: pd.DataFrame, path: AnyPath) -> None:
     """Raise `InputError` if a query has a passage twice (``query_id``, ``doc_id``)."""
     twice = frame[frame.duplicated(["query_id", "doc_id"])]
     if len(twice):
@@ -112,7 +112,7 @@ def check_once(frame: pd.DataFrame, path: Path) -> None:
         raise InputError(f"{path}: query {query!r} has passage {passage!r} twice; keep one")
 
 
-def read_table(path: Path) -> pa.Table:
+def read_table(path: AnyPath) -> pa.Table:
     """Read a whole file of any format; raises `InputError` if it cannot be read."""
     reader = open_reader(path)
     schema = reader.survey(find_nulls=False).schema
@@ -121,7 +121,7 @@ def read_table(path: Path) -> pa.Table:
     return pa.Table.from_batches(reader.batches(schema, _ROWS), schema)
 
 
-def column_of(path: Path, names: Sequence[str], *usual: Sequence[str]) -> str:
+def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str:
     """The column of a file with one of the `usual` names, the first of which go before the others.
 
     Raises
@@ -136,12 +136,12 @@ def column_of(path: Path, names: Sequence[str], *usual: Sequence[str]) -> str:
     return found
 
 
-def _column_with(path: Path, names: Sequence[str], usual: Sequence[Sequence[str]]) -> str | None:
+def _column_with(path: AnyPath, names: Sequence[str], usual: Sequence[Sequence[str]]) -> str | None:
     what, way_out = f"{path}: {usual[0][0]}", "leave one out of the file, or rename it"
     return next((found for each in usual if (found := known_column(names, each, what, way_out))), None)
 
 
-def frame_of(table: pa.Table, names: list[str], path: Path) -> pd.DataFrame:
+def frame_of(table: pa.Table, names: list[str], path: AnyPath) -> pd.DataFrame:
     """Columns `names` as ``query_id``, ``doc_id``, ``score``; rows with a null are left out."""
     try:
         columns = [
@@ -155,7 +155,7 @@ def frame_of(table: pa.Table, names: list[str], path: Path) -> pd.DataFrame:
     return found.dropna()
 
 
-def _judgements(path: Path) -> pd.DataFrame:
+def _judgements(path: AnyPath) -> pd.DataFrame:
     if is_readable(path) and format_of(path) is not TSV:
         table = read_table(path)
         names = [
@@ -177,7 +177,7 @@ def _judgements(path: Path) -> pd.DataFrame:
     return found
 
 
-def _records(path: Path) -> Iterator[pa.RecordBatch]:
+def _records(path: AnyPath) -> Iterator[pa.RecordBatch]:
     """Read a ranking from a format whose columns have names."""
     schema = open_reader(path).survey(find_nulls=False).schema
     if not schema.names:
@@ -196,7 +196,7 @@ def _records(path: Path) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch(columns, schema=SCHEMA)
 
 
-def _column(path: Path, column: pa.Array | None, field: pa.Field, rows: int, first: int) -> pa.Array:
+def _column(path: AnyPath, column: pa.Array | None, field: pa.Field, rows: int, first: int) -> pa.Array:
     if column is None:
         return pa.nulls(rows, field.type)
     try:
@@ -209,7 +209,7 @@ def _column(path: Path, column: pa.Array | None, field: pa.Field, rows: int, fir
     return found
 
 
-def _named(path: Path, names: Sequence[str]) -> Mapping[str, str]:
+def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
     """The file's column for each of `SCHEMA` that it has; raises `InputError` if it has no ids."""
     ids = {name: column_of(path, names, *_USUAL[name]) for name in ("query_id", "doc_id")}
     groups = zip(*(_USUAL[name] for name in ("run_rank", "run_score")), strict=True)
@@ -222,7 +222,7 @@ def _named(path: Path, names: Sequence[str]) -> Mapping[str, str]:
     return ids | {name: column for name, column in others.items() if column}
 
 
-def _fields(path: Path, words: Sequence[str]) -> Sequence[str]:
+def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
     """What the first line of a ranking says about its fields; nothing where their number does."""
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}
@@ -230,7 +230,7 @@ def _fields(path: Path, words: Sequence[str]) -> Sequence[str]:
     return ("query_id", "doc_id", _third_field(path)) if len(words) == 3 else ()
 
 
-def _third_field(path: Path) -> str:
+def _third_field(path: AnyPath) -> str:
     """Whether the third field of a run is rank or score: ranks are whole numbers that rise within each query.
 
     Raises

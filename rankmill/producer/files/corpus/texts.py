@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.table import CSV, JSON, JSONL, TSV, format_of, open_reader
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
+from rankmill.producer.files.stores.paths import AnyPath
 
 Side = Literal["queries", "corpus"]
 
@@ -54,7 +54,7 @@ class TextFields:
         with_title = f" behind {' and '.join(map(repr, before))}, where there is one" if before else ""
         return f"id {self.id!r}, text {text!r}{with_title}"
 
-    def among(self, path: Path, names: Sequence[str]) -> TextFields:
+    def among(self, path: AnyPath, names: Sequence[str]) -> TextFields:
         """The same with every column named; `names` are those that the beginning of the file shows.
 
         Raises
@@ -76,7 +76,7 @@ class TextFields:
             texts = (_TITLE, text) if has_title else (text,)
         return TextFields(self.side, key, texts, self.columns)
 
-    def _guessed(self, path: Path, names: Sequence[str], what: str, known: Sequence[str]) -> str:
+    def _guessed(self, path: AnyPath, names: Sequence[str], what: str, known: Sequence[str]) -> str:
         option = f"--{self.side}-{what}"
         found = known_column(names, known, f"{path}: the {what} of the {self.side}", f"name it with {option}")
         if found is None:
@@ -90,7 +90,7 @@ class TextFields:
 QUERIES, CORPUS = TextFields("queries"), TextFields("corpus")
 
 
-def read_texts(path: Path, fields: TextFields = CORPUS) -> Iterator[tuple[pa.Array, pa.Array]]:
+def read_texts(path: AnyPath, fields: TextFields = CORPUS) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Yield ``(ids, texts)``: string arrays of one length, in the file's order; a missing text is null.
 
     TSV without a header has an id and a text.
@@ -118,13 +118,13 @@ def read_texts(path: Path, fields: TextFields = CORPUS) -> Iterator[tuple[pa.Arr
         raise InputError(f"{path}: no row has a text in {taken.texts[-1]!r} (--{fields.side}-text)")
 
 
-def taken_fields(path: Path, fields: TextFields) -> TextFields | None:
+def taken_fields(path: AnyPath, fields: TextFields) -> TextFields | None:
     """The columns that are read of a file; ``None`` for an empty one. Raises what `read_texts` does."""
     opened = _open(path, fields)
     return opened and opened[0]
 
 
-def taken(paths: Sequence[Path], fields: TextFields) -> dict[str, str]:
+def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
     """The columns that are read of files, for a person, by the option that names the files."""
     found = dict.fromkeys(str(each) for path in paths if (each := taken_fields(path, fields)))
     return {fields.side: "; ".join(found)}
@@ -141,7 +141,7 @@ def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
     return whole
 
 
-def _open(path: Path, fields: TextFields) -> tuple[TextFields, Iterator[pa.RecordBatch]] | None:
+def _open(path: AnyPath, fields: TextFields) -> tuple[TextFields, Iterator[pa.RecordBatch]] | None:
     """The columns to read, by what the beginning of the file shows, and these; ``None`` for an empty file."""
     options = ReadOptions(way_out="write the texts as Parquet", names=fields.columns)
     found = format_of(path)

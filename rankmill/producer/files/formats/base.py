@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.schema import Inputs
+from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line of text, checked before it is parsed."""
@@ -154,7 +154,7 @@ def first_null(batch: pa.RecordBatch | pa.Table, texts: Sequence[str]) -> int | 
 
 
 def line_blocks(
-    path: Path, stream: pa.NativeFile, start: bytes, block_bytes: int
+    path: AnyPath, stream: pa.NativeFile, start: bytes, block_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
     """Yield ``(line, block)``: blocks of whole lines, and the number (from 1) of the first line of each.
 
@@ -180,7 +180,7 @@ def line_blocks(
         yield line, rest
 
 
-def is_empty(path: Path) -> InputError:
+def is_empty(path: AnyPath) -> InputError:
     """The error for a file that holds nothing at all, not even the names of its columns."""
     return InputError(f"{path}: is empty; write it again, or leave it out of the input")
 

@@ -39,6 +39,7 @@ from rankmill.producer.files.formats.text import (
     undictionaried,
     undictionary,
 )
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
@@ -62,7 +63,7 @@ logger = logging.getLogger(__name__)
 class _DelimitedReader:
     """Reads text with one row to a line; in CSV a field may be in quotes."""
 
-    def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
+    def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
         self._longest = options.max_field_mib or MAX_FIELD_MIB
         beginning = self._read_beginning()

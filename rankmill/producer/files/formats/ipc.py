@@ -11,6 +11,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions, Survey, first_null, text_of
 from rankmill.producer.files.formats.text import refuse, undictionaried
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
 MAGIC = b"ARROW1"
@@ -29,7 +30,7 @@ _BATCH_ROWS = 65_536
 class ArrowReader:
     """Reads one record batch at a time. The number of rows is nowhere but in the batches."""
 
-    def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
+    def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts = path, texts
 
     def shown_columns(self) -> pa.Schema:

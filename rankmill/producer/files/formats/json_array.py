@@ -6,13 +6,13 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import MAX_LINE_BYTES, NOT_UTF8
+from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_DEPTH = 32
 """Deepest nesting of lists and objects. Parquet files with more than 100 levels cannot be read again, and a
@@ -24,7 +24,7 @@ _STRICT = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def array_blocks(path: Path, stream: pa.NativeFile, start: bytes) -> Iterator[tuple[int, bytes]]:
+def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield ``(item, block)``: lines with one item of the array each, and the first item's number (from 1).
 
     Parameters
@@ -56,7 +56,7 @@ def array_blocks(path: Path, stream: pa.NativeFile, start: bytes) -> Iterator[tu
 class _Text:
     """The text that is read and not yet used: from ``at`` on."""
 
-    def __init__(self, path: Path, stream: pa.NativeFile, start: bytes) -> None:
+    def __init__(self, path: AnyPath, stream: pa.NativeFile, start: bytes) -> None:
         self._path = path
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
@@ -87,7 +87,7 @@ class _Text:
         self.at = 0
 
 
-def _items(path: Path, text: _Text) -> Iterator[str]:
+def _items(path: AnyPath, text: _Text) -> Iterator[str]:
     """Yield each item of the array as one line of JSON."""
     decoder = json.JSONDecoder(strict=False)
     text.next()
@@ -108,7 +108,7 @@ def _items(path: Path, text: _Text) -> Iterator[str]:
         raise InputError(f"{path}: there is something after the array")
 
 
-def _item(path: Path, text: _Text, decoder: json.JSONDecoder, number: int) -> str:
+def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) -> str:
     while True:
         text.next()
         try:

@@ -41,6 +41,7 @@ from rankmill.producer.files.formats.text import (
     undictionary,
     values_for_text,
 )
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 1 << 20
@@ -79,7 +80,7 @@ class JsonlReader:
     values are their JSON; but the texts of pairs must be strings. The column `ROW` has the lines.
     """
 
-    def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
+    def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
         self._plain: Mapping[str, pa.DataType] = {}
         """Columns whose values are all of one plain type, as `survey` has found."""
@@ -214,7 +215,7 @@ def value_as_text(value: object) -> str | None:
 class _Part:
     """Rows that follow each other: their lines, what these are, and the number of each."""
 
-    path: Path
+    path: AnyPath
     lines: Sequence[str]
     records: Sequence[Record]
     numbers: Sequence[int]
@@ -248,7 +249,7 @@ class _Part:
 class _Columns:
     """Finds the columns of a file, and their types where these are wanted."""
 
-    def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
+    def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self.types: dict[str, pa.DataType] = {}
         self.mixed: set[str] = set()
         self.unsure: set[str] = set()
@@ -408,13 +409,13 @@ def _mended(value: Any) -> Any:
     return value
 
 
-def _is_array(path: Path, start: bytes) -> bool:
+def _is_array(path: AnyPath, start: bytes) -> bool:
     """Whether a file holds an array: its name ends in .json, and it begins with a bracket."""
     is_json = ".json" in [suffix.lower() for suffix in path.suffixes[-2:]]
     return is_json and start.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"["
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+def _blocks(path: AnyPath) -> Iterator[tuple[int, bytes]]:
     """Yield ``(line, block)``: blocks of whole lines, about `_BLOCK_BYTES`, and their first line (from 1)."""
     try:
         with open_stream(path) as stream:
@@ -433,14 +434,14 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
         raise InputError(f"{path}: cannot be read: {error}") from None
 
 
-def _parts(path: Path) -> Iterator[_Part]:
+def _parts(path: AnyPath) -> Iterator[_Part]:
     """Yield the rows of a file, a few at a time: with more, what they hold leaves a processor's caches."""
     for first, block in _blocks(path):
         _check_depths(path, first, block)
         yield from _parts_of(path, first, block)
 
 
-def _parts_of(path: Path, first: int, block: bytes) -> Iterator[_Part]:
+def _parts_of(path: AnyPath, first: int, block: bytes) -> Iterator[_Part]:
     try:
         every = [line.strip(_SPACES) for line in block.decode().split("\n")]
     except UnicodeDecodeError:
@@ -476,7 +477,7 @@ def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch |
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema).to_batches()[0]
 
 
-def _records(path: Path, lines: Sequence[str], numbers: Sequence[int]) -> list[Record]:
+def _records(path: AnyPath, lines: Sequence[str], numbers: Sequence[int]) -> list[Record]:
     """Parse lines; raises `InputError` if one is no JSON object."""
     try:
         found = [_scan(line, 0) for line in lines]
@@ -487,14 +488,14 @@ def _records(path: Path, lines: Sequence[str], numbers: Sequence[int]) -> list[R
     return [_record(path, number, line) for number, line in zip(numbers, lines, strict=True)]
 
 
-def _utf8(path: Path, number: int, line: bytes) -> str:
+def _utf8(path: AnyPath, number: int, line: bytes) -> str:
     try:
         return line.decode().strip(_SPACES)
     except UnicodeDecodeError:
         raise InputError(f"{path}, line {number}: {NOT_UTF8}") from None
 
 
-def _record(path: Path, number: int, line: str) -> Record:
+def _record(path: AnyPath, number: int, line: str) -> Record:
     """Parse one line; raises `InputError` if it is no JSON object."""
     try:
         record = _decode(line)
@@ -507,7 +508,7 @@ def _record(path: Path, number: int, line: str) -> Record:
     return record
 
 
-def _check_depths(path: Path, first: int, block: bytes) -> None:
+def _check_depths(path: AnyPath, first: int, block: bytes) -> None:
     """Raise `InputError` if a line of the block is nested too deeply."""
     opened = block.translate(None, _NOT_OPENING).split(b"\n")
     if max(map(len, opened)) > MAX_DEPTH:
@@ -515,7 +516,7 @@ def _check_depths(path: Path, first: int, block: bytes) -> None:
             _check_depth(path, number, line)
 
 
-def _check_depth(path: Path, number: int, line: bytes) -> None:
+def _check_depth(path: AnyPath, number: int, line: bytes) -> None:
     """Raise `InputError` if the line is nested too deeply."""
     if line.count(b"{") + line.count(b"[") <= MAX_DEPTH:
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ROW, Reader, Survey, first_null
 from rankmill.producer.files.formats.jsonl import with_items
+from rankmill.producer.files.stores.paths import AnyPath
 
 _ROWS = 64
 """Rows to read at a time; each may have a thousand passages."""
@@ -32,7 +32,7 @@ class ListReader:
         Columns to unroll; the lists of a row have the same length.
     """
 
-    def __init__(self, path: Path, inner: Reader, texts: Sequence[str], lists: Sequence[str]) -> None:
+    def __init__(self, path: AnyPath, inner: Reader, texts: Sequence[str], lists: Sequence[str]) -> None:
         self._path, self._inner, self._texts, self._lists = path, inner, texts, lists
         self._types = pa.schema([])
 

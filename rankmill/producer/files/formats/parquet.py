@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions, Survey, first_null, text_of
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
 ROW_GROUP_ROWS = 65_536
@@ -22,7 +23,7 @@ _BUFFER_BYTES = 1 << 20  # read column chunks in parts, so that memory does not 
 class ParquetReader:
     """Reads row groups in parts; schema and row count come from the footer."""
 
-    def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
+    def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts = path, texts
 
     def shown_columns(self) -> pa.Schema:
@@ -75,7 +76,7 @@ class ParquetWriter:
         self._writer.close()
 
 
-def metadata_of(path: Path) -> dict[str, str]:
+def metadata_of(path: AnyPath) -> dict[str, str]:
     """What the footer of a file says besides its columns; raises `InputError` if it is not whole."""
     with _open(path) as file:
         found = file.metadata.metadata or {}
@@ -91,7 +92,7 @@ class ScoredRows:
     batches: Iterator[pa.RecordBatch]
 
 
-def scored_rows(path: Path, names: Sequence[str], option: str) -> ScoredRows:
+def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
     """Read columns of an earlier output, for an `option` of a command.
 
     Raises
@@ -110,7 +111,7 @@ def scored_rows(path: Path, names: Sequence[str], option: str) -> ScoredRows:
     return ScoredRows(schema, found.rows, reader.batches(schema, ROW_GROUP_ROWS))
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def _open(path: AnyPath) -> pq.ParquetFile:
     """Open a file; the checksums of its pages, if it has them, are compared with what is read."""
     try:
         file = pq.ParquetFile(
@@ -125,7 +126,7 @@ def _open(path: Path) -> pq.ParquetFile:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: AnyPath) -> Iterator[None]:
     """Raise Arrow's errors, such as a wrong checksum, as an `InputError` that names the file."""
     try:
         yield

@@ -7,14 +7,13 @@ So a stray quote would merge rows without a word. The bytes are looked at as Arr
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import BYTE_ORDER_MARK
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 MAX_FIELD_MIB = 16
@@ -33,7 +32,7 @@ _BEHIND = (
 )
 
 
-def open_quoted(path: Path, delimiter: str, max_field_mib: int, way_out: str) -> pa.NativeFile:
+def open_quoted(path: AnyPath, delimiter: str, max_field_mib: int, way_out: str) -> pa.NativeFile:
     """As `open_stream`, for CSV: reading raises `InputError` where quotes are not as they must be.
 
     That is where something other than a delimiter or a line's end follows a closing quote, where a quote is
@@ -46,7 +45,7 @@ def open_quoted(path: Path, delimiter: str, max_field_mib: int, way_out: str) ->
 class _Checked:
     """A stream whose quotes are followed while it is read."""
 
-    def __init__(self, path: Path, quotes: Quotes, way_out: str) -> None:
+    def __init__(self, path: AnyPath, quotes: Quotes, way_out: str) -> None:
         self._path = path
         self._stream = open_stream(path)
         self._quotes = quotes
@@ -181,7 +180,7 @@ class Quotes:
             raise Misquoted(start, what, is_long=True)
 
 
-def _line(path: Path, place: int) -> int:
+def _line(path: AnyPath, place: int) -> int:
     """The line (from 1) of a byte of the file."""
     line, last = 1, b""
     with open_stream(path) as stream:

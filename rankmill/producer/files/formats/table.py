@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import Reader, ReadOptions, Writer
@@ -17,8 +16,9 @@ from rankmill.producer.files.formats.jsonl import JsonlReader, JsonlWriter
 from rankmill.producer.files.formats.lists import ListReader
 from rankmill.producer.files.formats.parquet import ParquetReader, ParquetWriter
 from rankmill.producer.files.formats.trec import TrecWriter
+from rankmill.producer.files.stores.paths import AnyPath
 
-MakeReader = Callable[[Path, Sequence[str], ReadOptions], Reader]
+MakeReader = Callable[[AnyPath, Sequence[str], ReadOptions], Reader]
 
 
 @dataclass(frozen=True)
@@ -66,21 +66,21 @@ READ_ENDINGS = (
 WRITTEN_ENDINGS = ", ".join(ending for each in FORMATS if each.writer for ending in each.endings)
 
 
-def format_of(path: Path) -> Format | None:
+def format_of(path: AnyPath) -> Format | None:
     """The format that a file's name says; ``None`` if it says none."""
     ending, compression = split_ending(path)
     found = next((each for each in FORMATS if ending in each.endings), None)
     return None if found and compression and not found.is_text else found
 
 
-def split_ending(path: Path) -> tuple[str, str | None]:
+def split_ending(path: AnyPath) -> tuple[str, str | None]:
     """The ending that gives a file's format, and the compression by the one behind it."""
     suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
     compression = COMPRESSIONS.get(suffixes[-1])
     return suffixes[-2 if compression else -1], compression
 
 
-def stem(path: Path) -> str:
+def stem(path: AnyPath) -> str:
     """The file's name without the endings that give its format: ``a.b`` for ``a.b.csv.gz``."""
     return (path.with_suffix("") if split_ending(path)[1] else path).stem
 
@@ -96,13 +96,13 @@ def is_output_name(name: str) -> bool:
     )
 
 
-def is_readable(path: Path) -> bool:
+def is_readable(path: AnyPath) -> bool:
     """Whether a file's name says that it holds pairs, or other tables."""
     found = format_of(path)
     return found is not None and found.reader is not None
 
 
-def check_readable(path: Path) -> MakeReader:
+def check_readable(path: AnyPath) -> MakeReader:
     """What makes the reader of a file; raises `InputError` if its name does not say that it can be read."""
     found = format_of(path)
     if found is None or found.reader is None:
@@ -110,7 +110,7 @@ def check_readable(path: Path) -> MakeReader:
     return found.reader
 
 
-def open_reader(path: Path, texts: Sequence[str] = (), options: ReadOptions | None = None) -> Reader:
+def open_reader(path: AnyPath, texts: Sequence[str] = (), options: ReadOptions | None = None) -> Reader:
     """The reader of a file with the text columns `texts`.
 
     Raises

@@ -13,6 +13,7 @@ import pyarrow.csv as pcsv
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import is_empty, line_blocks, text_of
 from rankmill.producer.files.formats.text import TextWriter, as_text, joined
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 4 << 20
@@ -35,7 +36,7 @@ class LineFormat:
 
 
 def read_lines(
-    path: Path, lines: LineFormat, fields_of: Callable[[Sequence[str]], Sequence[str]] = lambda words: ()
+    path: AnyPath, lines: LineFormat, fields_of: Callable[[Sequence[str]], Sequence[str]] = lambda words: ()
 ) -> Iterator[pa.RecordBatch]:
     """Yield the lines of a file in order, as batches of ``lines.schema``; what it lacks is null.
 
@@ -97,7 +98,7 @@ def _spaced(block: bytes) -> bytes:
 
 
 def _parsed(
-    path: Path, line: int, block: bytes, fields: Sequence[str], schema: pa.Schema
+    path: AnyPath, line: int, block: bytes, fields: Sequence[str], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     names = [name or f"unused {place}" for place, name in enumerate(fields)]
     kinds = {name: schema.field(name).type for name in names if name in schema.names}
@@ -120,7 +121,7 @@ def _parsed(
 
 
 def _explained(
-    path: Path, line: int, block: bytes, fields: Sequence[str], schema: pa.Schema, error: Exception
+    path: AnyPath, line: int, block: bytes, fields: Sequence[str], schema: pa.Schema, error: Exception
 ) -> InputError:
     """The first line that has another number of fields, or a value of the wrong type."""
     for number, text in enumerate(block.split(b"\n"), line):

@@ -11,7 +11,8 @@ from typing import Any
 
 from rankmill.jobs.contract.errors import OutputBusy, RankmillError
 from rankmill.jobs.system import Periodic, system
-from rankmill.producer.files.stores.paths import ObjectPath
+from rankmill.producer.files.stores.paths import AnyPath, ObjectPath
+from rankmill.producer.files.stores.places import is_in_repository
 
 BEAT_SECONDS = 5.0
 """How often the holder of a lock writes it again."""
@@ -20,6 +21,16 @@ LEASE_SECONDS = 20.0
 """A lock unchanged for so long is free: its holder has died, or lost the store."""
 
 logger = logging.getLogger(__name__)
+
+
+def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | None:
+    """The lock of an output in a store; ``None`` where its folder on this host is the lock.
+
+    A repository has none either: there each write would be a commit for ever.
+    """
+    if isinstance(lock, ObjectPath) and not is_in_repository(lock):
+        return ObjectLock(lock, output, folder)
+    return None
 
 
 class ObjectLock:
@@ -44,7 +55,7 @@ class ObjectLock:
         On entering: the lock cannot be read or written.
     """
 
-    def __init__(self, lock: ObjectPath, output: Path, folder: Path) -> None:
+    def __init__(self, lock: ObjectPath, output: AnyPath, folder: Path) -> None:
         self._lock, self._output = lock, output
         self._owner = _owner(folder)
         self._beats = 0

@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import RunnerError
-from rankmill.producer.files.stores.paths import ObjectPath, workspace_of
-from rankmill.producer.files.stores.writing import identity, sync
+from rankmill.producer.files.stores.paths import AnyPath, workspace_of
+from rankmill.producer.files.stores.writing import content, identity, sync
 
 _SEAL = ""
 """In the record, in the place of a file's name."""
 
 
-def record_of(output: Path) -> Path:
+def record_of(output: AnyPath) -> Path:
     """The record of an output: a hidden file, which no order can name, beside the folder of its run."""
     folder = workspace_of(output)
     return folder.with_name(f".{folder.name}")
@@ -30,22 +30,22 @@ class OutputRecord:
     Whoever has the output's lock may use it.
     """
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: AnyPath) -> None:
         self._record = record_of(output)
         self._folder = workspace_of(output)
 
-    def check(self, files: Iterable[Path]) -> None:
+    def check(self, files: Iterable[AnyPath]) -> None:
         """Raise `RunnerError` if one of `files` is there and is not as a runner has made it."""
-        there = [path for path in files if path.is_symlink() or path.exists()]
+        there = [path for path in files if _is_link(path) or path.exists()]
         known = self._read() if there else {}
         for path in there:
-            if path.is_symlink() or _state(path, path) not in known.get(path.name, ()):
+            if _is_link(path) or _state(path, path) not in known.get(path.name, ()):
                 raise RunnerError(
                     f"{path}: no runner has made it as it is, and runners replace nothing else; remove it, "
                     "or name another output"
                 )
 
-    def note(self, files: Mapping[Path, Path]) -> None:
+    def note(self, files: Mapping[AnyPath, Path]) -> None:
         """Note what `files` become, before they are moved: ``{place: complete file}``.
 
         It is written in the folder of the run, if there is one: with that it is removed if this process dies.
@@ -92,7 +92,11 @@ class OutputRecord:
             return {}
 
 
-def _state(path: Path, place: Path) -> str:
+def _is_link(path: AnyPath) -> bool:
+    return isinstance(path, Path) and path.is_symlink()
+
+
+def _state(path: AnyPath, place: AnyPath) -> str:
     """Inode, size, time and digest of a file; of an object size and digest."""
-    digest = identity(path, in_store=True)
-    return digest if isinstance(place, ObjectPath) else f"{identity(path, in_store=False)} {digest}"
+    own, digest = identity(path, place), content(path)
+    return own if own == digest else f"{own} {digest}"

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError, OutputError
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.roots import opened_folder
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -37,10 +38,9 @@ class OwnFolder:
     ----------
     path
         The folder.
-    parents
-        Whether folders above it are made, too.
     output
-        What is to be written beside the folder: a process that may not write it there makes no folder.
+        What is made in the folder, and put beside it: a process that may not write it there makes no folder.
+        That of an object is in the user's own folder, which is made, too.
 
     Raises
     ------
@@ -52,11 +52,12 @@ class OwnFolder:
         It cannot be made or opened.
     """
 
-    def __init__(self, path: Path, *, parents: bool = False, output: Path | None = None) -> None:
+    def __init__(self, path: Path, output: AnyPath) -> None:
         self.path, name = path, path.name
-        if parents:
+        beside = output if isinstance(output, Path) else None
+        if not beside:
             path.parent.mkdir(parents=True, exist_ok=True)
-        with opened_folder(path.parent, output) as above:
+        with opened_folder(path.parent, beside) as above:
             try:
                 os.mkdir(name, 0o700, dir_fd=above)
                 self.is_new = True

@@ -1,14 +1,15 @@
-"""Paths of objects: `Path`s that stand for what is at a URL; and waiting for a store that does not serve."""
+"""Paths of files and of objects; what is asked of a store, and waiting for one that does not serve."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from itertools import count
-from pathlib import Path, PosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
 
 from rankmill.jobs.contract.errors import InputError, RankmillError, StoreError
@@ -22,15 +23,8 @@ WORKSPACE = ".rankmill"
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SECRET = re.compile(r"[^/]*//[^/]*:[^/]*@|https?://[^?]*\?", re.IGNORECASE)
 
-_WITH_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
-
-_HUB_KINDS = {"datasets", "spaces", "models", "kernels", "buckets"}
-
 NOT_WRITTEN = {"memory", "data", "http", "https"}
 """Schemes of URLs where no output can be kept."""
-
-_VERSIONS = ("ETag", "etag", "VersionId", "version_id", "generation", "blob_id", "md5", "sha256")
-_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 LOOK_SECONDS = 15.0
@@ -46,6 +40,7 @@ _LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidat
 """Names of errors of libraries that need not be installed."""
 
 T = TypeVar("T")
+P = TypeVar("P", bound=PurePath)
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +55,11 @@ def guard(check: Guard) -> None:
     _guards[:] = [check]
 
 
-class ObjectPath(PosixPath):
-    """The path of an object, such as ``s3://bucket/key``.
+class ObjectPath(PurePosixPath):
+    """The path of an object, such as ``s3://bucket/key``: no path of this host.
 
-    Of the methods that look at a disk it has those that are below, and they look at the store.
+    Some of its methods are called as those of `pathlib.Path` are, and look at the store. Whatever takes an
+    `AnyPath` uses these; what a file needs beyond them, it needs of a `Path`.
     """
 
     @property
@@ -97,19 +93,8 @@ class ObjectPath(PosixPath):
         """What the store says of the object, as fsspec's ``info``; raises `InputError` if it is not there."""
         return self.ask(_about, WORK_SECONDS)
 
-    def fingerprint(self) -> str:
-        """A text that changes when the object does: its size and version, or else its time."""
-        about = self.about()
-        version = next((f"{name} {about[name]}" for name in _VERSIONS if about.get(name)), None)
-        changed = next((f"of {about[name]}" for name in _TIMES if about.get(name)), "")
-        return f"{about.get('size') or 0:,} bytes {version or changed}".strip().replace('"', "")
-
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
-
-    def resolve(self, strict: bool = False) -> ObjectPath:
-        """The path itself: a URL is absolute."""
-        return self
 
     def exists(self) -> bool:
         """Whether there is an object, or one below this name."""
@@ -125,21 +110,15 @@ class ObjectPath(PosixPath):
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
         """The names directly below this one."""
-        yield from self._paths(lambda system, name: system.ls(name, detail=False, refresh=True))
+        yield from self.names(lambda system, name: system.ls(name, detail=False, refresh=True))
 
-    def below(self) -> list[Path]:
-        """All objects below this name, in order."""
-        return list(self._paths(lambda system, name: sorted(system.find(name))))
-
-    def matches(self) -> list[Path]:
-        """The objects that fit this name as a glob, in order."""
-        return list(
-            self._paths(
-                lambda system, name: sorted(
-                    each for each, about in system.glob(name, detail=True).items() if about["type"] == "file"
-                )
-            )
-        )
+    def names(
+        self, what: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
+    ) -> list[ObjectPath]:
+        """The paths of the names that `what` returns; `above` them all is spelled as here, not as there."""
+        above = above or self
+        names = self.ask(lambda system, name: [system.unstrip_protocol(each) for each in what(system, name)])
+        return [above.joinpath(*object_path(each).parts[len(above.parts) :]) for each in names]
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object."""
@@ -160,9 +139,9 @@ class ObjectPath(PosixPath):
 
         return self.ask(look)
 
-    def _paths(self, what: Callable[[Any, str], Iterable[str]]) -> Iterator[ObjectPath]:
-        names = self.ask(lambda system, name: [system.unstrip_protocol(each) for each in what(system, name)])
-        return map(object_path, names)
+
+AnyPath = Path | ObjectPath
+"""The path of a file of this host, or of an object."""
 
 
 def _about(system: Any, name: str) -> Mapping[str, Any]:
@@ -196,59 +175,53 @@ def object_path(url: str) -> ObjectPath:
     return path
 
 
-def check_container(path: ObjectPath) -> None:
-    """Check that the bucket (or what a store calls it) is there, if that may be asked.
-
-    Raises
-    ------
-    InputError
-        It is not there, or nothing that is written to such a URL stays there.
-    """
-    if path.protocol.lower() in NOT_WRITTEN:
-        raise InputError(
-            f"{path}: an output cannot be written to {path.protocol}://; name another place with -o"
-        )
-    bucket = _container(path)
-    try:
-        is_there = bucket.exists()
-    except StoreError:  # who may write need not be allowed to look
-        return
-    if not is_there and path.protocol in _WITH_BUCKETS:
-        raise InputError(f"{bucket}: no such bucket")
-    if not is_there and path.protocol == "hf":
-        raise InputError(f"{bucket}: no such repository on the hub; make it first (hf repos create)")
-
-
-def is_in_repository(path: ObjectPath) -> bool:
-    """Whether the object is a file of a repository on the hub, where each write is a commit for ever."""
-    return path.protocol == "hf" and path.parts[1] != "buckets"
-
-
-def _container(path: ObjectPath) -> ObjectPath:
-    """The bucket of an object; on the hub the repository: of models without a word before owner and name."""
-    if path.protocol != "hf":
-        return ObjectPath(*path.parts[:2])
-    return ObjectPath(*path.parts[: 4 if path.parts[1] in _HUB_KINDS else 3])
-
-
-def as_path(name: str) -> Path:
+def as_path(name: str) -> AnyPath:
     """The path of a file, or of an object if `name` is a URL."""
     if not is_url(name):
         return expanded(name)
     return Path(name.partition("://")[2]) if name.lower().startswith("file://") else object_path(name)
 
 
-def resolved(path: Path) -> Path:
-    """The path without links; raises `InputError` where links lead in a circle."""
+def resolved(path: AnyPath) -> AnyPath:
+    """The path without links, of which a URL has none; raises `InputError` where they lead in a circle."""
+    if isinstance(path, ObjectPath):
+        return path
     try:
         return path.resolve()
     except (RuntimeError, OSError):
         raise InputError(f"{path}: its links lead in a circle") from None
 
 
-def workspace_of(output: Path) -> Path:
+def fixed_part(pattern: P) -> P:
+    """The folder of a glob above its first wildcard."""
+    parts = list(pattern.parent.parts)
+    wild = [number for number, part in enumerate(parts) if glob.has_magic(part)]
+    return type(pattern)(*parts[: wild[0]]) if wild else pattern.parent
+
+
+def matches(pattern: AnyPath) -> list[AnyPath]:
+    """The files that fit a glob, in order."""
+    if isinstance(pattern, Path):
+        paths = map(Path, sorted(glob.glob(str(pattern), recursive=True)))  # noqa: PTH207
+        return [path for path in paths if not path.is_dir()]
+
+    def find(system: Any, name: str) -> list[str]:
+        found = system.glob(name, detail=True).items()
+        return sorted(each for each, about in found if about["type"] == "file")
+
+    return list(pattern.names(find, fixed_part(pattern)))
+
+
+def below(folder: AnyPath) -> list[AnyPath]:
+    """The files below a folder, at any depth, in order."""
+    if isinstance(folder, Path):
+        return sorted(path for path in folder.rglob("*") if path.is_file())
+    return list(folder.names(lambda system, name: sorted(system.find(name))))
+
+
+def workspace_of(output: AnyPath) -> Path:
     """The folder of the run that makes `output`: beside it; that of an object is in the user's folder."""
-    if not isinstance(output, ObjectPath):
+    if isinstance(output, Path):
         return output.with_name(output.name + WORKSPACE)
     home = of_user(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "XDG_STATE_HOME")
     digest = hashlib.sha256(str(output).encode()).hexdigest()[:16]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
 import io
 import os
 import stat
@@ -11,25 +13,30 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.system import system
 from rankmill.producer.files.stores.own_folder import kind_of
-from rankmill.producer.files.stores.paths import WORK_SECONDS, ObjectPath, patiently
+from rankmill.producer.files.stores.paths import WORK_SECONDS, AnyPath, ObjectPath, patiently
 from rankmill.producer.files.stores.roots import check_opened, confined
 
 _BLOCK_BYTES = 4 << 20
 _AHEAD = 2
 """Blocks that are fetched before they are asked for."""
 
+_DIGESTED_BYTES = 64 << 10
+
+_VERSIONS = ("ETag", "etag", "VersionId", "version_id", "generation", "blob_id", "md5", "sha256")
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+
 _KEPT = 16
 """Blocks that are kept: a row group of Parquet is read in several places."""
 
 
-def open_stream(path: Path) -> pa.NativeFile:
+def open_stream(path: AnyPath) -> pa.NativeFile:
     """Open a file as a stream, decompressed as its name says.
 
     Raises
@@ -51,7 +58,12 @@ def open_stream(path: Path) -> pa.NativeFile:
         return pa.input_stream(place, compression=compression)
 
 
-def check_not_empty(path: Path, size: int, *others: Path) -> None:
+def is_empty_here(path: AnyPath) -> bool:
+    """Whether a file of this host has 0 bytes; a store is asked for an object's size when that is read."""
+    return isinstance(path, Path) and path.is_file() and not path.stat().st_size
+
+
+def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
     """Raise `InputError` if the size of a file is 0; `others` are files of which that is known already."""
     if not size:
         more = f", as {len(others)} more have" if others else ""
@@ -60,7 +72,7 @@ def check_not_empty(path: Path, size: int, *others: Path) -> None:
         )
 
 
-def open_random(path: Path) -> Path | pa.NativeFile:
+def open_random(path: AnyPath) -> Path | pa.NativeFile:
     """A file to be read in any order, as Arrow takes it; raises `InputError` if it has 0 bytes."""
     if isinstance(path, ObjectPath):
         check_not_empty(path, path.about()["size"])
@@ -68,6 +80,34 @@ def open_random(path: Path) -> Path | pa.NativeFile:
     with admitted(path) as place:
         check_not_empty(path, place.stat().st_size)
         return path if place == path else pa.OSFile(str(place))
+
+
+def open_bytes(path: AnyPath) -> BinaryIO:
+    """Open a file or an object for reading."""
+    if isinstance(path, ObjectPath):
+        return cast("BinaryIO", io.BufferedReader(ObjectReader(path), _BLOCK_BYTES))
+    with admitted(path) as place:
+        return place.open("rb")
+
+
+def fingerprint(path: AnyPath) -> str:
+    """Identify a file or an object, and its state; raises `InputError` if it cannot be read."""
+    if isinstance(path, ObjectPath):
+        known = path.about()
+        version = next((f"{name} {known[name]}" for name in _VERSIONS if known.get(name)), None)
+        changed = next((f"of {known[name]}" for name in _TIMES if known.get(name)), "")
+        return f"{known.get('size') or 0:,} bytes {version or changed}".strip().replace('"', "")
+    try:
+        with admitted(path) as place, place.open("rb") as file:
+            about = os.fstat(file.fileno())
+            digest = hashlib.sha256(file.read(_DIGESTED_BYTES))
+            file.seek(max(about.st_size - _DIGESTED_BYTES, 0))
+            digest.update(file.read(_DIGESTED_BYTES))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    changed = dt.datetime.fromtimestamp(about.st_mtime_ns // 10**9).isoformat(sep=" ")
+    nanoseconds = about.st_mtime_ns % 10**9
+    return f"{about.st_size:,} bytes of {changed}.{nanoseconds:09} (digest {digest.hexdigest()[:12]})"
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from rankmill.jobs.contract.home import expanded
 from rankmill.producer.files.stores.paths import (
     NOT_WRITTEN,
     WORKSPACE,
+    AnyPath,
     ObjectPath,
     as_path,
     guard,
@@ -51,17 +52,17 @@ class Roots:
 
     def __init__(self, read: Sequence[str], write: Sequence[str]) -> None:
         self._datasets = DATASET in read
-        self._roots: dict[Use, list[Path]] = {
+        self._roots: dict[Use, list[AnyPath]] = {
             "read": [_root(name, "read") for name in read if name != DATASET],
             "write": [_root(name, "write") for name in write],
         }
 
-    def allow(self, path: Path, use: Use) -> bool:
+    def allow(self, path: AnyPath, use: Use) -> bool:
         """Whether a path is in a root when its links are resolved, and no hidden file."""
-        found = path if isinstance(path, ObjectPath) else resolved(path)
+        found = resolved(path)
         return any(_is_within(found, root) and not _is_hidden(found, root) for root in self._roots[use])
 
-    def check(self, path: Path, use: Use) -> None:
+    def check(self, path: AnyPath, use: Use) -> None:
         """Raise `RunnerError` if `path` may not be used so."""
         if not self.allow(path, use):
             raise refusal(str(path), use)
@@ -162,7 +163,7 @@ def refusal(name: str, use: Use) -> RunnerError:
     )
 
 
-def _root(name: str, use: Use) -> Path:
+def _root(name: str, use: Use) -> AnyPath:
     setting = f"runner_{use}: {name}"
     scheme = name.partition("://")[0].lower() if is_url(name) else ""
     if scheme in _NEVER:
@@ -175,17 +176,15 @@ def _root(name: str, use: Use) -> Path:
         raise ConfigError(f"{setting}: {error}") from None
 
 
-def _is_within(path: Path, root: Path) -> bool:
-    """Whether a path, without links, is a root or below one."""
-    if isinstance(path, ObjectPath) != isinstance(root, ObjectPath):
-        return False
+def _is_within(path: AnyPath, root: AnyPath) -> bool:
+    """Whether a path, without links, is a root or below one; a URL is within none of this host."""
     if isinstance(path, ObjectPath) and not _is_plain(path):
         return False
     start = resolved(root).parts
     return path.parts[: len(start)] == start
 
 
-def _is_hidden(path: Path, root: Path) -> bool:
+def _is_hidden(path: AnyPath, root: AnyPath) -> bool:
     """Whether a path below a root is hidden there, or in the folder of a run."""
     return any(part[0] == "." or part.endswith(WORKSPACE) for part in path.parts[len(resolved(root).parts) :])
 

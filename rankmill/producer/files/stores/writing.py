@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
-from rankmill.producer.files.stores.paths import WORK_SECONDS, ObjectPath
+from rankmill.producer.files.stores.paths import WORK_SECONDS, AnyPath, ObjectPath
 from rankmill.producer.files.stores.reading import ObjectReader
 from rankmill.producer.files.stores.roots import opened_folder
 
@@ -30,7 +30,7 @@ _READ_BYTES = 4 << 20
 _IN_PIECES = {"s3", "s3a"}
 """Stores that take objects in pieces, invisible until the object is complete."""
 
-UNFINISHED = ".rankmill-*"
+_UNFINISHED = ".rankmill-*"
 """The folders in which files are written before they are put beside them; one whose process died stays."""
 
 _PIECE_BYTES = 16 << 20
@@ -51,13 +51,20 @@ class Upload:
         The object, which appears with `finish`.
     """
 
+    @classmethod
+    def to(cls, target: AnyPath, file: Path) -> Upload | None:
+        """The sending of a file to its place; ``None`` where that takes no pieces: `put` sends it whole."""
+        if isinstance(target, ObjectPath) and target.protocol in _IN_PIECES:
+            return cls(file, target)
+        return None
+
     def __init__(self, file: Path, target: ObjectPath) -> None:
         self._file, self._target = file, target
         self._thread = system.Executor(1, "rankmill-upload")
         self._sending: Future[None] | None = None
         self._object: Any = None
         self._sent = 0
-        self._failed = target.protocol not in _IN_PIECES
+        self._failed = False
 
     def follow(self) -> None:
         """Begin to send what the file has, if it is enough for a piece and none is being sent."""
@@ -121,7 +128,7 @@ class Upload:
         logger.info("%s is sent as a whole when it is complete: %s", self._target, error)
 
 
-def put(file: Path, target: Path, upload: Upload | None = None) -> None:
+def put(file: Path, target: AnyPath, upload: Upload | None = None) -> None:
     """Move a synced file to `target`, which is replaced; its folder is created if it is not there.
 
     Parameters
@@ -156,7 +163,7 @@ def put(file: Path, target: Path, upload: Upload | None = None) -> None:
 
 
 @contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
+def whole_file(target: AnyPath) -> Iterator[Path]:
     """A file to write on this host, which is moved to `target` if the block ends without an error.
 
     Raises
@@ -166,9 +173,9 @@ def whole_file(target: Path) -> Iterator[Path]:
     StoreError
         The store of `target` does not take it.
     """
-    beside = None if isinstance(target, ObjectPath) else target.parent
+    local = target if isinstance(target, Path) else None
     try:
-        with _private_folder(target, beside) as folder:
+        with _private_folder(local) as folder:
             partial = folder / target.name
             yield partial
             sync(partial)
@@ -179,11 +186,12 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _private_folder(target: Path, beside: Path | None) -> Iterator[Path]:
-    """A folder for the block; nobody knows its name, as under a known one there may be a link."""
-    above, name = beside or Path(tempfile.gettempdir()), UNFINISHED.replace("*", secrets.token_hex(8))
+def _private_folder(target: Path | None) -> Iterator[Path]:
+    """A folder for the block, beside `target`, by a name that nobody knows: under it there is no link."""
+    above = target.parent if target else Path(tempfile.gettempdir())
+    name = _UNFINISHED.replace("*", secrets.token_hex(8))
     with ExitStack() as stack:
-        opened = stack.enter_context(opened_folder(above, target if beside else None))
+        opened = stack.enter_context(opened_folder(above, target))
         for _ in range(2):  # a signal may break off the first: a runner's, that has lost its run
             stack.callback(shutil.rmtree, name, ignore_errors=True, dir_fd=opened)
         os.mkdir(name, 0o700, dir_fd=opened)
@@ -201,6 +209,24 @@ def _confirm(folder: int, target: Path) -> None:
         ) from None
 
 
+def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
+    """Delete files of a folder, if they are there, so that none is there again after a power failure."""
+    for file in files:
+        file.unlink(missing_ok=True)
+    if isinstance(folder, Path) and folder.is_dir():
+        sync(folder)
+
+
+def clear_unfinished(folder: AnyPath) -> None:
+    """Delete what processes that died have left of files that they wrote for a folder."""
+    if isinstance(folder, Path):
+        for left in folder.glob(_UNFINISHED):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
 def discard(file: Path) -> None:
     """Delete a file that is not needed any more, if it is there; a failure is only logged."""
     try:
@@ -209,11 +235,16 @@ def discard(file: Path) -> None:
         logger.warning("%s is not needed any more, and cannot be removed: %s", file, error.strerror or error)
 
 
-def identity(path: Path, *, in_store: bool) -> str:
-    """The identity of a complete file once in place: inode, size, time; in a store size and digest."""
-    if not in_store:
-        found = path.stat()
-        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+def identity(path: AnyPath, place: AnyPath) -> str:
+    """The identity of a complete file once it is at `place`: inode, size, time; in a store its `content`."""
+    if not (isinstance(place, Path) and isinstance(path, Path)):
+        return content(path)
+    found = path.stat()
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+
+
+def content(path: AnyPath) -> str:
+    """The size and the digest of a file's or an object's bytes."""
     digest, size = hashlib.sha256(), 0
     with ObjectReader(path) if isinstance(path, ObjectPath) else path.open("rb") as file:
         while data := file.read(_READ_BYTES):

@@ -1,0 +1,83 @@
+"""Whether an output can be written at a place, before any work: beside a file of this host, or in a store."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from rankmill.jobs.contract.errors import InputError, StoreError
+from rankmill.producer.files.stores.own_folder import kind_of
+from rankmill.producer.files.stores.paths import NOT_WRITTEN, AnyPath, ObjectPath
+
+_WITH_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
+
+_HUB_KINDS = {"datasets", "spaces", "models", "kernels", "buckets"}
+
+
+def check_writable(path: AnyPath) -> None:
+    """Check that a file or a folder can be made at `path`; raises `InputError` if not."""
+    if isinstance(path, ObjectPath):
+        _check_container(path)
+        return
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent}: no such directory to write the output to")
+    for each in (path.parent, path):  # beside a folder of parts is the run's own
+        if each.is_dir() and not os.access(each, os.W_OK):
+            raise InputError(f"{each} is not writable; name another place with -o")
+
+
+def check_folder(folder: AnyPath) -> None:
+    """Check that parts can be written to `folder`, if need be a new one; raises `InputError` if not."""
+    if isinstance(folder, Path) and folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; --rows-per-part needs a folder, name one with -o")
+    check_writable(folder)
+
+
+def check_replaceable(path: AnyPath) -> None:
+    """Check that what is at the place of an output, if anything, is a file; raises `InputError` if not."""
+    if isinstance(path, ObjectPath):
+        return
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path} is {kind_of(mode)}, which no output replaces; name a file with -o")
+
+
+def is_in_repository(path: ObjectPath) -> bool:
+    """Whether the object is a file of a repository on the hub, where each write is a commit for ever."""
+    return path.protocol == "hf" and path.parts[1] != "buckets"
+
+
+def _check_container(path: ObjectPath) -> None:
+    """Check that the bucket (or what a store calls it) is there, if that may be asked.
+
+    Raises
+    ------
+    InputError
+        It is not there, or nothing that is written to such a URL stays there.
+    """
+    if path.protocol.lower() in NOT_WRITTEN:
+        raise InputError(
+            f"{path}: an output cannot be written to {path.protocol}://; name another place with -o"
+        )
+    bucket = _container(path)
+    try:
+        is_there = bucket.exists()
+    except StoreError:  # who may write need not be allowed to look
+        return
+    if not is_there and path.protocol in _WITH_BUCKETS:
+        raise InputError(f"{bucket}: no such bucket")
+    if not is_there and path.protocol == "hf":
+        raise InputError(f"{bucket}: no such repository on the hub; make it first (hf repos create)")
+
+
+def _container(path: ObjectPath) -> ObjectPath:
+    """The bucket of an object; on the hub the repository: of models without a word before owner and name."""
+    if path.protocol != "hf":
+        return ObjectPath(*path.parts[:2])
+    return ObjectPath(*path.parts[: 4 if path.parts[1] in _HUB_KINDS else 3])
