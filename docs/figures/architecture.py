@@ -12,7 +12,7 @@ ROOMS = {
     }),
     "rankmill": ("what people touch", "a", {
         "cli": "commands", "score": "a file from end to end", "cluster": "snapshot, verdict, exporter",
-        "testing": "clients without a server",
+        "testing": "clients without a server", "plugins": "finds extensions",
     }),
     "rankmill.producer": ("pairs in, scores out", "d", {
         "client": "Client, its asyncio twin, runs", "local": "embedded server, processes",

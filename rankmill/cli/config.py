@@ -9,11 +9,12 @@ import click
 import yaml
 
 from rankmill.cli import options
+from rankmill.cli.common import CONTEXT
 from rankmill.jobs.runtime.passwords import mask_passwords, mask_url
 from rankmill.jobs.runtime.settings import Settings, merge_settings, validate
 
 
-@click.group(context_settings=options.CONTEXT)
+@click.group(context_settings=CONTEXT)
 def config() -> None:
     """Show and describe settings."""
 

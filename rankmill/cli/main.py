@@ -1,4 +1,4 @@
-"""``rankmill``: the command group."""
+"""``rankmill``: the command group. A command is imported when it is used; listing it imports nothing."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from importlib import import_module
 
 import click
 
-from rankmill.cli import options
+from rankmill.cli.common import CONTEXT, version
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.plugins import load, names
 
-_COMMANDS = {
-    "score": "rankmill.cli.score.score_file",
-    "submit": "rankmill.extensions.runners.commands.submit.submit",
-    "wait": "rankmill.extensions.runners.commands.wait.wait",
-    "runner": "rankmill.extensions.runners.commands.runner.runner",
-    "serve": "rankmill.extensions.gateway.commands.serve.serve",
-    "merge": "rankmill.cli.merge.merge_shards",
-    "evaluate": "rankmill.extensions.rankings.commands.evaluate.evaluate",
-    "mine": "rankmill.extensions.rankings.commands.mine.mine_negatives",
-    "workers": "rankmill.cli.live_workers.workers",
-    "status": "rankmill.cli.status.status",
-    "runs": "rankmill.cli.status.runs",
-    "errors": "rankmill.cli.status.errors",
-    "cancel": "rankmill.cli.status.cancel",
-    "jobs": "rankmill.cli.jobs.jobs",
-    "tune": "rankmill.extensions.lab.commands.tune.tune",
-    "experiment": "rankmill.extensions.lab.commands.experiment.experiment",
-    "check-precision": "rankmill.extensions.lab.commands.check_precision.check_precision",
-    "quantize": "rankmill.extensions.lab.commands.quantize.quantize",
-    "models": "rankmill.extensions.registry.commands.models.models",
-    "keys": "rankmill.extensions.gateway.commands.keys.keys",
-    "usage": "rankmill.cli.usage.usage",
-    "exporter": "rankmill.cli.exporter.exporter",
-    "config": "rankmill.cli.config.config",
-}
-"""Module and name of each command; a module is imported when its command is used."""
+Listed = tuple[str, str, str]
+"""Of a command: its purpose, the first line of its help, and ``MODULE:FUNCTION``."""
+
+_PURPOSES = ("Score", "Serve", "Cluster", "Models", "Measure")
+"""What somebody wants who looks for a command; --help lists the commands by it, in this order."""
+
+_CORE: dict[str, Listed] = {
+    "score": (
+        "Score", "Score the pairs of INPUT files with a cross-encoder.", "rankmill.cli.score:score_file",
+    ),
+    "merge": ("Score", "Merge the outputs of score-file --shard.", "rankmill.cli.merge:merge_shards"),
+    "status": ("Cluster", "Show queues, workers and runs; or a submitted run.", "rankmill.cli.status:status"),
+    "workers": (
+        "Cluster", "List the live workers; start, drain or warm some.", "rankmill.cli.live_workers:workers",
+    ),
+    "runs": ("Cluster", "List unfinished runs and submitted runs.", "rankmill.cli.status:runs"),
+    "errors": ("Cluster", "List the rows of a run without a score.", "rankmill.cli.status:errors"),
+    "cancel": ("Cluster", "Cancel a run, or a submitted run.", "rankmill.cli.status:cancel"),
+    "jobs": ("Cluster", "List failed and set-aside jobs; retry or clear them.", "rankmill.cli.jobs:jobs"),
+    "usage": ("Cluster", "Show how much each tenant has used.", "rankmill.cli.usage:usage"),
+    "exporter": (
+        "Cluster", "Serve the live page, and metrics to Prometheus.", "rankmill.cli.exporter:exporter",
+    ),
+    "config": ("Cluster", "Show and describe settings.", "rankmill.cli.config:config"),
+}  # fmt: skip
 
 _EPILOG = """\b
 Exit codes:
@@ -44,9 +45,33 @@ Exit codes:
   130  interrupted"""
 
 
+def listed_commands() -> dict[str, Listed]:
+    """All commands by name, the core's first; extensions add theirs by ``rankmill.commands``.
+
+    Raises
+    ------
+    click.UsageError
+        An extension cannot be imported.
+    """
+    commands = dict(_CORE)
+    try:
+        for extension in names("rankmill.commands"):
+            added: dict[str, Listed] = load("rankmill.commands", extension)
+            commands |= {name: command for name, command in added.items() if name not in commands}
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    return commands
+
+
+def _purposes(commands: dict[str, Listed]) -> list[str]:
+    return list(dict.fromkeys([*_PURPOSES, *(purpose for purpose, _, _ in commands.values())]))
+
+
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        commands = listed_commands()
+        purposes = _purposes(commands)
+        return sorted(commands, key=lambda name: purposes.index(commands[name][0]))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -54,15 +79,27 @@ class _Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:  # click knows only commands that are imported already
-            raise click.NoSuchCommand(error.command_name, possibilities=_COMMANDS, ctx=ctx) from None
+            possibilities = self.list_commands(ctx)
+            raise click.NoSuchCommand(error.command_name, possibilities=possibilities, ctx=ctx) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module, _, name = _COMMANDS.get(cmd_name, "").rpartition(".")
-        found: click.Command | None = getattr(import_module(module), name) if name else None
+        command = _CORE.get(cmd_name) or listed_commands().get(cmd_name)
+        if command is None:
+            return None
+        module, _, function = command[2].partition(":")
+        found: click.Command = getattr(import_module(module), function)
         return found
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = listed_commands()
+        width = max(map(len, commands))
+        for purpose in _purposes(commands):
+            rows = [(name.ljust(width), text) for name, (of, text, _) in commands.items() if of == purpose]
+            with formatter.section(purpose):
+                formatter.write_dl(rows)
 
-@click.group(cls=_Commands, epilog=_EPILOG, context_settings=options.CONTEXT)
-@options.version
+
+@click.group(cls=_Commands, epilog=_EPILOG, context_settings=CONTEXT)
+@version
 def rankmill() -> None:
     """Score pairs with cross-encoders, watch workers and runs, and find the best settings."""

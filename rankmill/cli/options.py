@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from rankmill.cli.common import CONTEXT
 from rankmill.cli.exits import clean_exit
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.contract.home import expanded
@@ -38,8 +39,6 @@ _WAIT_SECONDS = 5
 
 Function = Callable[..., None]
 Option = Callable[[Function], Function]
-
-CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 REDIS_OR_EMBEDDED = "REDIS_URL, else an embedded server and workers"
 
@@ -414,4 +413,3 @@ def require_plots() -> None:
 force = click.option("--force", is_flag=True, help="Replace an existing output.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No progress display; no messages except errors.")
-version = click.version_option(package_name="rankmill")

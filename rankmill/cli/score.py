@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rankmill.cli import options
+from rankmill.cli.common import version
 from rankmill.cli.request import GROUPS, SETTINGS, file_options
 from rankmill.cli.show import echo, json_of
 from rankmill.cli.standard_output import in_temporary_folder, pass_on
@@ -66,7 +67,7 @@ overrides the environment, and the environment overrides the file."""
 @options.as_json
 @options.quiet
 @click.option("-v", "--verbose", is_flag=True, help="More messages: one for each chunk.")
-@options.version
+@version
 def score_file(
     request: FileRequest,
     config: str | None,

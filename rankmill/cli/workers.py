@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rankmill.cli import options
+from rankmill.cli.common import version
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.hosts import require_worker_packages
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 @options.settings(
     "redis_url", "queue", "workers", "threads", "device", "backend", "warm", "log_level", logs=True
 )
-@options.version
+@version
 def score_workers(settings: Settings) -> None:
     """Start this host's workers and keep them running.
 

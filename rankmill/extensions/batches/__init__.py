@@ -1,1 +1,1 @@
-"""Files and batches: requests by the file, which runners work on whatever becomes of the gateway."""
+"""OpenAI's files and batches: requests in a file, scored by runners."""

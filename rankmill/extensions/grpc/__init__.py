@@ -1,1 +1,1 @@
-"""The gateway's gRPC port: the services of TEI (text-embeddings-inference), health and reflection."""
+"""Scores over TEI's gRPC, beside the gateway's HTTP."""

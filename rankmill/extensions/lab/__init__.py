@@ -1,1 +1,25 @@
-"""What measures models and machines."""
+"""Measuring: the best settings for a machine, precisions, and models in 8 bits."""
+
+COMMANDS = {
+    "tune": (
+        "Measure",
+        "Find the best settings for this machine.",
+        "rankmill.extensions.lab.commands.tune:tune",
+    ),
+    "experiment": (
+        "Measure",
+        "Measure grids of settings, and write a report.",
+        "rankmill.extensions.lab.commands.experiment:experiment",
+    ),
+    "check-precision": (
+        "Measure",
+        "Compare the rankings of precisions with those of fp32.",
+        "rankmill.extensions.lab.commands.check_precision:check_precision",
+    ),
+    "quantize": (
+        "Models",
+        "Make a model directory for 8 bits.",
+        "rankmill.extensions.lab.commands.quantize:quantize",
+    ),
+}
+"""For the seam ``rankmill.commands``: purpose, first line of the help, and where the command is."""

@@ -1,0 +1,1 @@
+"""The live page: the state of the cluster in a browser."""

@@ -1,1 +1,20 @@
-"""Runners: processes that score submitted files, one at a time, as score-file does."""
+"""Submitted runs: files that are scored by runners, wherever they are, and the webhooks of their end."""
+
+COMMANDS = {
+    "submit": (
+        "Score",
+        "Hand INPUT files to runners, which score their pairs.",
+        "rankmill.extensions.runners.commands.submit:submit",
+    ),
+    "wait": (
+        "Score",
+        "Wait for a submitted run, or for a detached one.",
+        "rankmill.extensions.runners.commands.wait:wait",
+    ),
+    "runner": (
+        "Serve",
+        "Score submitted files, one after the other.",
+        "rankmill.extensions.runners.commands.runner:runner",
+    ),
+}
+"""For the seam ``rankmill.commands``: purpose, first line of the help, and where the command is."""

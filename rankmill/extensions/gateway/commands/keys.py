@@ -9,6 +9,7 @@ import click
 from pydantic import Field
 
 from rankmill.cli import options
+from rankmill.cli.common import CONTEXT
 from rankmill.cli.show import echo
 from rankmill.cluster.tables import duration
 from rankmill.extensions.gateway.keys.api_keys import ApiKey, KeyStore
@@ -17,7 +18,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 
-@click.group(context_settings=options.CONTEXT)
+@click.group(context_settings=CONTEXT)
 def keys() -> None:
     """Make, list and revoke the API keys of the gateway."""
 

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rankmill.cli import options
+from rankmill.cli.common import CONTEXT
 from rankmill.cli.show import console, echo, json_of
 from rankmill.extensions.registry.commands import aliases, listing, transfer
 from rankmill.extensions.registry.commands.compare import compare
@@ -16,7 +17,7 @@ from rankmill.extensions.registry.trial import ModelReport, Proven, model_report
 from rankmill.jobs.runtime.settings import Settings
 
 
-@click.group(context_settings=options.CONTEXT)
+@click.group(context_settings=CONTEXT)
 def models() -> None:
     """Look at models, and keep them in a registry."""
 

@@ -1,0 +1,67 @@
+"""Finds what extends rankmill, by the entry points of installed packages: ours, and anybody's.
+
+A package names what it adds in its metadata, as here in a ``pyproject.toml``::
+
+    [project.entry-points."rankmill.formats"]
+    pairs = "my_package:PAIRS"
+
+Nothing is imported before it is asked for. A name in brackets behind it is the extra that it needs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.installation import install_line
+
+Seam = Literal["rankmill.commands"]
+"""The groups of entry points.
+
+``rankmill.commands``: a dictionary of commands; `rankmill.cli.main.Listed` says what it has of each.
+"""
+
+
+@cache
+def _named(seam: Seam) -> dict[str, EntryPoint]:
+    named: dict[str, EntryPoint] = {}
+    for point in sorted(
+        entry_points(group=seam), key=lambda point: (_package(point) != "rankmill", point.name)
+    ):
+        other = named.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ConfigError(
+                f"two packages add {point.name!r} to {seam}: {_package(other)} and {_package(point)}; "
+                "uninstall one of them"
+            )
+    return named
+
+
+def names(seam: Seam) -> list[str]:
+    """The names that installed packages add to a seam: ours first."""
+    return list(_named(seam))
+
+
+def load(seam: Seam, name: str) -> Any:
+    """Import what a package adds under a name.
+
+    Raises
+    ------
+    KeyError
+        No installed package adds that name.
+    ConfigError
+        It cannot be imported; the message says what to install.
+    """
+    point = _named(seam)[name]
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        extra = next(iter(point.extras), None)
+        way = f"{install_line(extra)} installs it" if extra else f"repair or uninstall {_package(point)}"
+        raise ConfigError(f"{name!r} of {seam} cannot be imported ({error}); {way}") from error
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "an unknown package"

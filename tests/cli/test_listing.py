@@ -1,0 +1,96 @@
+"""``rankmill --help``: all commands by purpose, without importing one; and what extensions add."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from rankmill import plugins
+from rankmill.cli.main import listed_commands, rankmill
+
+
+@pytest.fixture(autouse=True)
+def _forgets() -> Iterator[None]:
+    plugins._named.cache_clear()
+    yield
+    plugins._named.cache_clear()
+
+
+def add(monkeypatch: pytest.MonkeyPatch, *added: importlib.metadata.EntryPoint) -> None:
+    """Add entry points to those of the installed packages."""
+    installed = importlib.metadata.entry_points
+
+    def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
+        return [*installed(group=group), *(each for each in added if each.group == group)]
+
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
+
+
+def commands_at(value: str, name: str = "other") -> importlib.metadata.EntryPoint:
+    return importlib.metadata.EntryPoint(name, value, "rankmill.commands")
+
+
+OTHERS = {
+    "count": ("Score", "Count pairs.", "rankmill.cli.status:status"),
+    "fly": ("Travel", "Fly.", "rankmill.cli.status:status"),
+    "score": ("Score", "Not the core's.", "rankmill.cli.status:status"),
+}
+
+
+def test_the_listed_line_is_that_of_the_command() -> None:
+    context = click.Context(rankmill)
+    lines = {name: text for name, (_, text, _) in listed_commands().items()}
+    found = {name: rankmill.get_command(context, name) for name in lines}
+    shown = {name: command.get_short_help_str(limit=200) for name, command in found.items() if command}
+    assert {name: f"{line.rstrip('.')}." for name, line in shown.items()} == lines
+
+
+def test_the_commands_are_listed_without_what_they_import() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from rankmill.cli.main import rankmill\n"
+        "assert 'quantize' in CliRunner().invoke(rankmill, ['--help']).output\n"
+        "print({'numpy', 'pyarrow', 'redis', 'pydantic', 'rich', 'rq'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_package_adds_commands_and_purposes_but_takes_no_name_of_the_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add(monkeypatch, commands_at("tests.cli.test_listing:OTHERS"))
+    shown = CliRunner().invoke(rankmill, ["--help"]).output
+    assert "Count pairs." in shown
+    assert "\nTravel:\n  fly " in shown
+    assert "Not the core's." not in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("no_such_module:COMMANDS [worker]", r"'no_such_module'\); pip install .*worker\]'? installs it"),
+        ("no_such_module:COMMANDS", r"repair or uninstall an unknown package"),
+        ("tests.cli.test_listing:MISSING", r"has no attribute 'MISSING'"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, value: str, told: str
+) -> None:
+    add(monkeypatch, commands_at(value))
+    done = CliRunner().invoke(rankmill, ["--help"])
+    assert done.exit_code == 2
+    assert re.search(told, done.output)
+
+
+def test_two_packages_cannot_add_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch, commands_at("one:COMMANDS"), commands_at("two:COMMANDS"))
+    done = CliRunner().invoke(rankmill, ["--help"])
+    assert done.exit_code == 2
+    assert "two packages add 'other' to rankmill.commands" in done.output
