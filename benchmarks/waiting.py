@@ -26,6 +26,7 @@ from benchmarks.cluster import valkey
 from rankmill import Client
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import Tenant
 from rankmill.jobs.contract.run import Run, new_run
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -59,7 +60,9 @@ def put(store: RunStore, tenant: str, weight: float, chunks: int, rows: int, que
     run = new_run(ScoreSpec(model="m"), queue=queue, ttl=3600, max_retries=1, priority="bulk",
                   tenant=Tenant(tenant, weight))  # fmt: skip
     for first in range(0, chunks, 500):
-        some = {number: Payload(b"", rows) for number in range(first, min(first + 500, chunks))}
+        some: dict[ChunkId, Payload] = {
+            number: Payload(b"", rows) for number in range(first, min(first + 500, chunks))
+        }
         store.enqueue(run, some, new=not first)
     return run
 

@@ -44,6 +44,7 @@ from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
 from rankmill.jobs.contract.errors import ConfigError, RunFailed, SpecError
 from rankmill.jobs.contract.file_request import FileOrder
 from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.keys import ChunkId, parent_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec, choose_output
@@ -103,8 +104,8 @@ class FakeRun:
     is_complete: bool = False
     is_cancelled: bool = False
     _chunks: DetachedChunks | None = None
-    _payloads: dict[int, Payload] = field(default_factory=dict)
-    _waiting: dict[int, float] = field(default_factory=dict)
+    _payloads: dict[ChunkId, Payload] = field(default_factory=dict)
+    _waiting: dict[ChunkId, float] = field(default_factory=dict)
     """When the chunks without a result were submitted."""
     _results: dict[int, ChunkResult] = field(default_factory=dict)
     _entries: Iterator[int] = field(default_factory=lambda: count(1))
@@ -238,14 +239,14 @@ class FakeWorkers:
 
     # What a worker would do
 
-    def _scored(self, run: Run, chunk: int, payload: Payload) -> ChunkResult:
+    def _scored(self, run: Run, chunk: ChunkId, payload: Payload) -> ChunkResult:
         names, spec = self._names, run.spec
         rows = list(zip(*decode_rows(payload.pairs, run.inputs), strict=True))
         called = names_of_texts(run.inputs)
         faults = [text_fault(dict(zip(called, texts, strict=True))) for texts in rows]
         reasons = [fault and fault[1] for fault in faults]
         sizes = [sum(len(_WORD.findall(text or "")) for text in texts) for texts in rows]
-        worker, found, labels = names[chunk % len(names)], list[str](), tuple[str, ...]()
+        worker, found, labels = names[parent_of(chunk) % len(names)], list[str](), tuple[str, ...]()
         try:
             if run.inputs == "tokens":
                 found = [self._found(texts[0] or "").model_dump_json() for texts in rows]
@@ -385,14 +386,14 @@ class _Store(RunStore):
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
         return mine
 
-    def enqueue(self, run: Run, payloads: Mapping[int, Payload], *, new: bool = False) -> None:
+    def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
         if new:
             self.restore(run)
         if found := self._workers._find(run.id):
             found._payloads |= payloads
             found._waiting |= dict.fromkeys(payloads, system.monotonic())
 
-    def payload(self, run: Run, chunk: int) -> bytes | None:
+    def payload(self, run: Run, chunk: ChunkId) -> bytes | None:
         found = self._workers._find(run.id)
         return found._payloads[chunk].pairs if found and chunk in found._payloads else None
 
@@ -404,10 +405,10 @@ class _Store(RunStore):
         found = self._workers._find(run_id)
         return found._chunks if found else None
 
-    def failed_attempts(self, run: Run) -> Mapping[int, int]:
+    def failed_attempts(self, run: Run) -> Mapping[ChunkId, int]:
         return {}
 
-    def count_attempts(self, run: Run, failed: Mapping[int, int]) -> list[int]:
+    def count_attempts(self, run: Run, failed: Mapping[ChunkId, int]) -> list[ChunkId]:
         return list(failed)
 
     def results(self, run: Run, *, block_ms: int, after: str = "0", **_: Any) -> Any:
@@ -423,7 +424,7 @@ class _Store(RunStore):
     def _pause(self, seconds: float) -> None:
         system.sleep(seconds)
 
-    def forget(self, run: Run, chunks: Iterable[int], entries: Iterable[str], *_: Any, **__: Any) -> None:
+    def forget(self, run: Run, chunks: Iterable[ChunkId], entries: Iterable[str], *_: Any, **__: Any) -> None:
         if found := self._workers._find(run.id):
             for chunk in chunks:
                 found._payloads.pop(chunk, None)
@@ -433,22 +434,22 @@ class _Store(RunStore):
     def note(self, *_: Any, **__: Any) -> None:
         pass
 
-    def scored_rows(self, run: Run) -> dict[int, int]:
+    def scored_rows(self, run: Run) -> dict[ChunkId, int]:
         return {}
 
     def unlist(self, run: Run) -> None:
         pass
 
-    def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
+    def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
         return []
 
-    def put_back(self, run: Run, chunks: Iterable[int]) -> int:
+    def put_back(self, run: Run, chunks: Iterable[ChunkId]) -> int:
         return 0
 
     def wrong(self, run_ids: Iterable[str]) -> None:
         return None
 
-    def delete(self, run: Run, chunks: Iterable[int], *, tell: bool = False, **_: Any) -> Deleted:
+    def delete(self, run: Run, chunks: Iterable[ChunkId], *, tell: bool = False, **_: Any) -> Deleted:
         return Deleted(self._workers._end(run, left=tell or bool(list(chunks)), tell=tell), None)
 
 

@@ -17,6 +17,7 @@ from rankmill.extensions.registry.resolver import Resolver
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError, RunFailed, WireError, WrongScores
 from rankmill.jobs.contract.file_request import FileRequest
+from rankmill.jobs.contract.keys import PieceId
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.contract.usage import NO_DEVICE, used_by
@@ -26,7 +27,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
-from rankmill.producer.collect.collector import FIRST_PIECE, HowScored
+from rankmill.producer.collect.collector import HowScored
 from rankmill.producer.collect.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.pairs import RowsAt
@@ -302,12 +303,15 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
             scored = [(entry, each) for entry, each in entries if isinstance(each, ChunkScores)]
             how = HowScored(left.spec, journal.first)
             how.settled = how.news(result.stats for _, result in scored) or how.settled
-            ours = [(entry, result) for entry, result in scored if not how.objection(result.stats)]
-            whole = [each for each in ours if len(each[1].scores) == _rows_of(store, left, each[1].chunk)]
-            # Results of finished parts are not in the journal any more.
-            open_rows = [each for each in whole if each[1].chunk >= journal.finished.rows]
-            known = [each for each in open_rows if journal.get(each[1].chunk) is None]
-            first = {result.chunk: (entry, result) for entry, result in reversed(known)}
+            first: dict[int, tuple[str, ChunkScores]] = {}
+            for entry, result in scored:
+                chunk = result.chunk
+                if how.objection(result.stats) or isinstance(chunk, PieceId) or chunk in first:
+                    continue
+                if chunk < journal.finished.rows or journal.get(chunk):  # it was taken, or even written
+                    continue
+                if len(result.scores) == _rows_of(store, left, chunk):
+                    first[chunk] = entry, result
             used = {entry: used_by(result) for entry, result in first.values()}
             before = journal.account
             rows = sum(len(result.scores) - result.scores.null_count for _, result in first.values())
@@ -339,6 +343,6 @@ def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
 
 
 def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:
-    """Number of rows of a chunk whose pairs are still in Redis; ``None`` if they are not, or for a piece."""
+    """Number of rows of a chunk whose pairs are still in Redis; ``None`` if they are not."""
     payload = store.payload(run, chunk)
-    return len(decode_rows(payload, run.inputs)[0]) if payload and chunk < FIRST_PIECE else None
+    return len(decode_rows(payload, run.inputs)[0]) if payload else None

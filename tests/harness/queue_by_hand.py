@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from rq.job import Job
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.wire import decode_pairs
@@ -57,14 +58,14 @@ class QueueByHand:
         self.tokens: list[int | None] = []
         """Those of the rows of `scores`, of chunks in which any are known."""
 
-    def waiting(self) -> list[int]:
-        """Numbers of the chunks that no worker has scored, in the order of the queue."""
+    def waiting(self) -> list[ChunkId]:
+        """The chunks that no worker has scored, in the order of the queue."""
         names = waiting_jobs(self.store.redis, "q")
         chunks = [parsed[1] for name in names if (parsed := keys.parse_job_id(name))]
         self.most_waiting = max(self.most_waiting, len(chunks))
         return chunks
 
-    def score(self, chunk: int) -> None:
+    def score(self, chunk: ChunkId) -> None:
         """Answer a chunk: the score of a row is its number in the input, and it has 100 tokens more."""
         scores = pa.array([float(query) for query in self.queries(chunk)], pa.float32())
         tokens = pc.add(scores, 100).cast(pa.int32())
@@ -75,11 +76,11 @@ class QueueByHand:
         for chunk in self.waiting():
             self.score(chunk)
 
-    def fail(self, chunk: int) -> None:
+    def fail(self, chunk: ChunkId) -> None:
         """Say that a chunk cannot be scored."""
         self._answer(ChunkFailure(chunk=chunk, message="bad", fatal=False, attempts=1))
 
-    def queries(self, chunk: int) -> list[str]:
+    def queries(self, chunk: ChunkId) -> list[str]:
         """The queries of a chunk that waits."""
         return [query or "0" for query in decode_pairs(self.store.payload(self.run, chunk) or b"")[0]]
 

@@ -13,6 +13,7 @@ from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload, attempt
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.protocol.queues import QueueCapacity, write_capacity
@@ -83,7 +84,7 @@ def test_results_are_read_once_each_and_then_forgotten(store: RunStore, run: Run
 def test_a_job_is_json_and_names_its_chunk(store: RunStore, run: Run) -> None:
     store.enqueue(run, {3: Payload(b"payload", 500)})
     job = Job.fetch(keys.job_id(run.id, 3), store.redis, serializer=JSONSerializer)
-    assert (job.func_name, job.args, job.retries_left) == ("rankmill.score_chunk", [run.id, 3], 2)
+    assert (job.func_name, job.args, job.retries_left) == ("rankmill.score_chunk", [run.id, "3"], 2)
     assert job.timeout
     assert job.timeout > 500  # grows with the chunk, never RQ's fixed 180 s
     assert attempt(run, job) == 1
@@ -124,7 +125,7 @@ def test_an_attempt_at_a_run_that_is_gone_leaves_nothing(
 def test_a_chunk_that_is_sent_again_after_a_lost_reply_gets_no_attempt_more(
     store: RunStore, run: Run
 ) -> None:
-    chunks = {0: Payload(b"a", 5), 1: Payload(b"b", 5), 2: Payload(b"c", 5, failed=1)}
+    chunks: dict[ChunkId, Payload] = {0: Payload(b"a", 5), 1: Payload(b"b", 5), 2: Payload(b"c", 5, failed=1)}
     for _ in range(2):
         store.enqueue(run, chunks)
         jobs = [

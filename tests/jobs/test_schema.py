@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rq.job import Job
 
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import FormatError, WireError
 from rankmill.jobs.contract.job import chunk_of
+from rankmill.jobs.contract.keys import ChunkId, PieceId, parent_of
 from rankmill.jobs.contract.results import (
     BadResult,
     ChunkFailure,
@@ -127,13 +129,27 @@ def test_a_result_of_another_run_is_none_of_this_one() -> None:
     assert read_entry("0ae", entry) == BadResult(None, "the results of run 0ae have one of run 0af")
 
 
-@pytest.mark.parametrize("arguments", [(), ("run",), (1, "run"), ("run", -1), ("run", "1"), ("run", 1.5)])
+@given(st.integers(0, 10**12), st.integers(0, 10**6), st.integers(1, 10**6))
+def test_a_piece_is_named_by_its_chunk_and_its_rows(first: int, start: int, rows: int) -> None:
+    pieces: list[ChunkId] = [PieceId(first, start, rows), PieceId(first, start, rows + 1), first]
+    assert len({keys.job_id("0af", each) for each in pieces}) == 3
+    for piece in pieces:
+        assert keys.parse_job_id(keys.job_id("0af", piece)) == ("0af", piece)
+        assert parent_of(piece) == first
+        failure = FAILURE.model_copy(update={"chunk": piece})
+        assert from_entry("0af", as_stored(to_entry("0af", failure))) == failure
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("run",), (1, "run"), ("run", -1), ("run", 1), ("run", "1.5"), ("run", "1_2")]
+)
 def test_a_job_has_a_run_and_a_chunk_for_arguments(arguments: tuple[Any, ...]) -> None:
     def job(*args: Any) -> Job:
         return Job.create("rankmill.score_chunk", args=args, connection=fakeredis.FakeRedis())
 
-    assert chunk_of(job("run", 7)) == ("run", 7)
-    with pytest.raises(WireError, match="the arguments must be a run's id and a chunk's number"):
+    for chunk in (7, PieceId(7, 0, 5)):
+        assert chunk_of(job("run", str(chunk))) == ("run", chunk)
+    with pytest.raises(WireError, match="the arguments must be a run's id and a chunk's name"):
         chunk_of(job(*arguments))
 
 

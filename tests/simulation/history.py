@@ -71,9 +71,6 @@ REQUESTS_FOR_BULK = 3
 LAG = 12
 """A server that loses acknowledged writes loses none that are older."""
 
-FIRST_PIECE = 1 << 40
-"""Numbers of chunks that were split begin here."""
-
 
 @dataclass
 class Job:
@@ -93,6 +90,11 @@ class Share:
 
     waiting: frozenset[str] = frozenset()
     taken: Counter[str] = field(default_factory=Counter)
+
+
+def _is_piece(name: str | bytes) -> bool:
+    """Whether the name of a job or of a chunk is that of some rows of a chunk, as of one that was split."""
+    return "_" in (name.decode() if isinstance(name, bytes) else name)
 
 
 def _is_run(key: bytes) -> bool:
@@ -276,7 +278,9 @@ class History:
         if not self.evicts or error != f"given up after attempt {attempts}: it was lost":
             return False
         unlucky = [
-            int(name.rpartition("-")[2]) for name, job in self.jobs.items() if job.attempts >= attempts
+            int(name.rpartition("-")[2])
+            for name, job in self.jobs.items()
+            if job.attempts >= attempts and not _is_piece(name)
         ]
         return any(first <= row < first + self.chunk_pairs for first in unlucky)
 
@@ -398,14 +402,15 @@ class History:
         first = args.index(b"chunk")
         fields = dict(zip(args[first::2], args[first + 1 :: 2], strict=True))
         run = args[0].decode().split(":")[2]
-        if int(fields[b"chunk"]) < 0:
+        if fields[b"chunk"].startswith(b"-"):
             return
-        name = f"{run}-{int(fields[b'chunk'])}"
+        name = f"{run}-{fields[b'chunk'].decode()}"
         self.results += 1
         self._advanced = self.world.now
         if b"died" in fields and not self.lost:
             self._gave_up(name, fields)
-        if fields.get(b"died") == b"1" and int(fields[b"chunk"]) + 1 < self._rows(run) and not self.lost:
+        splits = fields.get(b"died") == b"1" and not _is_piece(name) and not self.lost
+        if splits and int(fields[b"chunk"]) + 1 < self._rows(run):
             self._splits[run] = self.world.now
         self._move(name, "done")
 
@@ -440,7 +445,7 @@ class History:
             self._sent_again |= {name} if job.state != "new" else set()
         elif name not in self._sent_again and not self.lost:
             self._look_at_places(name, self._here)
-        if int(name.rpartition("-")[2]) >= FIRST_PIECE:
+        if _is_piece(name):
             self._splits.pop(name.rpartition("-")[0], None)
         takes_over = job.holder is not None and not job.holder.alive
         if self._here in job.holders and not takes_over:  # it hands it back; another may have it, too
@@ -476,7 +481,7 @@ class History:
     def _gave_up(self, name: str, fields: dict[bytes, bytes]) -> None:
         """A failure says after how many attempts; a piece with several rows has one, as it is split."""
         said, made = int(fields[b"attempts"]), self.jobs[name].attempts
-        allowed = {self.max_retries + 1, *([1] if int(fields[b"chunk"]) >= FIRST_PIECE else [])}
+        allowed = {self.max_retries + 1, *([1] if _is_piece(fields[b"chunk"]) else [])}
         if fields[b"fatal"] == b"0" and (said not in allowed or made < said):
             self._tell(f"{name} is given up after {made} attempts, it says {said}")
 
@@ -493,7 +498,7 @@ class History:
             self._took("unheard", self.world.now - since, HEARD, f"{name} waits, and {worker.name} has room")
         job.state, job.holder, job.late = "taken", worker, 0.0
         self._held.add(name)
-        if not self.fair or self.lost or int(name.rpartition("-")[2]) >= FIRST_PIECE:
+        if not self.fair or self.lost or _is_piece(name):
             return
         if not self._has_run(name) or not self._exists(f"rq:job:{name}") or self._leases(name):
             return  # it is dropped, and costs nothing: its run is gone, it is over, or a worker has it
@@ -533,7 +538,8 @@ class History:
             del self._passed_over[worker]
             return
         run, _, first = name.rpartition("-")
-        self._passed_over[worker] += max(min(self.chunk_pairs, self._rows(run) - int(first)), 0)
+        if not _is_piece(name):
+            self._passed_over[worker] += max(min(self.chunk_pairs, self._rows(run) - int(first)), 0)
         self._took(
             "pairs before bulk", self._passed_over[worker], (REQUESTS_FOR_BULK + 2) * self.chunk_pairs,
             f"{worker.name} has no bulk work, and takes requests",
@@ -683,7 +689,7 @@ class History:
                 self._tell(f"{key.decode(errors='replace')} does not expire")
             if key.startswith(b"rankmill:run:"):
                 run, _, rest = key[13:].partition(b":")
-                pairs[run.decode()] += rest.startswith(b"pairs:") and int(rest[6:]) < FIRST_PIECE
+                pairs[run.decode()] += rest.startswith(b"pairs:") and not _is_piece(rest)
         if self.window is not None and not self.lost:
             for run, count in pairs.items():
                 if run not in self.detached:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import Field, TypeAdapter
 from rq import Queue
 from rq.job import Job, Retry
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.keys import ChunkId, read_chunk_id
 from rankmill.jobs.system import Backoff
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ class Payload(NamedTuple):
     failed: int = 0
 
 
-def job_data(run: Run, chunk: int, payload: Payload) -> Any:
+def job_data(run: Run, chunk: ChunkId, payload: Payload) -> Any:
     """Return the job's data for `Queue.enqueue_many`."""
     return Queue.prepare_data(
         JOB_FUNCTION,
-        args=(run.id, chunk),
+        args=(run.id, str(chunk)),
         job_id=keys.job_id(run.id, chunk),
         timeout=BASE_TIMEOUT + _SECONDS_PER_PAIR * payload.rows,
         ttl=run.ttl,
@@ -84,23 +84,18 @@ def _retries(most: int, payload: Payload) -> Retry | None:
     return retry
 
 
-_ARGUMENTS = TypeAdapter(tuple[str, Annotated[int, Field(ge=0)]])
-
-
-def chunk_of(job: Job) -> tuple[str, int]:
-    """Return the run's id and the chunk's number, which are the arguments of `job`.
+def chunk_of(job: Job) -> tuple[str, ChunkId]:
+    """Return the run's id and the chunk, whose names are the arguments of `job`.
 
     Raises
     ------
     WireError
         The job has other arguments.
     """
-    try:
-        if job.kwargs:
-            raise ValueError("named arguments")
-        return _ARGUMENTS.validate_python(tuple(job.args), strict=True)
-    except ValueError:
-        raise WireError(f"job {job.id}: the arguments must be a run's id and a chunk's number") from None
+    match job.args:
+        case [str(run_id), str(name)] if not job.kwargs and (chunk := read_chunk_id(name)) is not None:
+            return run_id, chunk
+    raise WireError(f"job {job.id}: the arguments must be a run's id and a chunk's name")
 
 
 def attempt(run: Run, job: Job) -> int:

@@ -5,11 +5,53 @@ RQ manages its own keys (queues, jobs, workers, registries), which start with ``
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Literal, NamedTuple, TypeAlias
 
 from rankmill.jobs.contract.priority import priority_of, tenant_in
 
 PREFIX = "rankmill"
+
+_CHUNK = r"(\d{1,18})(?:_(\d{1,18})_(\d{1,18}))?"
+_CHUNK_ID = re.compile(_CHUNK, re.ASCII)
+_JOB_ID = re.compile(f"(r?[0-9A-Fa-f]+)-({_CHUNK})", re.ASCII)
+
+
+class PieceId(NamedTuple):
+    """Names a piece: some rows of a chunk, its ``parent``, as a chunk of their own.
+
+    The first of them is row ``start`` of what is sent of the parent; ``rows`` is their number.
+    """
+
+    parent: int
+    start: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.parent}_{self.start}_{self.rows}"
+
+
+ChunkId: TypeAlias = int | PieceId
+"""Names a chunk within its run: a whole one by its first row in the input. `str` gives the name in Redis,
+which `read_chunk_id` reads."""
+
+
+def parent_of(chunk: ChunkId) -> int:
+    """The whole chunk to which the rows of a chunk belong."""
+    return chunk.parent if isinstance(chunk, PieceId) else chunk
+
+
+def read_chunk_id(name: object) -> ChunkId | None:
+    """The chunk with this name; ``None`` if no chunk has it.
+
+    >>> read_chunk_id("96"), read_chunk_id(b"96_16_8"), read_chunk_id("*")
+    (96, PieceId(parent=96, start=16, rows=8), None)
+    """
+    found = _CHUNK_ID.fullmatch(name.decode(errors="replace") if isinstance(name, bytes) else str(name))
+    if found is None:
+        return None
+    whole, *rows = found.groups()
+    return PieceId(int(whole), *map(int, rows)) if rows[0] else int(whole)
 
 
 def run(run_id: str) -> str:
@@ -17,13 +59,13 @@ def run(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:meta"
 
 
-def pairs(run_id: str, chunk: int | Literal["*", ""]) -> str:
+def pairs(run_id: str, chunk: ChunkId | Literal["*", ""]) -> str:
     """String: the Arrow payload of a chunk without a result; ``*`` is a pattern for all chunks of the run."""
     return f"{PREFIX}:run:{run_id}:pairs:{chunk}"
 
 
 def scored_rows(run_id: str) -> str:
-    """Hash: scored rows of chunks without a result, by chunk number."""
+    """Hash: scored rows of chunks without a result, by chunk."""
     return f"{PREFIX}:run:{run_id}:scored-rows"
 
 
@@ -271,16 +313,17 @@ def reader_bell(reader: str) -> str:
     return f"{PREFIX}:reader:{reader}:bell"
 
 
-def job_id(run_id: str, chunk: int | Literal[""]) -> str:
+def job_id(run_id: str, chunk: ChunkId | Literal[""]) -> str:
     """RQ's id of the job that scores a chunk; without a chunk, how the ids of a run's jobs begin."""
     return f"{run_id}-{chunk}"
 
 
-def parse_job_id(job: str) -> tuple[str, int] | None:
+def parse_job_id(job: str) -> tuple[str, ChunkId] | None:
     """Run and chunk of a job id; ``None`` if the id does not name a chunk.
 
     >>> parse_job_id(job_id("0af", 7))
     ('0af', 7)
     """
-    run_id, _, chunk = job.rpartition("-")
-    return (run_id, int(chunk)) if run_id and chunk.isdecimal() else None
+    found = _JOB_ID.fullmatch(job)
+    chunk = read_chunk_id(found[2]) if found else None
+    return None if found is None or chunk is None else (found[1], chunk)

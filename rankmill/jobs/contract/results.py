@@ -10,6 +10,7 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
 from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.keys import ChunkId, PieceId, read_chunk_id
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel, none_if_empty
 from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
@@ -65,11 +66,19 @@ class ChunkScores:
     (`rankmill.jobs.contract.job.asks_for_row_tokens`).
     """
 
-    chunk: int
+    chunk: ChunkId
     scores: pa.Array
     errors: pa.Array
     stats: ChunkStats
     tokens: pa.Array | None = None
+
+
+def _parse_chunk(value: object) -> ChunkId:
+    """A chunk, given as it is or by its name."""
+    found = value if isinstance(value, PieceId) else read_chunk_id(value)
+    if found is None:
+        raise ValueError("no chunk has this name")
+    return found
 
 
 class ChunkFailure(WireModel):
@@ -80,7 +89,7 @@ class ChunkFailure(WireModel):
     ``option`` names the spec's field that does not fit the model, if that is why.
     """
 
-    chunk: Count
+    chunk: Annotated[ChunkId, BeforeValidator(_parse_chunk)]
     message: str
     fatal: bool
     attempts: Count = 1
@@ -96,13 +105,13 @@ ChunkResult = ChunkScores | ChunkFailure
 class BadResult:
     """A stream entry that is not a valid result; ``chunk`` is ``None`` if it names no chunk of the run."""
 
-    chunk: int | None
+    chunk: ChunkId | None
     reason: str
 
 
 def to_entry(run_id: str, result: ChunkResult) -> dict[str, str | int | bytes]:
     """Return the stream entry for a result of a run."""
-    whose: dict[str, str | int | bytes] = {"run": run_id, "chunk": result.chunk}
+    whose: dict[str, str | int | bytes] = {"run": run_id, "chunk": str(result.chunk)}
     if isinstance(result, ChunkFailure):
         return whose | {
             "failure": result.message.encode(errors="replace").decode(),
@@ -127,7 +136,7 @@ def from_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult:
     run = entry.get(b"run", b"unknown").decode(errors="replace")
     if run != run_id:
         raise WireError(f"the results of run {run_id} have one of run {run:.40}")
-    chunk = _chunk_number(run_id, entry)
+    chunk = _chunk_named(run_id, entry)
     if chunk is None:
         raise WireError("a result does not name its chunk")
     what, rest = f"the result of chunk {chunk}", {name: entry[name] for name in entry if name != b"run"}
@@ -149,11 +158,9 @@ def read_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult | BadRe
     try:
         return from_entry(run_id, entry)
     except WireError as error:
-        return BadResult(_chunk_number(run_id, entry), str(error))
+        return BadResult(_chunk_named(run_id, entry), str(error))
 
 
-def _chunk_number(run_id: str, entry: Mapping[bytes, bytes]) -> int | None:
+def _chunk_named(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkId | None:
     """The chunk that a stream entry names, if it can be read and is one of this run."""
-    raw = entry.get(b"chunk", b"")
-    is_ours = entry.get(b"run") == run_id.encode()
-    return int(raw) if is_ours and raw.isdigit() and len(raw) < 19 else None
+    return read_chunk_id(entry.get(b"chunk")) if entry.get(b"run") == run_id.encode() else None

@@ -12,7 +12,7 @@ from rq import get_current_job
 from rq.job import Job
 
 from rankmill.jobs.contract.errors import WrongWorkerError
-from rankmill.jobs.contract.job import JOB_FUNCTION, wrong_worker_message
+from rankmill.jobs.contract.job import JOB_FUNCTION, chunk_of, wrong_worker_message
 from rankmill.jobs.contract.results import ChunkFailure
 from rankmill.jobs.protocol.pairs_job import PAIRS_FUNCTION
 from rankmill.jobs.protocol.rq import let_expire
@@ -20,7 +20,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import queue_workers
 
 
-def score_chunk(run_id: str, chunk: int) -> NoReturn:
+def score_chunk(run_id: str, chunk: str) -> NoReturn:
     """Fail, or go back to the queue if it has a ScoringWorker.
 
     If it has none, a failure with the right worker command is written to the run, so the producer does not
@@ -35,7 +35,7 @@ def score_chunk(run_id: str, chunk: int) -> NoReturn:
     store = RunStore(job.connection)
     run = None if _leave_to_others(job) else store.load(run_id)
     if run is not None:
-        store.write_result(run, ChunkFailure(chunk=chunk, message=message, fatal=True))
+        store.write_result(run, ChunkFailure(chunk=chunk_of(job)[1], message=message, fatal=True))
     raise WrongWorkerError(message)
 
 

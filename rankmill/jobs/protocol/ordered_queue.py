@@ -7,13 +7,13 @@ taking a job costs does not depend on how many wait.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rq.job import Job
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import Priority, priority_of
 from rankmill.jobs.protocol.rq import RQQueue, workers_of
 from rankmill.jobs.protocol.script import Script
@@ -44,7 +44,6 @@ _REMOVE = Script("jobs/protocol/lua/remove.lua", _WAITING)
 _COUNT = Script("jobs/protocol/lua/count_waiting.lua", _WAITING)
 _CLAIM_IDLE = Script("jobs/protocol/lua/claim_idle.lua", _WAITING)
 
-_CHUNK = re.compile(r"(r?[0-9A-Fa-f]+)-[0-9]+")
 """Ids of jobs that are chunks of runs; `waiting.lua` has the same."""
 
 
@@ -143,7 +142,7 @@ class OrderedQueue(RQQueue):
             for at, job_id in enumerate(job_ids)
         )
 
-    def remove_run(self, run_id: str, chunks: Sequence[int]) -> int:
+    def remove_run(self, run_id: str, chunks: Sequence[ChunkId]) -> int:
         """Remove the waiting jobs of a run's chunks, with their hashes and payloads; return how many.
 
         Other commands of the server wait for a millisecond only, however many jobs there are.
@@ -198,6 +197,5 @@ def is_bulk_job(job_id: str | bytes) -> bool:
 
 def _run_of(job_id: str | bytes) -> str | None:
     """The run of a job that is a chunk, as its id says."""
-    text = job_id if isinstance(job_id, str) else job_id.decode(errors="replace")
-    found = _CHUNK.fullmatch(text)
-    return found[1] if found else None
+    found = keys.parse_job_id(job_id if isinstance(job_id, str) else job_id.decode(errors="replace"))
+    return found and found[0]

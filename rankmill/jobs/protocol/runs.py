@@ -21,6 +21,7 @@ from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import Payload, job_data
+from rankmill.jobs.contract.keys import ChunkId, read_chunk_id
 from rankmill.jobs.contract.priority import group_of
 from rankmill.jobs.contract.results import BadResult, ChunkResult, read_entry, to_entry
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
@@ -164,7 +165,7 @@ class RunStore:
         raw = cast("Mapping[bytes, bytes]", self.redis.hgetall(keys.run(run_id)))
         return read_run(run_id, raw) if raw else None
 
-    def load_with(self, run_id: str, chunk: int) -> tuple[Run | None, bytes | None]:
+    def load_with(self, run_id: str, chunk: ChunkId) -> tuple[Run | None, bytes | None]:
         """The run as `load` has it, and the pairs of a chunk as `payload` has them."""
         with self.redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(keys.run(run_id))
@@ -191,8 +192,8 @@ class RunStore:
         """Whether the run exists: it is not cancelled, finished or expired."""
         return bool(self.redis.exists(keys.run(run_id)))
 
-    def enqueue(self, run: Run, payloads: Mapping[int, Payload], *, new: bool = False) -> None:
-        """Put chunks, by their numbers, and their jobs into Redis, in one transaction; also a `new` run."""
+    def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
+        """Put chunks and their jobs into Redis, in one transaction; also a `new` run."""
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             if new:
@@ -210,12 +211,12 @@ class RunStore:
             queue.add(pipe, jobs)
             places = [keys.failed_attempts(run.id), queue.scheduled_job_registry.key, *map(Job.key_for, jobs)]
             sent = zip(payloads.items(), jobs, strict=True)
-            known = [each for (chunk, payload), job in sent for each in (chunk, payload.failed, job)]
+            known = [each for (chunk, payload), job in sent for each in (str(chunk), payload.failed, job)]
             _SENT_AGAIN.run(pipe, places, *known)
             with sending(self.redis, pipe):
                 pipe.execute()
 
-    def payload(self, run: Run, chunk: int) -> bytes | None:
+    def payload(self, run: Run, chunk: ChunkId) -> bytes | None:
         """The pairs of a chunk; ``None`` if the producer already has its scores."""
         return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
 
@@ -240,9 +241,9 @@ class RunStore:
         raw = cast("bytes | None", self.redis.get(keys.detached(run_id)))
         return None if raw is None else DetachedChunks.read_json(raw, f"the chunks of run {run_id}")
 
-    def failed_attempts(self, run: Run) -> Mapping[int, int]:
+    def failed_attempts(self, run: Run) -> Mapping[ChunkId, int]:
         """How many attempts at each chunk have failed so far; what cannot be read is left out."""
-        failed: dict[int, int] = defaultdict(int)
+        failed: dict[ChunkId, int] = defaultdict(int)
         try:
             noted = cast("set[bytes]", self.redis.smembers(keys.failed_attempts(run.id)))
         except redis.ResponseError as error:
@@ -251,12 +252,12 @@ class RunStore:
             self.redis.unlink(keys.failed_attempts(run.id))  # the key is no set
             return failed
         for entry in noted:
-            chunk, _, number = entry.partition(b":")
-            if chunk.isdigit() and number.isdigit() and max(len(chunk), len(number)) < 19:
-                failed[int(chunk)] = max(failed[int(chunk)], int(number))
+            name, _, number = entry.partition(b":")
+            if (chunk := read_chunk_id(name)) is not None and number.isdigit() and len(number) < 19:
+                failed[chunk] = max(failed[chunk], int(number))
         return failed
 
-    def count_attempts(self, run: Run, failed: Mapping[int, int]) -> list[int]:
+    def count_attempts(self, run: Run, failed: Mapping[ChunkId, int]) -> list[ChunkId]:
         """Count failed attempts at chunks, of which each has failed so often; a run that is gone has none.
 
         Workers count here, and whoever finds a chunk lost or its result unusable: so a chunk has
@@ -310,7 +311,7 @@ class RunStore:
     def forget(
         self,
         run: Run,
-        chunks: Iterable[int],
+        chunks: Iterable[ChunkId],
         entries: Iterable[str],
         progress: Progress,
         row_errors: Sequence[RowError] = (),
@@ -369,7 +370,7 @@ class RunStore:
                 found[error.row] = error  # a row may be listed twice, after a lost reply
         return list(found.values()), damaged
 
-    def write_scored_rows(self, counts: Mapping[str, Mapping[int, int]]) -> None:
+    def write_scored_rows(self, counts: Mapping[str, Mapping[ChunkId, int]]) -> None:
         """Write how many rows of unfinished chunks are scored, by run and chunk.
 
         The worker that has a chunk writes its field, so one that moves from a dead worker to another is not
@@ -385,7 +386,7 @@ class RunStore:
         if gone:
             self.redis.unlink(*gone)
 
-    def scored_rows(self, run: Run) -> dict[int, int]:
+    def scored_rows(self, run: Run) -> dict[ChunkId, int]:
         """The number of scored rows by unfinished chunk; what is damaged is left out."""
         try:
             found = self.redis.hgetall(keys.scored_rows(run.id))
@@ -394,9 +395,9 @@ class RunStore:
                 raise
             return {}  # the key is no hash: progress is worth no run
         return {
-            int(chunk): int(rows)
-            for chunk, rows in found.items()
-            if chunk.isdigit() and rows.isdigit() and max(len(chunk), len(rows)) < 19
+            chunk: int(rows)
+            for name, rows in found.items()
+            if (chunk := read_chunk_id(name)) is not None and rows.isdigit() and len(rows) < 19
         }
 
     def find(self, prefix: str) -> list[str]:
@@ -410,7 +411,7 @@ class RunStore:
         """Take a run off the list of runs: it has no producer that says how far it is, or takes it off."""
         self.redis.zrem(keys.runs(), run.id)
 
-    def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
+    def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
         """Chunks in flight that will get no result, as their job failed or is not in Redis any more."""
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
@@ -419,7 +420,7 @@ class RunStore:
             statuses = pipe.execute()
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
 
-    def put_back(self, run: Run, chunks: Iterable[int]) -> int:
+    def put_back(self, run: Run, chunks: Iterable[ChunkId]) -> int:
         """Put chunks back into the queue whose jobs are in none of its lists; return how many."""
         return self.queue(run.queue).put_back([keys.job_id(run.id, chunk) for chunk in chunks])
 
@@ -434,9 +435,9 @@ class RunStore:
     def delete(
         self,
         run: Run,
-        chunks: Iterable[int],
+        chunks: Iterable[ChunkId],
         *,
-        answered: Iterable[int] = (),
+        answered: Iterable[ChunkId] = (),
         tell: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted:
@@ -474,7 +475,7 @@ class RunStore:
             )
         return Deleted(waiting + paused, _text(note))
 
-    def _states(self, run: Run, chunks: Sequence[int]) -> dict[int, str]:
+    def _states(self, run: Run, chunks: Sequence[ChunkId]) -> dict[ChunkId, str]:
         """What the jobs of some chunks say of themselves, which expire from now on; RQ ends that for some."""
         jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]
         commands = [("hget", job, "status") for job in jobs] + [("expire", job, run.ttl) for job in jobs]
@@ -482,7 +483,7 @@ class RunStore:
         texts = [each.decode(errors="replace") if isinstance(each, bytes) else "" for each in found]
         return dict(zip(chunks, texts, strict=False))
 
-    def _remove_paused(self, run: Run, chunks: Sequence[int]) -> int:
+    def _remove_paused(self, run: Run, chunks: Sequence[ChunkId]) -> int:
         """Remove the jobs of chunks that wait for their next attempt; return how many."""
         jobs = [keys.job_id(run.id, chunk) for chunk in chunks]
         paused = self.queue(run.queue).scheduled_job_registry.key
@@ -492,10 +493,11 @@ class RunStore:
             gone = [Job.key_for(job) for job, removed in zip(jobs, pipe.execute(), strict=True) if removed]
         return int(self.redis.unlink(*gone)) if gone else 0
 
-    def chunks(self, run: Run) -> list[int]:
+    def chunks(self, run: Run) -> list[ChunkId]:
         """Chunks of the run whose pairs are in Redis; scans all keys of the server."""
         found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
-        return [int(number) for key in found if (number := key.rpartition(b":")[2]).isdigit()]
+        chunks = (read_chunk_id(key.rpartition(b":")[2]) for key in found)
+        return [chunk for chunk in chunks if chunk is not None]
 
     def capacity(self, queue: str) -> QueueCapacity:
         """What the live workers of a queue claim ahead."""

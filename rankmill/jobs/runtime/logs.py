@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.keys import parent_of
 from rankmill.jobs.contract.shown import shown, shown_json
 from rankmill.jobs.runtime.passwords import mask_passwords
 
@@ -45,7 +46,7 @@ def about(**ids: str | int) -> Iterator[None]:
 def about_job(job_id: str) -> Iterator[None]:
     """`about` with the ids of a job, its run and its chunk."""
     run, chunk = keys.parse_job_id(job_id) or (None, None)
-    ids = {"run": run, "chunk": chunk, "job": job_id}
+    ids = {"run": run, "chunk": None if chunk is None else parent_of(chunk), "job": job_id}
     with about(**{name: value for name, value in ids.items() if value is not None}):
         yield
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.usage import Usage
 from rankmill.jobs.protocol.runs import NOTHING_USED, Deleted, RunStore
@@ -35,15 +36,15 @@ class RunCleaner:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._lock = system.Lock()
-        self._left: deque[tuple[Run, list[int], float, Mapping[str, Usage]]] = deque()
+        self._left: deque[tuple[Run, list[ChunkId], float, Mapping[str, Usage]]] = deque()
         self._busy = False
 
     def remove(
         self,
         run: Run,
-        chunks: Iterable[int],
+        chunks: Iterable[ChunkId],
         *,
-        answered: Iterable[int] = (),
+        answered: Iterable[ChunkId] = (),
         hurry: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted | None:
@@ -71,7 +72,7 @@ class RunCleaner:
             self._later(run, [*left, *done], used)
             return None
 
-    def _later(self, run: Run, chunks: list[int], used: Mapping[str, Usage]) -> None:
+    def _later(self, run: Run, chunks: list[ChunkId], used: Mapping[str, Usage]) -> None:
         if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's
             self._begin()
         with self._lock:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from rankmill.jobs.contract.keys import ChunkId, PieceId, parent_of
 from rankmill.jobs.contract.results import (
     BadResult,
     ChunkFailure,
@@ -34,10 +35,6 @@ from rankmill.producer.collect.sizing import Load, WindowSize
 AT_ONCE = 64
 """Most chunks that are cut at once."""
 
-FIRST_PIECE = 1 << 40
-"""No run has so many rows. The number of a piece that is no whole chunk is its first row, and so much more
-for each time that the chunk was split; so all who collect a run number its pieces alike."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -45,16 +42,23 @@ logger = logging.getLogger(__name__)
 class Piece:
     """Rows that one job scores: a whole chunk, or some rows of it.
 
-    ``start`` is the piece's first row within what is sent of the chunk; ``failed`` counts the attempts that
-    have failed; a ``suspect`` piece may kill its worker.
+    ``failed`` counts the attempts that have failed; a ``suspect`` piece may kill its worker.
     """
 
-    number: int
-    chunk: int
+    id: ChunkId
     table: pa.Table
-    start: int = 0
     failed: int = 0
     suspect: bool = False
+
+    @property
+    def chunk(self) -> int:
+        """The whole chunk."""
+        return parent_of(self.id)
+
+    @property
+    def start(self) -> int:
+        """The first row, within what is sent of the whole chunk."""
+        return self.id.start if isinstance(self.id, PieceId) else 0
 
     @cached_property
     def table_bytes(self) -> int:
@@ -64,14 +68,11 @@ class Piece:
     def halves(self) -> list[Piece]:
         """Split the piece, of at least two rows, into two."""
         middle = len(self.table) // 2
-        depth = self.number // FIRST_PIECE + 1
         cuts = ((0, middle), (middle, len(self.table) - middle))
         return [
             Piece(
-                number=depth * FIRST_PIECE + self.chunk + self.start + at,
-                chunk=self.chunk,
-                table=self.table.slice(at, rows),
-                start=self.start + at,
+                PieceId(self.chunk, self.start + at, rows),
+                self.table.slice(at, rows),
                 suspect=True,
             )
             for at, rows in cuts
@@ -105,14 +106,14 @@ class Accepted(NamedTuple):
     """The actions after results came in.
 
     ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers are to be sent.
-    Pieces with ``unusable`` results, by number with the reasons, are to be sent again, unless their job will
+    Pieces with ``unusable`` results, with the reasons, are to be sent again, unless their job will
     write another result. ``used`` is what the finished chunks have used, by the place of the result that
     finished them.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
     halves: list[Piece]
-    unusable: dict[int, str]
+    unusable: dict[ChunkId, str]
     used: dict[int, dict[str, Amounts]]
 
 
@@ -207,10 +208,10 @@ class Collector:
         """Whether all chunks are cut; the driver sets it."""
         self.chunk_rows = 0
         """Rows of the largest chunk so far."""
-        self.pieces: dict[int, Piece] = {}
-        """Pieces without a result, by the chunk number in their job."""
-        self.answered: list[int] = []
-        """Numbers of the pieces that have a result; the driver empties it when Redis has forgotten them."""
+        self.pieces: dict[ChunkId, Piece] = {}
+        """Pieces without a result."""
+        self.answered: list[ChunkId] = []
+        """The pieces that have a result; the driver empties it when Redis has forgotten them."""
         self.fatal: ChunkFailure | None = None
         """Why no chunk of the run can be scored."""
         self.most_bytes = 0
@@ -227,12 +228,12 @@ class Collector:
         self._idle = 0
         """Chunks that wait only for others' scores."""
         self._load = Load()
-        self._payloads: dict[int, int] = {}
-        """Bytes of payload of the pieces in the load, by number."""
+        self._payloads: dict[ChunkId, int] = {}
+        """Bytes of payload of the pieces in the load."""
         self._payload_share = 1.0
         """Bytes of payload for a byte of a table, as last seen."""
-        self._scored: Mapping[int, int] = {}
-        """Scored rows of pieces without a result, by number, as last seen."""
+        self._scored: Mapping[ChunkId, int] = {}
+        """Scored rows of pieces without a result, as last seen."""
 
     @property
     def ready(self) -> bool:
@@ -280,29 +281,29 @@ class Collector:
             self._idle += 1
             return None
         if pairs is None or chunk.rows == len(table):
-            piece = Piece(number, number, table)
+            piece = Piece(number, table)
         else:
-            piece = Piece(FIRST_PIECE + number, number, pairs.select(table))
-        self.pieces[piece.number] = piece
+            piece = Piece(PieceId(number, 0, chunk.rows), pairs.select(table))
+        self.pieces[piece.id] = piece
         self._enter(piece, int(piece.table_bytes * self._payload_share))
         return piece
 
-    def sent(self, sizes: Mapping[int, int]) -> None:
-        """Take note of pieces that are in Redis, by number, with the bytes of their payloads."""
-        for number, size in sizes.items():
-            self._leave(self.pieces[number])
-            self._enter(self.pieces[number], size)
-        tables = sum(self.pieces[number].table_bytes for number in sizes)
+    def sent(self, sizes: Mapping[ChunkId, int]) -> None:
+        """Take note of pieces that are in Redis, with the bytes of their payloads."""
+        for each, size in sizes.items():
+            self._leave(self.pieces[each])
+            self._enter(self.pieces[each], size)
+        tables = sum(self.pieces[each].table_bytes for each in sizes)
         self._payload_share = sum(sizes.values()) / max(tables, 1)
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
-    def see(self, scored: Mapping[int, int], now: float) -> bool:
+    def see(self, scored: Mapping[ChunkId, int], now: float) -> bool:
         """Note the progress at `now` (s since 1970); return whether it is new.
 
-        `scored` has the scored rows of pieces without a result, by number.
+        `scored` has the scored rows of pieces without a result.
         """
         self._scored, pieces = scored, self.pieces
-        counts = (min(rows, len(pieces[number].table)) for number, rows in scored.items() if number in pieces)
+        counts = (min(rows, len(pieces[each].table)) for each, rows in scored.items() if each in pieces)
         return self.rows.see(sum(counts), now)
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
@@ -314,12 +315,12 @@ class Collector:
         """Take in results, which came at `now` (s since 1970), and note the chunks that they finish."""
         taken: list[tuple[Piece, ChunkResult]] = []
         fresh: list[Piece] = []
-        unusable: dict[int, str] = {}
+        unusable: dict[ChunkId, str] = {}
         used: dict[int, dict[str, Amounts]] = {}
         for place, result in enumerate(results):
             bad = self._objection(result)
             if bad is not None or isinstance(result, BadResult):
-                with about(chunk="unknown" if result.chunk is None else result.chunk):
+                with about(chunk="unknown" if result.chunk is None else str(result.chunk)):
                     logger.warning("a result cannot be used: %s", bad)
                 if result.chunk in self.pieces:
                     unusable[result.chunk] = str(bad)
@@ -328,14 +329,14 @@ class Collector:
             if piece is None:
                 continue  # a second result with the same scores, or not a chunk of this run
             self._leave(piece)
-            self.answered.append(piece.number)
+            self.answered.append(piece.id)
             if isinstance(result, ChunkFailure) and result.fatal:
                 self.fatal = result
                 continue
             taken.append((piece, result))
             if isinstance(result, ChunkFailure) and result.died and len(piece.table) > 1:
                 halves = piece.halves()
-                self.pieces |= {half.number: half for half in halves}
+                self.pieces |= {half.id: half for half in halves}
                 fresh += halves
                 continue
             chunk = self._unfinished[piece.chunk]
@@ -348,21 +349,21 @@ class Collector:
                 if self._used:
                     used[place] = self._used
         self.see(self._scored, now)
-        still_bad = {number: why for number, why in unusable.items() if number in self.pieces}
-        unsent = [piece for piece in fresh if piece.number in self.pieces]
+        still_bad = {each: why for each, why in unusable.items() if each in self.pieces}
+        unsent = [piece for piece in fresh if piece.id in self.pieces]
         return Accepted(taken, unsent, still_bad, used)
 
     def retry(
-        self, reasons: Mapping[int, str], failed: Mapping[int, int]
+        self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]
     ) -> tuple[list[Piece], list[ChunkFailure]]:
         """Submit new halves, and retry or give up pieces whose attempt has failed.
 
         Parameters
         ----------
         reasons
-            Why the last attempt at each has failed, by number.
+            Why the last attempt at each has failed.
         failed
-            How many attempts before the last one have failed, by number.
+            How many attempts before the last one have failed.
 
         Returns
         -------
@@ -370,15 +371,15 @@ class Collector:
         """
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
-        for number, reason in reasons.items():
-            begun = -1 if self.pieces[number].suspect else 0  # that a half is sent at all is counted, too
-            attempts = failed.get(number, begun) + 1
+        for each, reason in reasons.items():
+            begun = -1 if self.pieces[each].suspect else 0  # that a half is sent at all is counted, too
+            attempts = failed.get(each, begun) + 1
             if attempts > self._run.max_retries:
                 message = f"given up after attempt {attempts}: {reason}"
-                given_up.append(ChunkFailure(chunk=number, message=message, fatal=False, attempts=attempts))
+                given_up.append(ChunkFailure(chunk=each, message=message, fatal=False, attempts=attempts))
             else:
-                self.pieces[number].failed = attempts
-                again.append(self.pieces[number])
+                self.pieces[each].failed = attempts
+                again.append(self.pieces[each])
         return again, given_up
 
     def pop_finished(self) -> list[FinishedChunk]:
@@ -455,12 +456,12 @@ class Collector:
 
     def _enter(self, piece: Piece, payload: int) -> None:
         """Count a piece into the load."""
-        self._payloads[piece.number] = payload
+        self._payloads[piece.id] = payload
         self._load = self._load.plus(len(piece.table), payload)
 
     def _leave(self, piece: Piece) -> None:
         """Take a piece out of the load, if it is in it."""
-        payload = self._payloads.pop(piece.number, None)
+        payload = self._payloads.pop(piece.id, None)
         if payload is not None:
             rows = len(piece.table)
             self._load = Load(self._load.pieces - 1, self._load.rows - rows, self._load.payload - payload)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError, RunExpired
 from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import BadResult, ChunkResult
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.wire import decode_rows, encode_rows
@@ -64,9 +65,9 @@ class DetachedRun(LiveRun):
         """What the run is scored with: its first result is the same in every process."""
         return news
 
-    def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[int, Payload]:
+    def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
         """The payloads of pieces, from those of their chunks."""
-        return {piece.number: self._payload(piece, self._stored_pairs(piece), carrier) for piece in pieces}
+        return {piece.id: self._payload(piece, self._stored_pairs(piece), carrier) for piece in pieces}
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
         """The results after those that were read, with their entries; waits for the first."""
@@ -88,15 +89,15 @@ class DetachedRun(LiveRun):
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
         """Count failed attempts; return the pieces that no other process sends again."""
-        mine = self.store.count_attempts(self.run, {piece.number: piece.failed for piece in pieces})
-        return [piece for piece in pieces if piece.number in mine]
+        mine = self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
+        return [piece for piece in pieces if piece.id in mine]
 
     def check_existence(self) -> None:
         """Raise `RunExpired` if the run's results are no longer kept."""
         if not self.store.exists(self.run.id):
             raise expired(self.run.id, self.run.ttl)
 
-    def cancel(self, chunks: Collection[int], *, hurry: bool) -> None:
+    def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks, and inform all who collect it."""
         with redis_errors():
             self.store.delete(self.run, chunks, tell=True)
@@ -132,7 +133,7 @@ def submit_detached(
     with redis_errors():
         try:
             while batch := list(islice(tables, AT_ONCE)):
-                is_new, payloads = not chunks, dict[int, Payload]()
+                is_new, payloads = not chunks, dict[ChunkId, Payload]()
                 for table in batch:
                     payload = encode_rows([table[name] for name in columns], run.inputs)
                     size += len(payload)

@@ -17,6 +17,7 @@ from rankmill.jobs.contract.errors import (
     RunFailed,
     RunTimeout,
 )
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import Progress, RowError, Run
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
@@ -291,11 +292,11 @@ class RunDriver:
             if accepted.halves or accepted.unusable:
                 self._waits_since = -math.inf  # the waiting producer finds out which were never sent
             return
-        self._retry({half.number: "it was lost" for half in accepted.halves})
+        self._retry({half.id: "it was lost" for half in accepted.halves})
         if accepted.unusable:  # those that have a job will have another result
             why = accepted.unusable
             lost = self._store.missing(self.run, why)
-            self._retry({number: f"its result cannot be used: {why[number]}" for number in lost})
+            self._retry({each: f"its result cannot be used: {why[each]}" for each in lost})
 
     def _accept(self, entries: Sequence[tuple[str, ChunkResult | BadResult]]) -> Accepted:
         with self._accepting:
@@ -342,16 +343,16 @@ class RunDriver:
         self._kept.restore(self.collector.how.settled)
         pieces = list(self.collector.pieces)
         lost = self._store.missing(self.run, pieces)
-        if found := self._store.put_back(self.run, [number for number in pieces if number not in {*lost}]):
+        if found := self._store.put_back(self.run, [each for each in pieces if each not in {*lost}]):
             logger.warning("Redis has lost lists of the queue: %d chunks are put back", found)
         self._kept.look_back()
         self._collect(0)  # a missing job may have finished meanwhile; its result came with its end
-        if lost := [number for number in lost if number in self.collector.pieces]:
+        if lost := [each for each in lost if each in self.collector.pieces]:
             logger.warning("Redis has lost %d chunks", len(lost))
             self._retry(dict.fromkeys(lost, "it was lost"))
 
-    def _retry(self, reasons: Mapping[int, str]) -> None:
-        """Submit pieces (again), by number. A piece without an attempt left fails with its reason."""
+    def _retry(self, reasons: Mapping[ChunkId, str]) -> None:
+        """Submit pieces (again). A piece without an attempt left fails with its reason."""
         if not reasons:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
@@ -365,14 +366,14 @@ class RunDriver:
 
     def _send(self, pieces: Sequence[Piece]) -> None:
         payloads = self._kept.payloads(pieces, self._carrier)
-        self.collector.sent({number: len(payload.pairs) for number, payload in payloads.items()})
+        self.collector.sent({each: len(payload.pairs) for each, payload in payloads.items()})
         try:
             self._kept.enqueue(payloads)
         finally:
             if self._cancelled:  # meanwhile, by another thread
                 self.cancel()
         for piece in pieces:
-            with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.number)):
+            with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.id)):
                 logger.debug("submitted %d rows", len(piece.table))
 
     def _carrier(self, chunk: int) -> Mapping[str, str]:
@@ -415,7 +416,7 @@ def collect_detached(store: RunStore, run: Run, chunks: DetachedChunks) -> RunDr
 def log_result(piece: Piece, result: ChunkResult, run: str) -> None:
     """Log the result of a job, but not its error messages: they may contain text of the input."""
     worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
-    with about(chunk=piece.chunk, job=keys.job_id(run, piece.number), worker=worker):
+    with about(chunk=piece.chunk, job=keys.job_id(run, piece.id), worker=worker):
         rows = len(piece.table)
         if isinstance(result, ChunkScores):
             logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError, OutputError, WrongScores
 from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import BadResult, ChunkResult
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.usage import NO_DEVICE, Amounts, Usage
@@ -97,12 +98,12 @@ class LiveRun:
         """Fix what the run is scored with, unless its last chunk says so: nobody would read it."""
         return news if is_last else self.store.settle(self.run, news)
 
-    def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[int, Payload]:
-        """The payloads of pieces, by number."""
+    def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
+        """The payloads of pieces."""
         rows = sum(len(piece.table) for piece in pieces)
         return self.store.compute(lambda: self._encode(pieces, carrier), rows)
 
-    def enqueue(self, payloads: Mapping[int, Payload]) -> None:
+    def enqueue(self, payloads: Mapping[ChunkId, Payload]) -> None:
         """Put pieces into the queue."""
         self.store.enqueue(self.run, payloads, new=self._new)
         self._new = False
@@ -132,13 +133,13 @@ class LiveRun:
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
         """Count failed attempts; return the pieces that this process sends again."""
-        self.store.count_attempts(self.run, {piece.number: piece.failed for piece in pieces})
+        self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return pieces
 
     def check_existence(self) -> None:
         """Raise `RunExpired` if the run's results are no longer kept."""
 
-    def cancel(self, chunks: Collection[int], *, hurry: bool) -> None:
+    def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks; do not try twice if the caller is in a `hurry`."""
         self._cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
@@ -157,19 +158,19 @@ class LiveRun:
         """The error for wrong scores."""
         return WrongScores(f"scores of run {self.run.id} are wrong: {why}; score it again")
 
-    def _encode(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[int, Payload]:
-        """The payloads of pieces, by number; several are encoded at once, in threads."""
+    def _encode(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
+        """The payloads of pieces; several are encoded at once, in threads."""
 
         def encoded(piece: Piece) -> Payload:
             columns = [piece.table[name] for name in self._columns]
             return self._payload(piece, encode_rows(columns, self.run.inputs), carrier)
 
         if len(pieces) == 1:
-            return {pieces[0].number: encoded(pieces[0])}
+            return {pieces[0].id: encoded(pieces[0])}
         if self._encoders is None:
             self._encoders = system.Executor(min(cores(), _ENCODERS), "rankmill-encode")
         payloads = self._encoders.map(encoded, pieces)
-        return {piece.number: payload for piece, payload in zip(pieces, payloads, strict=True)}
+        return {piece.id: payload for piece, payload in zip(pieces, payloads, strict=True)}
 
     def _payload(self, piece: Piece, pairs: bytes, carrier: Carrier) -> Payload:
         return Payload(
@@ -240,7 +241,7 @@ class JournaledRun(LiveRun):
             account = Account(scored=scored, used=self.used, rest=self._journal.account.rest)
             self._journal.add(results, account)
 
-    def cancel(self, chunks: Collection[int], *, hurry: bool) -> None:
+    def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks; the journal keeps its results."""
         used: Mapping[str, Usage] = self.used
         # A signal may come when a result is there, but before this process knows.

@@ -25,6 +25,7 @@ from rankmill.jobs.contract.errors import (
     WorkerError,
 )
 from rankmill.jobs.contract.job import asks_for_row_tokens, attempt
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
@@ -99,8 +100,8 @@ class ChunkClaim:
         return self.job.chunk[0]
 
     @property
-    def chunk(self) -> int:
-        """Number of the chunk; raises as `ScoringJob.chunk`."""
+    def chunk(self) -> ChunkId:
+        """The chunk; raises as `ScoringJob.chunk`."""
         return self.job.chunk[1]
 
     @property

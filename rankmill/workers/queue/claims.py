@@ -14,6 +14,7 @@ import redis
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RunFailed, SpecError, WorkerError, fault_of
 from rankmill.jobs.contract.job import is_suspect
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
@@ -460,7 +461,7 @@ class ScoredRowsBeat:
 
     def count(self) -> bool:
         """Write the scored rows of the claimed chunks; return whether there are any."""
-        counts: dict[str, dict[int, int]] = {}
+        counts: dict[str, dict[ChunkId, int]] = {}
         for claim in list(self._claims.unanswered.values()):
             if claim.in_redis and claim.work and claim.work.done:
                 counts.setdefault(claim.run_id, {})[claim.chunk] = claim.work.done

@@ -17,6 +17,7 @@ from rq.utils import now, utcformat
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ForeignJobError
 from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, chunk_of
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.protocol.leases import hold
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
@@ -65,8 +66,8 @@ class ScoringJob(Job):
         return self.func_name == PAIRS_FUNCTION
 
     @cached_property
-    def chunk(self) -> tuple[str, int]:
-        """The run's id and the number of the chunk to score; a job that brings its pairs is a run of one.
+    def chunk(self) -> tuple[str, ChunkId]:
+        """The run's id and the chunk to score; a job that brings its pairs is a run of one.
 
         Raises
         ------

@@ -23,7 +23,7 @@ def page() -> str:
     """The page."""
     rows = []
     for name, what in vars(keys).items():
-        if not inspect.isfunction(what) or name.startswith("_"):
+        if inspect.getmodule(what) is not keys or not inspect.isfunction(what) or name.startswith("_"):
             continue
         key = what(*(f"<{each}>" for each in inspect.signature(what).parameters))
         if str(key).startswith(keys.PREFIX):  # else it is of RQ, or several keys

@@ -17,6 +17,7 @@ from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled, WrongScores
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.results import (
     BadResult,
@@ -46,8 +47,8 @@ def test_every_row_is_finished_once_and_in_order(rows: list[int], random: Random
     run = new_run(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=RETRIES)
     collector = Collector(run, WindowSize(3, 1 << 20), RowCounter(0))
     tables = iter([pairs(count, sum(rows[:at])) for at, count in enumerate(rows)])
-    failed: dict[int, int] = {}
-    tries: dict[int, int] = {}
+    failed: dict[ChunkId, int] = {}
+    tries: dict[ChunkId, int] = {}
     sent: list[Piece] = []
     found: dict[int, list[float | None]] = {}
     counted: dict[int, int | None] = {}
@@ -58,22 +59,22 @@ def test_every_row_is_finished_once_and_in_order(rows: list[int], random: Random
 
     def send(fresh: list[Piece]) -> None:
         if fresh:
-            collector.sent({piece.number: 100 for piece in fresh})
+            collector.sent({piece.id: 100 for piece in fresh})
         sent.extend(fresh)
         for piece in fresh:
-            tries[piece.number] = tries.get(piece.number, 0) + 1
+            tries[piece.id] = tries.get(piece.id, 0) + 1
 
     def answer(piece: Piece) -> ChunkResult | BadResult:
         if random.random() >= trouble:
             numbers = pa.array([float(query.as_py()) for query in piece.table["query"]], pa.float32())
             if random.random() < 0.5:  # nobody asked for tokens
-                return ChunkScores(piece.number, numbers, pa.nulls(len(numbers), pa.string()), STATS)
+                return ChunkScores(piece.id, numbers, pa.nulls(len(numbers), pa.string()), STATS)
             tokens = pc.add(numbers, 100).cast(pa.int32())
             told.update((int(number), int(number) + 100) for number in numbers.to_pylist())
-            return ChunkScores(piece.number, numbers, pa.nulls(len(numbers), pa.string()), STATS, tokens)
+            return ChunkScores(piece.id, numbers, pa.nulls(len(numbers), pa.string()), STATS, tokens)
         if random.random() < 0.5:
-            return ChunkFailure(chunk=piece.number, message="bad", fatal=False, died=True)
-        return BadResult(piece.number, "it is damaged")
+            return ChunkFailure(chunk=piece.id, message="bad", fatal=False, died=True)
+        return BadResult(piece.id, "it is damaged")
 
     while not collector.done:
         now += 1
@@ -82,18 +83,18 @@ def test_every_row_is_finished_once_and_in_order(rows: list[int], random: Random
                 collector.exhausted = True
             elif piece := collector.add(table):
                 send([piece])
-        reasons: dict[int, str] = {}
+        reasons: dict[ChunkId, str] = {}
         if sent:
             piece = sent.pop(random.randrange(len(sent)))
             if random.random() < trouble / 3:
-                reasons = {piece.number: "it was lost"}
+                reasons = {piece.id: "it was lost"}
             else:
                 result = answer(piece)
                 collector.how.settled = collector.news([result]) or collector.how.settled
                 accepted = collector.accept([result], now)
-                reasons = {**accepted.unusable, **{half.number: "" for half in accepted.halves}}
+                reasons = {**accepted.unusable, **{half.id: "" for half in accepted.halves}}
         again, lost = collector.retry(reasons, failed)
-        failed |= {piece.number: piece.failed for piece in again}
+        failed |= {piece.id: piece.failed for piece in again}
         send(again)
         given_up += lost
         collector.accept(lost, now)

@@ -16,6 +16,7 @@ from rankmill import Client, ScoringRun
 from rankmill.cli.main import rankmill
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
+from rankmill.jobs.contract.keys import ChunkId, PieceId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.producer.collect import driver
 from tests.conftest import Server, run_command
@@ -43,13 +44,13 @@ def attached(client: Client, run_id: str) -> ScoringRun:
 
 
 def write(
-    client: Client, run: ScoringRun, number: int, scores: list[float], revision: str | None = None
+    client: Client, run: ScoringRun, chunk: ChunkId, scores: list[float], revision: str | None = None
 ) -> None:
     found = client.store.load(run.id)
     assert found is not None
     errors = pa.nulls(len(scores), pa.string())
     stats = STATS.model_copy(update={"revision": revision})
-    client.store.write_result(found, ChunkScores(number, pa.array(scores, pa.float32()), errors, stats))
+    client.store.write_result(found, ChunkScores(chunk, pa.array(scores, pa.float32()), errors, stats))
 
 
 def queued(client: Client) -> list[str]:
@@ -96,9 +97,9 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
     alone.store.write_result(stored, ChunkFailure(chunk=0, message="died", fatal=False, died=True))
     with pytest.raises(RunTimeout, match="0 rows were done when the time was over"):
         run.scores(1)
-    pieces = [1 << 40, (1 << 40) + 5]
+    pieces: list[ChunkId] = [PieceId(0, 0, 5), PieceId(0, 5, 5)]
     # the list was lost, too: what it had is put back, and the others are submitted
-    assert queued(alone) == [keys.job_id(run.id, number) for number in (10, 30, 20, *pieces)]
+    assert queued(alone) == [keys.job_id(run.id, number) for number in [10, 30, 20, *pieces]]
     other = attached(alone, run.id)
     with pytest.raises(RunTimeout):
         other.scores(1)

@@ -14,6 +14,7 @@ from rq.job import Job
 from rankmill import Client
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.run import Progress
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.progress import RowCounter
@@ -53,7 +54,7 @@ def test_rows_of_unfinished_chunks_count_once() -> None:
     queue = QueueByHand([pairs(10, 10 * chunk) for chunk in range(4)], WindowSize(4, 1 << 20))
     said: list[int] = []
 
-    def scored(rows: dict[int, int]) -> None:
+    def scored(rows: dict[ChunkId, int]) -> None:
         queue.store.write_scored_rows({queue.run.id: rows})
 
     def steps() -> None:

@@ -20,6 +20,7 @@ from rq.job import Job
 from rankmill import Client
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError, RunFailed
+from rankmill.jobs.contract.keys import parent_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
 from rankmill.jobs.contract.wire import encode_scores
 from rankmill.jobs.protocol.runs import RunStore
@@ -106,7 +107,7 @@ def scored(
         for job in waiting_jobs(store.redis, "q"):
             take_out(store.redis, job, "q")
             (_, start) = keys.parse_job_id(job) or ("", -1)
-            chunk = start // ROWS
+            chunk = parent_of(start) // ROWS
             attempts[chunk] = attempts.get(chunk, 0) + 1
             for entry in answer(chunk, attempts[chunk]):
                 mine = {**entry, "run": run.id} if entry.get("run") == RUN else entry

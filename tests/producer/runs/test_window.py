@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rankmill import Client
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RedisUnavailable, RunTimeout
+from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.scored import ScoredTable
@@ -163,7 +164,7 @@ def test_without_room_on_disk_no_chunks_are_submitted_until_the_late_one_is_done
         "rankmill.producer.collect.driver.Spool", lambda folder: Spool(folder, 0, disk_bytes=5000)
     )
     queue = QueueByHand([pairs(3, 3 * chunk) for chunk in range(40)], WindowSize(4, 1 << 20))
-    finished: list[int] = []
+    finished: list[ChunkId] = []
 
     def the_first_last() -> None:
         first, *others = queue.waiting()

@@ -5,7 +5,7 @@
 -- `turns:<scope>`: pairs had, divided by weight (start-time fair queueing); who has nothing waiting any more is
 -- removed when it is next. `level:<scope>`: where the last turn began. `waits`: how many wait but in RQ's list.
 local base, rq, jobs = unpack(KEYS, 1, 3)
-local function run_of(id) return string.match(id, '^(r?%x+)%-%d+$') end
+local function run_of(id) return string.match(id, '^(r?%x+)%-[%d_]+$') end
 local function where(id)  -- the list in which a job waits; its scopes, with its name in each
   local run = run_of(id)
   if not run then return rq, {{'request', ''}} end
