@@ -1,4 +1,8 @@
-"""Redis Sentinel: URLs that name Sentinels, and connections to the master that these name."""
+"""Redis Sentinel: URLs that name Sentinels, and connections to the master that these name.
+
+redis-py's own asks for ``SENTINEL MASTERS``, which a user of the Sentinels may lack the right to, and keeps a
+connection to the old master after a failover until that refuses a write: what was written meanwhile is lost.
+"""
 
 from __future__ import annotations
 
