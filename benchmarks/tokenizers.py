@@ -29,7 +29,7 @@ from rankmill.workers.models.description import describe
 from rankmill.workers.models.fast_texts import LIBRARIES
 from rankmill.workers.models.sources import DEMO_MODEL
 from rankmill.workers.models.tokenizer import single_texts
-from rankmill.workers.models.tokenizer_proof import FastEncode, fast_tokens, prove, row, slow_tokens
+from rankmill.workers.models.tokenizer_proof import FastEncode, fast_tokens, prove_tokenizer, row, slow_tokens
 
 BLOCK = 10_000
 """Texts that are compared together."""
@@ -79,7 +79,7 @@ def main() -> None:
     library, make = LIBRARIES[type(slow.model).__name__]
     fast = make(slow.to_str())
     began = time.perf_counter()
-    characters = sum(stop - start for start, stop in prove(slow, fast))
+    characters = sum(stop - start for start, stop in prove_tokenizer(slow, fast))
     seconds = round(time.perf_counter() - began, 1)
     print(json.dumps({"library": library, "proven_characters": characters, "seconds": seconds}), flush=True)
     kinds = texts_by_kind(args.pairs, sorted(slow.get_vocab()))

@@ -24,8 +24,6 @@ from rankmill.jobs.runtime.settings import Settings, load_settings
 
 _ORDER_SECONDS = 60
 
-Function = Callable[..., None]
-
 
 class _Workers(click.Group):
     """Names the command that starts workers when it gets that command's options."""
@@ -77,7 +75,7 @@ def _loaded_models(context: click.Context, parameter: click.Parameter, begun: st
     return sorted(model for model in found if model.startswith(begun))
 
 
-def _names(*, required: bool) -> Callable[[Function], Function]:
+def _names(*, required: bool) -> Callable[[options.Function], options.Function]:
     return click.argument(
         "names", metavar="NAME..." if required else "[NAME]...", nargs=-1, required=required,
         shell_complete=_names_of_workers,
@@ -90,15 +88,17 @@ _wait = click.option(
 )  # fmt: skip
 
 
-def _order_command(name: OrderName, *arguments: options.Option) -> Callable[[Function], click.Command]:
+def _order_command(
+    name: OrderName, *arguments: options.Option
+) -> Callable[[options.Function], click.Command]:
     """A command of `workers` with these arguments; its function gets a connection to the server."""
 
-    def wrap(function: Function) -> click.Command:
+    def wrap(function: options.Function) -> click.Command:
         @functools.wraps(function)
         def run(settings: Settings, **given: Any) -> None:
             function(options.connection(settings), **given)
 
-        made: Function = run
+        made: options.Function = run
         own: list[options.Option] = [*arguments, options.settings("redis_url"), _wait, options.as_json]
         for option in reversed(own):
             made = option(made)

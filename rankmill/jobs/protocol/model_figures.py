@@ -24,7 +24,7 @@ SCORE_BUCKETS = (
 )  # fmt: skip
 """Upper bounds that tell probabilities apart, and logits."""
 
-Name = tuple[str, str]
+ModelName = tuple[str, str]
 """Model and revision."""
 
 
@@ -70,11 +70,11 @@ class ModelFigures(Collector):
     def __init__(self, prefix: str, latency: str) -> None:
         self._prefix, self._latency = prefix, latency
         self._lock = system.Lock()
-        self._models: OrderedDict[Name, _Figures] = OrderedDict()
+        self._models: OrderedDict[ModelName, _Figures] = OrderedDict()
 
     def count(
         self,
-        name: Name,
+        name: ModelName,
         priority: Priority,
         scores: npt.NDArray[np.floating],
         seconds: float | None,

@@ -51,7 +51,7 @@ BackendName = Literal["auto", "openvino", "torch", "onnx", "mlx"]
 """Each but ``auto`` is a folder of rankmill/workers/backends/; ``auto`` prefers the first."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
-Count = Literal["auto"] | Annotated[int, Field(ge=1)]
+CountOrAuto = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 MAX_EXTENDS = 20
 """Longest chain of config files that extend each other."""
@@ -137,11 +137,11 @@ class WorkerSettings(BaseModel):
     redis_wait_seconds: float = Field(gt=0)
     device: Device
     backend: BackendName
-    threads: Count
-    token_budget: Count
-    max_batch: Count
+    threads: CountOrAuto
+    token_budget: CountOrAuto
+    max_batch: CountOrAuto
     length_aware: bool
-    claim_ahead: Count
+    claim_ahead: CountOrAuto
     batch_wait_ms: float = Field(ge=0, le=1000)
     heartbeat_seconds: float = Field(ge=0.1, le=60)
     lease_seconds: int = Field(ge=2, le=3600)
@@ -195,13 +195,13 @@ class Settings(GatewaySettings, WorkerSettings):
     redis_url: str | None
     queue: str = Field(min_length=1)
     chunk_size: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)]
-    window: Count
+    window: CountOrAuto
     window_mib: int = Field(ge=1)
     tenant: str = Field(max_length=200)
     weight: Weight
     run_ttl: int = Field(ge=60)
     max_retries: int = Field(ge=0)
-    workers: Count
+    workers: CountOrAuto
     exporter_address: str = Field(min_length=1)
     exporter_hosts: Names
     file_queue: str = Field(min_length=1)

@@ -218,16 +218,16 @@ class BackendKind:
     families
         Model types for which it has modules of its own, for plain classifiers; ``None``: it runs any network.
     measured
-        Model types whose plain classifiers run as fast as `probe` says. For others ``auto`` takes the backend
-        only where no other scores them as it should; ``None``: all.
+        Model types whose plain classifiers run as fast as `timed_layer` says. For others ``auto`` takes it
+        only where no other backend scores them as it should; ``None``: all.
     machines
         Machines that it runs on, by the names of `platform.machine`; empty means any.
-    probe
-        Returns a function that runs one layer of the given shape on the CPU, in one of the `probed`
+    timed_layer
+        Returns a function that runs one layer of the given shape on the CPU, in one of the `timed`
         precisions, with the backend's arithmetic on the worker's threads. ``auto`` takes a backend without
-        a probe only as a last resort.
-    probed
-        Precisions that `probe` accepts, if the backend supports them.
+        one only as a last resort.
+    timed
+        Precisions that `timed_layer` accepts, if the backend supports them.
     rounding
         How it rounds in 8 and 4 bits: transformers' model is rounded so to see how far that is off.
     int8
@@ -248,15 +248,15 @@ class BackendKind:
     families: frozenset[str] | None = None
     measured: frozenset[str] | None = None
     machines: tuple[str, ...] = ()
-    probe: Callable[[LayerShape, str], Callable[[], object]] | None = None
-    probed: tuple[str, ...] = ("fp32", "bf16")
+    timed_layer: Callable[[LayerShape, str], Callable[[], object]] | None = None
+    timed: tuple[str, ...] = ("fp32", "bf16")
     rounding: Rounding | None = None
     int8: Callable[[], tuple[str, ...]] = lambda: ("int8",)
     concurrent: bool = False
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
 
     def is_measured(self, config: Any, *, plain: bool = True) -> bool:
-        """Whether `probe` says how fast a model runs."""
+        """Whether `timed_layer` says how fast a model runs."""
         return self.measured is None or (plain and config.model_type in self.measured)
 
     def packages_of(self, precision: str) -> tuple[str, ...]:

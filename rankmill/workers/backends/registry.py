@@ -106,7 +106,7 @@ def choose_backend(
     if (
         precision != "int8"
         or alone
-        or not set(INT8) & set(kind.probed)
+        or not set(INT8) & set(kind.timed)
         or not kind.is_measured(config, plain=plain)
     ):
         return chosen
@@ -198,7 +198,7 @@ def _int8_gain(
 ) -> float | None:
     """How many times as fast as the choice int8 would be, in a backend that can run the model."""
     kinds = [BACKENDS[name] for name, _ in able]
-    with_int8 = [each for each in kinds if set(INT8) & set(each.probed) and each.is_measured(config)]
+    with_int8 = [each for each in kinds if set(INT8) & set(each.timed) and each.is_measured(config)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):
         return None
     return _speeds(able, config, cache).int8_gain(chosen)

@@ -116,13 +116,13 @@ def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds
     Parameters
     ----------
     kinds
-        The installed backends; one without a probe is left out.
+        The installed backends; one without a `timed_layer` is left out.
     config
         The model's config, from transformers.
     cache
         Cache folder; if it is not writable, each worker measures for itself.
     """
-    kinds = [kind for kind in kinds if kind.probe]
+    kinds = [kind for kind in kinds if kind.timed_layer]
     shape = LayerShape.of(config, threads())
     about = _about(kinds, shape)
     name = hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
@@ -191,11 +191,11 @@ def _version(package: str) -> str:
 def _layers(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[Combination, Callable[[], object]]:
     layers = {}
     for kind in kinds:
-        for precision in kind.probed:
+        for precision in kind.timed:
             known = precision in kind.precisions["cpu"]
-            if kind.probe is not None and known and kind.lacks("cpu", precision) is None:
+            if kind.timed_layer is not None and known and kind.lacks("cpu", precision) is None:
                 try:
-                    layers[kind.name, precision] = kind.probe(shape, precision)
+                    layers[kind.name, precision] = kind.timed_layer(shape, precision)
                 except Exception as error:
                     logger.warning("cannot measure %s in %s: %s", kind.name, precision, error)
     return layers

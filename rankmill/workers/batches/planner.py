@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 Rows = npt.NDArray[np.intp]
 
-Work = TypeVar("Work")
+Owner = TypeVar("Owner")
 
 _Batch = npt.NDArray[np.int64]
 """Shape ``[4, rows]``; for each row the number of its work, its index in that work, its tokens, its group."""
@@ -87,7 +87,7 @@ def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bo
     return max(int(np.searchsorted(taken, token_budget, side="right")), 1)
 
 
-class WaitingRows(Generic[Work]):
+class WaitingRows(Generic[Owner]):
     """Rows of several pieces of work, cut into batches together.
 
     Small requests share batches, and rows are batched with others of similar length. The next batch
@@ -107,7 +107,7 @@ class WaitingRows(Generic[Work]):
         self._together = 0
         self._behind: deque[_Batch] = deque()
         self._cut: Callable[..., list[Rows]] = plan_batches
-        self._works: dict[int, Work] = {}
+        self._works: dict[int, Owner] = {}
         self._size: dict[int, int] = {}
         self._left: dict[int, int] = {}
         self._batches: deque[_Batch] = deque()
@@ -120,7 +120,7 @@ class WaitingRows(Generic[Work]):
 
     def add(
         self,
-        work: Work,
+        work: Owner,
         lengths: npt.ArrayLike,
         token_budget: int,
         *,
@@ -155,7 +155,7 @@ class WaitingRows(Generic[Work]):
         self._behind.append(np.stack(rows))
         self._cut_next()
 
-    def take(self) -> list[tuple[Work, Rows]]:
+    def take(self) -> list[tuple[Owner, Rows]]:
         """Take the next batch, as the rows of each work in it; there must be one."""
         numbers, rows, *_ = self._batches.popleft()
         parts = []
@@ -202,11 +202,11 @@ class WaitingRows(Generic[Work]):
         """Tokens of the oldest work that waits whole."""
         return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
-    def whole(self) -> list[Work]:
+    def whole(self) -> list[Owner]:
         """The works of which no row was taken, the oldest first."""
         return [work for number, work in self._works.items() if self._left[number] == self._size[number]]
 
-    def remove(self, work: Work) -> int:
+    def remove(self, work: Owner) -> int:
         """Remove the waiting rows of `work`; returns how many there were."""
         number = next((number for number, waiting in self._works.items() if waiting is work), None)
         if number is None:

@@ -2,7 +2,7 @@
 
 Hugging Face's tokenizer costs 90 µs of CPU for a pair and more, so that it starves a GPU. `nanotoken` (for
 WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, and are young. So trust is earned, for
-each tokenizer: when tokenizing has cost as much time as a proof does, a thread compares the two (`prove`).
+each tokenizer: when tokenizing has cost as much time as a proof does, a thread compares the two.
 What it finds is kept in the cache folder, for all workers of this host. A text with a character that is not
 proven goes to Hugging Face's tokenizer, and a sample of all texts goes to both. The first difference, in any
 of these processes, ends its use.
@@ -32,7 +32,7 @@ from rankmill.workers.models.tokenizer_proof import (
     Untrusted,
     described,
     fast_tokens,
-    prove,
+    prove_tokenizer,
     row,
     slow_tokens,
 )
@@ -209,7 +209,7 @@ class FastTexts:
     def _prove(self, make: Callable[[str], FastEncode], held: Locked) -> None:
         began = system.monotonic()
         try:
-            found: dict[str, Any] = {"proven": prove(self._slow, make(self._slow.to_str()))}
+            found: dict[str, Any] = {"proven": prove_tokenizer(self._slow, make(self._slow.to_str()))}
         except BaseException as error:
             known = isinstance(error, Untrusted)
             found = {"wrong": str(error) if known else f"{type(error).__name__}: {error}"}

@@ -70,7 +70,7 @@ def described(text: str) -> str:
     return f"a text of {len(text)} characters, among them {', '.join(codes[:20]) or 'none but ASCII'}"
 
 
-def prove(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
+def prove_tokenizer(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
     """Compare two tokenizers; returns the ranges of the code points on which they agree.
 
     Raises

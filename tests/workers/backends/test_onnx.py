@@ -31,7 +31,7 @@ import onnx
 
 from rankmill.workers.backends.onnx.backend import OnnxBackend, session
 from rankmill.workers.backends.onnx.files import onnx_file
-from rankmill.workers.backends.onnx.probe import probe
+from rankmill.workers.backends.onnx.timed_layer import timed_layer
 
 pytestmark = pytest.mark.own_precision
 
@@ -179,15 +179,15 @@ def test_workers_that_start_together_share_one_file(
     assert len(list(tmp_path.glob("cache/onnx/*"))) == 1
 
 
-def test_a_probe_has_no_two_products_that_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_layer_has_no_two_products_that_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
 
     def seen(file: Path, device: str, threads: int) -> Any:
         graphs.append(onnx.load(file).graph)
         return session(file, device, threads)
 
-    monkeypatch.setattr("rankmill.workers.backends.onnx.probe.session", seen)
-    probe(LayerShape(rows=2, hidden=64, inner=128))()
+    monkeypatch.setattr("rankmill.workers.backends.onnx.timed_layer.session", seen)
+    timed_layer(LayerShape(rows=2, hidden=64, inner=128))()
     weights = [each.raw_data for each in graphs[0].initializer if len(each.dims) == 2]
     assert len(set(weights)) == len(weights) == 6
 

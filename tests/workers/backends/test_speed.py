@@ -83,7 +83,7 @@ def test_what_was_measured_is_kept_for_this_machine_and_number_of_threads(
     tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steady(monkeypatch)
-    kind = replace(torch.KIND, probe=lambda shape, precision: lambda: time.sleep(0.001))
+    kind = replace(torch.KIND, timed_layer=lambda shape, precision: lambda: time.sleep(0.001))
     similar = SimpleNamespace(hidden_size=120, intermediate_size=500)
 
     def measured_again(config: Any = SMALL) -> bool:
@@ -133,7 +133,7 @@ def test_what_was_measured_on_a_busy_machine_is_used_for_an_hour(
     tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    kind = replace(torch.KIND, probe=lambda shape, precision: clock.layer(*(2.0**n for n in range(30))))
+    kind = replace(torch.KIND, timed_layer=lambda shape, precision: clock.layer(*(2.0**n for n in range(30))))
     real = speed.measure
     monkeypatch.setattr(speed, "measure", lambda layers, operations: real(layers, operations, clock))
 
@@ -202,10 +202,10 @@ def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
 def test_no_product_of_the_layer_is_left_out_as_the_same_as_another() -> None:
     """As OpenVINO does; the three that attention begins with would count as one."""
     pytest.importorskip("openvino")
-    from rankmill.workers.backends.openvino import probe
+    from rankmill.workers.backends.openvino import timed_layer
 
     shape = LayerShape.of(SMALL, 1)
-    graph = probe._graph(shape)
+    graph = timed_layer._graph(shape)
     weights = [node.data for node in graph.get_ops() if node.get_type_name() == "Constant"]
     matrices = [each.tobytes() for each in weights if each.ndim == 2]
     assert len(set(matrices)) == len(matrices) == 6
@@ -220,7 +220,7 @@ def test_a_measurement_that_fails_keeps_no_worker_from_scoring(
         return lambda: 1 / 0
 
     for name in (OPENVINO, TORCH, ONNX):
-        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], probe=broken))
+        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], timed_layer=broken))
     model = load_model(ScoreSpec(model=str(tiny_model)), "cpu", "auto", str(tmp_path))
     assert model.backend.precision == "fp32"
     assert "cannot measure torch in fp32: no room" in log.text

@@ -40,7 +40,7 @@ _LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidat
 """Names of errors of libraries that need not be installed."""
 
 T = TypeVar("T")
-P = TypeVar("P", bound=PurePath)
+Pattern = TypeVar("Pattern", bound=PurePath)
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def resolved(path: AnyPath) -> AnyPath:
         raise InputError(f"{path}: its links lead in a circle") from None
 
 
-def fixed_part(pattern: P) -> P:
+def fixed_part(pattern: Pattern) -> Pattern:
     """The folder of a glob above its first wildcard."""
     parts = list(pattern.parent.parts)
     wild = [number for number, part in enumerate(parts) if glob.has_magic(part)]

@@ -25,10 +25,10 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     return OnnxBackend(file, device, precision, 1 if files.alone else threads())
 
 
-def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    from rankmill.workers.backends.onnx.probe import probe
+def _timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
+    from rankmill.workers.backends.onnx.timed_layer import timed_layer
 
-    return probe(shape)
+    return timed_layer(shape)
 
 
 def _lacks(device: str, precision: str) -> str | None:
@@ -51,7 +51,7 @@ KIND = BackendKind(
     precisions={"cpu": ("fp32", "int8", *_INT8), "cuda": ("fp32", "fp16")},
     measured=TRACEABLE,
     load=_load,
-    probe=_probe,
+    timed_layer=_timed_layer,
     lacks=_lacks,
     rounding=Rounding(weights=ROW, inputs=MATRIX),
     int8=_int8,

@@ -24,10 +24,10 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     return OpenVinoBackend(openvino_graph(files, precision), precision, alone=files.alone)
 
 
-def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    from rankmill.workers.backends.openvino.probe import probe
+def _timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
+    from rankmill.workers.backends.openvino.timed_layer import timed_layer
 
-    return probe(shape, precision)
+    return timed_layer(shape, precision)
 
 
 def _lacks(device: str, precision: str) -> str | None:
@@ -51,8 +51,8 @@ KIND = BackendKind(
     precisions={"cpu": ("fp32", "bf16", "int8", *INT8)},
     measured=TRACEABLE,
     load=_load,
-    probe=_probe,
-    probed=("fp32", "bf16", *INT8),
+    timed_layer=_timed_layer,
+    timed=("fp32", "bf16", *INT8),
     lacks=_lacks,
     # Coarser than its groups: two ways to round by these differ by over twice as much as each is off.
     rounding=Rounding(weights=ROW, inputs=ROW),

@@ -53,10 +53,10 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     return backend
 
 
-def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    from rankmill.workers.backends.torch.backend import probe
+def _timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
+    from rankmill.workers.backends.torch.backend import timed_layer
 
-    return probe(shape, precision)
+    return timed_layer(shape, precision)
 
 
 def _lacks(device: str, precision: str) -> str | None:
@@ -76,7 +76,7 @@ KIND = BackendKind(
     added={"fp8": ("torchao",)},
     precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16", "fp8"), "mps": ("fp32", "fp16")},
     load=_load,
-    probe=_probe,
+    timed_layer=_timed_layer,
     rounding=Rounding(weights=ROW, inputs=ROW),
     concurrent=True,
     lacks=_lacks,

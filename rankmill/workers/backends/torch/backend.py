@@ -150,7 +150,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     return any(sign in str(error) for sign in ("can't allocate memory", "MPS backend out of memory"))
 
 
-def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
+def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
     """A function that runs a layer with random weights once, for timing."""
     layer = TimedLayer(shape).to(DTYPES[precision])
     hidden = example(shape).to(DTYPES[precision])

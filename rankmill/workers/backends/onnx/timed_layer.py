@@ -13,7 +13,7 @@ from rankmill.workers.backends.onnx.files import export
 from rankmill.workers.host.device import threads
 
 
-def probe(shape: LayerShape) -> Callable[[], object]:
+def timed_layer(shape: LayerShape) -> Callable[[], object]:
     """A function that runs a layer with random weights once, in fp32."""
     hidden = example(shape)
     with TemporaryDirectory() as folder:

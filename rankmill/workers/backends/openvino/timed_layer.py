@@ -14,7 +14,7 @@ from rankmill.workers.backends.openvino.weights import shrink
 from rankmill.workers.backends.speed import INT8
 
 
-def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
+def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
     """A function that runs a layer with random weights once, in fp32, bf16 or a kind of int8."""
     graph = _graph(shape)
     if precision in INT8:
