@@ -27,8 +27,9 @@ from benchmarks.simulated import simulated_cluster
 from rankmill import AsyncClient, Client
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.producer.client.runs import ScoringRun
+from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.engine import Engine
-from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
+from rankmill.workers.host.device import resolve_device, use_threads
 from rankmill.workers.models.loading import load_model
 
 Pairs = list[tuple[str, str]]
@@ -129,7 +130,7 @@ def engine_of(model: str, threads: int) -> Engine:
     """An engine in this process with the worker's settings."""
     use_threads(threads)
     device = resolve_device("auto")
-    return Engine(load_model(ScoreSpec(model=model), device), resolve_token_budget("auto", device))
+    return Engine(load_model(ScoreSpec(model=model), device), first_budget("auto", device))
 
 
 def real_share(runs: list[ScoringRun]) -> float:

@@ -38,8 +38,9 @@ from benchmarks.engine import prefixes
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.first_token import read_first_token_only
 from rankmill.workers.backends.torch import networks
+from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.engine import Engine
-from rankmill.workers.host.device import resolve_token_budget, use_threads
+from rankmill.workers.host.device import use_threads
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.sources import DEMO_MODEL
 
@@ -198,7 +199,7 @@ def measure_layer(shape: str, args: argparse.Namespace, folder: Path) -> None:
     for name, replaced in kept.items():
         with mock.patch.object(networks, "read_first_token_only", replaced):
             loaded = load_model(spec, "cpu", "torch", str(folder / "cache"))
-        engines[name] = Engine(loaded, resolve_token_budget("auto", "cpu"))
+        engines[name] = Engine(loaded, first_budget("auto", "cpu"))
     times: dict[str, list[float]] = {name: [] for name in engines}
     scored = None
     for _ in range(args.rounds + 1):  # the first warms up

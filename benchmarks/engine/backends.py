@@ -27,9 +27,10 @@ from rankmill.extensions.lab.machine import markdown_table
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.cache import CacheLimits, EngineCache
 from rankmill.workers.engine.engine import Engine
-from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
+from rankmill.workers.host.device import resolve_device, use_threads
 from rankmill.workers.models.loading import load
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pairs.jsonl"
@@ -88,7 +89,7 @@ def loaded(
             except SpecError as error:
                 print(f"left out: {error}")
                 continue
-            found[backend, precision] = Engine(ready, resolve_token_budget("auto", device))
+            found[backend, precision] = Engine(ready, first_budget("auto", device))
     return found
 
 
@@ -121,7 +122,7 @@ def table(
 def reload(model: str, device: str, folder: str) -> tuple[str, str, str, str]:
     """Seconds of the first load of a model in this process, and of looking it up again."""
     load_here = partial(load, device=device, backend="auto", cache_dir=folder)
-    make = partial(Engine, token_budget=2048)
+    make = partial(Engine, size=2048)
     cache = EngineCache(load_here, device, CacheLimits(2), make, lambda: None, lambda _: None)
     spec = ScoreSpec(model=model)
     times = []

@@ -60,7 +60,7 @@ def compared(
         order = chance.permutation(len(pairs[0]))
         queries, passages = ([texts[row] for row in order] for texts in pairs)
         for number, engine in enumerate(engines):
-            engine.token_budget = (2048, 512, 8192)[round_ % 3] if number else engine.token_budget
+            engine.size.token_budget = (2048, 512, 8192)[round_ % 3] if number else engine.size.token_budget
             started = time.perf_counter()
             found = engine.score(queries, passages).scores
             if round_:  # the first one warms up

@@ -22,8 +22,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.engine import Engine
-from rankmill.workers.host.device import resolve_token_budget, use_threads
+from rankmill.workers.host.device import use_threads
 from rankmill.workers.models.loading import Model, load_model
 
 _TEMPLATE = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}answer"
@@ -83,7 +84,7 @@ def main() -> None:
         model = load_model(spec, "cpu", "torch", f"{folder}/cache")
         queries = [text(16)] * args.passages
         passages = [text(draw.randint(args.words // 2, args.words * 3 // 2)) for _ in queries]
-        budget = resolve_token_budget("auto", "cpu")
+        budget = first_budget("auto", "cpu")
         times: dict[bool, list[float]] = {True: [], False: []}
         scores: dict[bool, np.ndarray] = {}
         for _ in range(args.rounds):

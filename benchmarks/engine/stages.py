@@ -28,9 +28,10 @@ from rankmill.workers.backends.base import Backend, Logits, Pending
 from rankmill.workers.backends.torch.backend import DTYPES
 from rankmill.workers.batches.planner import plan_batches
 from rankmill.workers.batches.tokens import Batch, put_together
+from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.work import Work, prepare
-from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
+from rankmill.workers.host.device import resolve_device, use_threads
 from rankmill.workers.models.loading import load_model
 
 
@@ -45,7 +46,7 @@ def main() -> None:
     use_threads("auto")
     table = pq.read_table(args.pairs, columns=["query", "passage"]).slice(0, args.sample)
     device = resolve_device("auto")
-    engine = Engine(load_model(ScoreSpec(model=args.model), device), resolve_token_budget("auto", device))
+    engine = Engine(load_model(ScoreSpec(model=args.model), device), first_budget("auto", device))
     rounds = [stages(engine, table) for _ in range(args.repeats + 1)][1:]
     result: dict[str, Any] = {
         stage: round(1000 * statistics.median(r[stage] for r in rounds), 2) for stage in rounds[0]
@@ -82,7 +83,7 @@ def stages(engine: Engine, table: pa.Table) -> dict[str, float]:
     payload = timed("encode pairs", lambda: encode_pairs(*columns))
     queries, passages = timed("decode pairs", lambda: decode_pairs(payload))
     work: Work = timed("tokenize", lambda: prepare(engine.model, queries, passages))
-    batches = timed("plan", lambda: plan_batches(work.tokens.lengths, engine.token_budget))
+    batches = timed("plan", lambda: plan_batches(work.tokens.lengths, engine.size.token_budget))
     pad_id = engine.model.tokenizer.pad_id
     padded = timed("put together", lambda: [put_together([(work.tokens, rows)], pad_id) for rows in batches])
     logits = timed("forward", lambda: forward(engine.model.backend, padded))

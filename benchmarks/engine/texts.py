@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven
-from rankmill.workers.host.device import resolve_token_budget, use_threads
+from rankmill.workers.host.device import use_threads
 
 
 def measure(engine: Engine, columns: list[list[str]]) -> tuple[float, float, int]:
@@ -46,7 +47,7 @@ def main() -> None:
     queries, passages = (table[name].to_pylist() for name in ("query", "passage"))
     texts = [f"{query} . {passage}" for query, passage in zip(queries, passages, strict=True)]
     given: dict[Inputs, list[list[str]]] = {"pairs": [queries, passages], "texts": [texts]}
-    budget, engines = resolve_token_budget("auto", "cpu"), {}
+    budget, engines = first_budget("auto", "cpu"), {}
     with tempfile.TemporaryDirectory() as cache:
         for kind, columns in given.items():
             spec = ScoreSpec(model=args.model, inputs=kind)

@@ -45,7 +45,7 @@ def memory_survived(engine: Engine, pairs: Pairs) -> str | None:
         torch.cuda.set_per_process_memory_fraction(1.0)
     if scored.errors:
         return f"{len(scored.errors)} rows have errors: {next(iter(scored.errors.values()))}"
-    if greedy.token_budget >= 2**30:
+    if greedy.size.token_budget >= 2**30:
         return "memory did not run out: nothing was shown"
     off = float(np.abs(scored.scores.reshape(times, -1) - expected).max())
     return None if off < 0.25 * np.abs(expected).max(initial=1) else f"scores differ by {off:.2g}"

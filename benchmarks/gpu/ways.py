@@ -23,9 +23,10 @@ from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
 from rankmill.workers.backends.torch.ways import kernel_lacks
 from rankmill.workers.batches.planner import plan_batches
 from rankmill.workers.batches.tokens import put_together
+from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.work import Work, prepare
-from rankmill.workers.host.device import gpu_precision, resolve_token_budget
+from rankmill.workers.host.device import gpu_precision
 from rankmill.workers.models.loading import load_model
 
 SHAPES = {
@@ -85,7 +86,7 @@ def loaded(model: Path, device: str, precision: str, cache: Path) -> Engine:
     spec = ScoreSpec.model_validate(
         {"model": str(model), "precision": precision, "activation": "identity", "max_length": 512}
     )
-    budget = resolve_token_budget("auto", device)
+    budget = first_budget("auto", device)
     ready = load_model(spec, device, "torch", str(cache))
     if device != "cpu" and ready.texts:
         ready.texts.settle()
@@ -118,7 +119,7 @@ def differences(engine: Engine, pairs: Pairs, exact: Logits) -> dict[str, tuple[
     for way in ways(engine):
         try:
             for _ in range(GRAPHS_AFTER if way == "graphs" else 1):
-                scores = Engine(engine.model, engine.token_budget).score(*pairs).scores
+                scores = Engine(engine.model, engine.size.token_budget).score(*pairs).scores
         except (RuntimeError, ValueError) as error:
             print(f"  {way} cannot run: {error}", flush=True)
             continue
@@ -202,7 +203,7 @@ def timed_forwards(engine: Engine, work: Work) -> tuple[float, float]:
     """Seconds of all forwards, from tokens to logits, and of the host's CPU."""
     backend = engine.model.backend
     started, cpu = time.perf_counter(), time.process_time()
-    cut = plan_batches(work.tokens.lengths, engine.token_budget, packed=backend.packs)
+    cut = plan_batches(work.tokens.lengths, engine.size.token_budget, packed=backend.packs)
     forward(backend, (put_together([(work.tokens, rows)], engine.model.tokenizer.pad_id) for rows in cut))
     return time.perf_counter() - started, time.process_time() - cpu
 

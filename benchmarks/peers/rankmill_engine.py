@@ -11,8 +11,9 @@ from importlib.util import find_spec
 from contract import Loaded, arguments, measure
 
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.engine import Engine
-from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
+from rankmill.workers.host.device import resolve_device, use_threads
 from rankmill.workers.models.loading import load_model
 
 
@@ -21,7 +22,7 @@ def load(args: argparse.Namespace) -> Loaded:
     use_threads("auto")
     device = resolve_device("auto")
     spec = ScoreSpec(model=str(args.model), precision=args.variant)
-    engine = Engine(load_model(spec, device), resolve_token_budget("auto", device))
+    engine = Engine(load_model(spec, device), first_budget("auto", device))
     backend = engine.model.backend
 
     def score(queries: list[str], passages: list[str]) -> object:
@@ -30,7 +31,7 @@ def load(args: argparse.Namespace) -> Loaded:
     return Loaded(
         score,
         backend.precision,
-        f"{backend.device}, {backend.name}, {backend.precision}, {engine.token_budget} tokens a batch",
+        f"{backend.device}, {backend.name}, {backend.precision}, {engine.size.token_budget} tokens a batch",
     )
 
 

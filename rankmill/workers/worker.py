@@ -5,7 +5,7 @@ scored-rows, last-resort, bell, those of the health server, and one for each mod
 whose tokenizer is proven. What two of them touch, and by which lock:
 
 - `Pipeline`: lanes, waiting rows, answers, turns, times of batches: its condition. Flights: only forward.
-- `Engine`, its budget search and `Headroom`: only forward, once a chunk is put into the pipeline; main only
+- `Engine` and its `BatchSize`: only forward, once a chunk is put into the pipeline; main only
   reads the limits. So main scores only with a model that it has just loaded (`EngineCache.warm`).
 - Tokenizers, which have a state: `Model.lock`. Forward scores the probes again, main prepares chunks.
 - `Claims.unanswered`: `Claims._lock` decides which thread ends a claim. A `ChunkClaim` and its `Work` are
@@ -47,16 +47,15 @@ from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
 from rankmill.jobs.system import system
 from rankmill.workers.backends.registry import choose_device
-from rankmill.workers.engine.budget import BudgetSearch
+from rankmill.workers.engine.batch_size import BatchSize
 from rankmill.workers.engine.cache import CacheLimits, EngineCache
 from rankmill.workers.engine.engine import Engine
-from rankmill.workers.engine.headroom import Headroom, memory_of
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host import metrics
-from rankmill.workers.host.device import resolve_claim_ahead, resolve_token_budget, use_threads
+from rankmill.workers.host.device import resolve_claim_ahead, use_threads
 from rankmill.workers.host.health import serve_health
-from rankmill.workers.models.loading import Loaded, Model
+from rankmill.workers.models.loading import Loaded
 from rankmill.workers.models.sources import Reading, directory_content
 from rankmill.workers.queue.chunks import ChunkScorer
 from rankmill.workers.queue.claim_order import ClaimOrder
@@ -349,26 +348,7 @@ def make_engines(
         load,
         device,
         CacheLimits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds),
-        partial(_make_engine, settings),
+        lambda model: Engine(model, BatchSize.of(settings, model), length_aware=settings.length_aware),
         drain,
         partial(directory_content, cache=cache_folder(settings.cache_dir)),
-    )
-
-
-def _make_engine(settings: WorkerSettings, model: Model) -> Engine:
-    """An engine; it searches its token budget itself unless the settings fix the size of batches."""
-    token_budget = resolve_token_budget(settings.token_budget, model.backend.device)
-    max_batch = settings.max_batch if isinstance(settings.max_batch, int) else None
-    search = None
-    if is_auto := not isinstance(settings.token_budget, int) and max_batch is None and not model.kind:
-        search = BudgetSearch(model.backend, model.name, token_budget, cache_folder(settings.cache_dir))
-        token_budget = search.start
-    return Engine(
-        model,
-        token_budget,
-        max_batch=max_batch,
-        length_aware=settings.length_aware,
-        search=search,
-        headroom=Headroom(memory_of(model.backend.device)),
-        short_batches=is_auto,
     )

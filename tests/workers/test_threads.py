@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.own_precision, pytest.mark.usefixtures("interleaved")]
 def cache_of(folder: Path) -> EngineCache:
     return EngineCache(
         partial(load, device="cpu", backend="torch", cache_dir=str(folder)),
-        "cpu", CacheLimits(models=2), partial(Engine, token_budget=100), lambda: None,
+        "cpu", CacheLimits(models=2), partial(Engine, size=100), lambda: None,
         partial(directory_content, cache=cache_folder(str(folder))),
     )  # fmt: skip
 

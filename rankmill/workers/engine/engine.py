@@ -1,6 +1,6 @@
 """Tokens in, scores out: plan, forward, scatter.
 
->>> engine = Engine(load_model(ScoreSpec(model="demo"), "cpu"), token_budget=16384)
+>>> engine = Engine(load_model(ScoreSpec(model="demo"), "cpu"), 16384)
 >>> engine.score(["how far is the moon"], ["About 384,000 km."]).scores  # doctest: +SKIP
 """
 
@@ -15,8 +15,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Batch, Tokens, padded_lengths, put_together
-from rankmill.workers.engine.budget import BatchSizes, BudgetSearch
-from rankmill.workers.engine.headroom import Headroom
+from rankmill.workers.engine.batch_size import BatchSize
 from rankmill.workers.engine.work import PairScores, Texts, Work, bisect, prepare
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
@@ -61,16 +60,10 @@ class Engine:
     ----------
     model
         From `rankmill.workers.models.loading.load_model`.
-    token_budget
-        Padded tokens in a batch, at most. It is halved for good when the device runs out of memory.
-    max_batch, length_aware
+    size
+        How large batches are; a number of padded tokens: as large as that, without limits of memory.
+    length_aware
         As in `rankmill.workers.batches.planner.plan_batches`.
-    search
-        Finds a better token budget, for `adapt`.
-    headroom
-        Knows which batches fit into memory; others are cut before they run.
-    short_batches
-        Whether batches of a slow model are smaller, so that each takes half a second (`BatchSizes`).
     way
         How rows share a forward; ``None``: as it was proven.
     counted
@@ -80,13 +73,9 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        token_budget: int,
+        size: BatchSize | int,
         *,
-        max_batch: int | None = None,
         length_aware: bool = True,
-        search: BudgetSearch | None = None,
-        headroom: Headroom | None = None,
-        short_batches: bool = False,
         way: Way | None = None,
         counted: bool = True,
     ) -> None:
@@ -94,12 +83,8 @@ class Engine:
         self._way = way or (model.proof.way if model.proof else None)
         self._counted = counted
         self._proven, self._had_errors = system.monotonic(), False
-        self.token_budget = token_budget
-        self._search = search
-        self._headroom = headroom or Headroom()
-        self._max_batch = max_batch
+        self.size = BatchSize(size) if isinstance(size, int) else size
         self._length_aware = length_aware
-        self._sizes = BatchSizes(short_batches=short_batches)
         self._fitted = model.proof.longest if model.proof else 0
         """Tokens of the longest row that the device has had memory for."""
 
@@ -118,11 +103,12 @@ class Engine:
 
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, cut into batches by this engine's limits."""
-        groups, budget = self._groups(work.tokens), self._budget(work.tokens)
+        groups = self._groups(work.tokens)
+        budget = self.size.tokens(share_prefixes=groups is not None)
         lengths = work.tokens.lengths if groups is None else work.tokens.costs
         waiting.add(
-            work, lengths, budget, max_batch=self._max_batch, length_aware=self._length_aware,
-            mixed_batches=self._sizes.batches(budget), whole=whole, groups=groups,
+            work, lengths, budget, max_batch=self.size.max_rows, length_aware=self._length_aware,
+            mixed_batches=self.size.mixed_batches(budget), whole=whole, groups=groups,
             packed=self.model.backend.packs,
         )  # fmt: skip
 
@@ -132,15 +118,9 @@ class Engine:
             return None
         return np.where(tokens.shared > 0, tokens.groups, 0)
 
-    def _budget(self, tokens: Tokens) -> int:
-        """Padded tokens in a batch of such rows; those that share a prefix gain from large batches."""
-        if self._groups(tokens) is not None:
-            return self.token_budget
-        return self._sizes.budget(self.token_budget)
-
     def submit(self, parts: list[Part]) -> Flight:
         """Begin the forward of a batch; raises `DeviceLost`."""
-        if rows_in(parts) > self._headroom.most_rows(longest_in(parts)):
+        if not self.size.fits(rows_in(parts), longest_in(parts)):
             return Flight(parts, _TooLarge())
         try:
             return Flight(parts, self._begin(parts))
@@ -178,18 +158,16 @@ class Engine:
 
     def see(self, flight: Flight, seconds: float) -> bool:
         """Record the time of a batch; returns whether it is the first one, so it is time to `cut_again`."""
-        return self._sizes.see(self._planned(flight.parts), seconds)
+        return self.size.see(self._planned(flight.parts), seconds)
 
     def cut_again(self, waiting: WaitingRows[Work]) -> None:
         """Cut again what was cut into small batches, as the model's speed was not known."""
         if not self.model.backend.shares_prefixes:  # their batches are large from the first
-            waiting.cut_again(self._sizes.budget(self.token_budget))
+            waiting.cut_again(self.size.tokens())
 
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
         """Tell the search of a batch; returns whether it is time to call `adapt`."""
-        return self._search is not None and self._search.see(
-            rows_in(flight.parts), tokens_in(flight.parts), seconds
-        )
+        return self.size.may_search(rows_in(flight.parts), tokens_in(flight.parts), seconds)
 
     @property
     def _pads(self) -> bool:
@@ -209,13 +187,8 @@ class Engine:
         return [int(some.sum()) for some in np.split(padded, np.cumsum([len(some) for some in lengths])[:-1])]
 
     def adapt(self, flight: Flight) -> None:
-        """Find the best token budget, with batches like that of `flight`; raises `DeviceLost`.
-
-        It takes seconds. No other forward may be in progress.
-        """
-        if self._search is not None:
-            self.token_budget = self._search.find(self._batch(flight.parts), self._headroom.most_rows)
-            self._search = None
+        """Find the best token budget, with batches like that of `flight`, as `BatchSize.search` does."""
+        self.size.search(self._batch(flight.parts))
 
     @property
     def must_prove(self) -> bool:
@@ -249,21 +222,17 @@ class Engine:
             proof = self.model.prove_batch(rows_in(parts), self._planned(parts))
             if proof is not None and not proof.holds:
                 raise ScoresChanged(self.model, str(proof))
-        return self._headroom.submit(self.model.backend, self._batch(parts))
+        return self.size.submit(self.model.backend, self._batch(parts))
 
     def _cut(self, parts: list[Part]) -> None:
         """Run a batch that was not expected to fit in pieces that do."""
-        rows, length, done = rows_in(parts), longest_in(parts), 0
-        self._headroom.log_cut(rows, length)
-        while done < rows:
-            end = min(done + self._headroom.most_rows(length), rows)
-            self._run_again(parts, [np.arange(done, end)])
-            done = end
+        for start, end in self.size.pieces(rows_in(parts), longest_in(parts)):
+            self._run_again(parts, [np.arange(start, end)])
 
     def _recover(self, parts: list[Part], error: Exception) -> None:
         """Bisect a failed batch until its parts fit into memory and each row that fails is found."""
         if isinstance(error, OutOfMemory):
-            self._shrink_budget(parts)
+            self._shrink(parts)
         else:
             self._had_errors = True
         rows = rows_in(parts)
@@ -281,7 +250,7 @@ class Engine:
                 if len(some) == 1 and longest_in(some) <= self._fitted and not self._has_room(some):
                     why = f"no memory is left for a row such as it had memory for: {error}"
                     raise DeviceLost(why) from None
-                self._shrink_budget(some)
+                self._shrink(some)
                 raise
 
         def broken(place: int, reason: str) -> None:
@@ -301,12 +270,10 @@ class Engine:
             return False
         return True
 
-    def _shrink_budget(self, parts: list[Part]) -> None:
-        """Lower the token budget to half of the tokens of `parts`, and stop searching a better one."""
+    def _shrink(self, parts: list[Part]) -> None:
+        """Have smaller batches than `parts`, for which there was no memory."""
         costs = [work.tokens.costs[rows].max() for work, rows in parts]
-        needed = int(max(costs)) * rows_in(parts)
-        self.token_budget = max(1, min(self.token_budget, needed // 2))
-        self._search = None
+        self.size.shrink(int(max(costs)) * rows_in(parts))
 
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
@@ -327,7 +294,7 @@ class Engine:
             out.padded_tokens += mine_computed
             out.batches += 1
         if self._counted:
-            budget = self._budget(parts[0][0].tokens)
+            budget = self.size.tokens(share_prefixes=self._groups(parts[0][0].tokens) is not None)
             metrics.count_batch(done, tokens_in(parts), sum(computed), budget)
 
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.hosts import (
     CLAIM_AHEAD,
-    TOKEN_BUDGETS,
     cpu_flags,
     cpu_name,
     may_have_gpu,
@@ -71,11 +70,6 @@ def has_fp8() -> bool:
     import torch
 
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
-
-
-def resolve_token_budget(setting: int | str, device: str) -> int:
-    """The token budget; ``auto`` means the device's value in `TOKEN_BUDGETS`."""
-    return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]
 
 
 def resolve_claim_ahead(setting: int | str, device: str) -> int:

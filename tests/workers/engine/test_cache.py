@@ -34,7 +34,7 @@ pytestmark = pytest.mark.own_precision
 
 LOAD = partial(load, device="cpu", backend="torch", cache_dir="auto")
 CONTENT = partial(directory_content, cache=cache_folder("auto"))
-MAKE = partial(Engine, token_budget=100)
+MAKE = partial(Engine, size=100)
 
 
 def cache_of(limits: CacheLimits, drained: list[str] | None = None) -> EngineCache:

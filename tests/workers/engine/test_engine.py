@@ -234,7 +234,7 @@ def test_a_row_that_breaks_the_model_is_found_and_its_neighbours_are_scored(tiny
 def test_out_of_memory_halves_the_budget_and_keeps_it(tiny_model: Path) -> None:
     short, backend = misbehaving(tiny_model, most_tokens=300)
     assert not short.score(["q"] * 200, ["a cat"] * 200).errors
-    assert short.token_budget < 100_000
+    assert short.size.token_budget < 100_000
     first, backend.forwards = backend.forwards, 0
     assert not short.score(["q"] * 200, ["a cat"] * 200).errors
     assert backend.forwards < first

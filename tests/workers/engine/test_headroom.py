@@ -14,7 +14,8 @@ import pytest
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.budget import BudgetSearch
+from rankmill.workers.engine.batch_size import BatchSize
+from rankmill.workers.engine.budget_search import BudgetSearch
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.headroom import Headroom, HostMemory
 from rankmill.workers.engine.pipeline import Pipeline
@@ -75,9 +76,9 @@ def model(tiny_model: Path) -> Model:
     return load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
 
 
-def engine_with(model: Model, backend: Hungry, budget: int, **options: object) -> Engine:
+def engine_with(model: Model, backend: Hungry, budget: int, search: BudgetSearch | None = None) -> Engine:
     object.__setattr__(model, "backend", backend)
-    return Engine(model, budget, headroom=Headroom(backend), **options)  # type: ignore[arg-type]
+    return Engine(model, BatchSize(budget, headroom=Headroom(backend), search=search))
 
 
 def score(engine: Engine, rows: int) -> None:
@@ -104,7 +105,7 @@ def test_batches_that_would_not_fit_are_cut(
         score(engine, 4 * rows)
     assert backend.failures == 0
     assert max(backend.batches) * length <= 2_000
-    assert engine.token_budget == 4096  # memory may be free again later
+    assert engine.size.token_budget == 4096  # memory may be free again later
     assert caplog.text.count("MiB of memory are free: cut a batch of") == 1
     backend.others = 0
     backend.batches.clear()
@@ -170,7 +171,7 @@ class Done:
 def failures(headroom):
     backend = Allocating(0)
     object.__setattr__(model, "backend", backend)
-    engine = Engine(model, 16384, headroom=headroom)
+    engine = Engine(model, BatchSize(16384, headroom=headroom))
     score(engine, 50)
     limit = psutil.Process().memory_info().vms + (300 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))

@@ -16,6 +16,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.engine.batch_size import BatchSize
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.work import Work, prepare
@@ -46,7 +47,7 @@ def paced(
     model: Path, seconds: float, rows_in_batch: int, *, short_batches: bool = False
 ) -> tuple[Engine, Paced, Callable[[int], Work]]:
     loaded = load_model(ScoreSpec(model=str(model), precision="fp32"), "cpu")
-    engine = Engine(loaded, 5 * rows_in_batch, short_batches=short_batches)
+    engine = Engine(loaded, BatchSize(5 * rows_in_batch, short_batches=short_batches))
     backend = Paced(seconds)
     object.__setattr__(engine.model, "backend", backend)
     five_tokens = ["q"], ["cat"]
@@ -201,7 +202,7 @@ def test_a_worker_whose_only_chunk_is_given_away_scores_the_next_one(tiny_model:
 
 
 def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmill.workers.engine.budget._MIXED_SECONDS", 0.0)  # the fewest batches
+    monkeypatch.setattr("rankmill.workers.engine.batch_size._MIXED_SECONDS", 0.0)  # the fewest batches
     engine, backend, work = paced(tiny_model, 0.002, rows_in_batch=10)
     pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work(30), lambda: None)

@@ -12,10 +12,8 @@ import logging
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,25 +24,8 @@ from rankmill.workers.backends.base import Backend, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import device_name, empty_cache, threads
 
-_MIXED_SECONDS = 4.25
-"""Chunks whose rows take so long at most share batches. The oldest are finished first: what is lost when all
-processes die at once, scored rows of unfinished chunks, is less than 5 s of work."""
-
 BATCH_SECONDS = 0.5
 """Longest time of a batch: a request waits for it, and with fewer rows in each batch less is padded."""
-
-_LEAST_TOKENS = 512
-"""Fewest tokens in a batch of a slow model: fewer cost speed (7% with 384 tokens, PyTorch on a CPU)."""
-
-_FIRST_SHARE = 4
-"""The first batches have 1/4 of the budget's tokens: the model may be slow."""
-
-_FEWEST = 4
-"""Fewest batches that are cut together, and as many until it is known how long one takes: rows in fewer
-batches are padded too much."""
-
-_LATEST = 20
-"""Batches whose time counts."""
 
 _WORTH = 50
 """The search begins when it is expected to take a 50th of the forwards so far: after a moment on a GPU, after
@@ -67,47 +48,6 @@ _RECIPE = 3
 """Version of the search; changes when the same machine would find another budget."""
 
 logger = logging.getLogger(__name__)
-
-
-class BatchSizes:
-    """Follows the time that batches take.
-
-    Parameters
-    ----------
-    short_batches
-        Whether a batch of a slow model has fewer tokens than the budget.
-
-    >>> sizes = BatchSizes(short_batches=True)
-    >>> sizes.budget(2048), sizes.batches(512)
-    (512, 4)
-    >>> sizes.see(tokens=512, seconds=0.25)
-    True
-    >>> sizes.budget(2048), sizes.batches(1024)
-    (1024, 8)
-    """
-
-    def __init__(self, *, short_batches: bool) -> None:
-        self._short_batches = short_batches
-        self._speeds: deque[float] = deque(maxlen=_LATEST)
-
-    def see(self, tokens: int, seconds: float) -> bool:
-        """Record a batch: its padded tokens, and its time; returns whether it is the first."""
-        self._speeds.append(tokens / max(seconds, 1e-6))
-        return len(self._speeds) == 1
-
-    def budget(self, most: int) -> int:
-        """Padded tokens in a batch, at most `most`."""
-        if not self._short_batches:
-            return most
-        if not self._speeds:
-            return max(most // _FIRST_SHARE, 1)
-        return min(most, max(round(BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
-
-    def batches(self, budget: int) -> int:
-        """How many batches of so many padded tokens are cut together."""
-        if not self._speeds:
-            return _FEWEST
-        return max(round(_MIXED_SECONDS * median(self._speeds) / budget), _FEWEST)
 
 
 class BudgetSearch:

@@ -17,7 +17,8 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.budget import BudgetSearch
+from rankmill.workers.engine.batch_size import BatchSize
+from rankmill.workers.engine.budget_search import BudgetSearch
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.work import prepare
@@ -48,7 +49,7 @@ class Costing:
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speeds are measured in the time that batches say they cost, however busy the machine is."""
     monkeypatch.setattr(
-        "rankmill.workers.engine.budget.time",
+        "rankmill.workers.engine.budget_search.time",
         SimpleNamespace(perf_counter=lambda: Costing.now, monotonic=time.monotonic),
     )
 
@@ -81,10 +82,10 @@ def test_on_a_gpu_it_goes_up_while_that_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, expected: int
 ) -> None:
     """To what takes half a second, or to what the memory holds."""
-    monkeypatch.setattr("rankmill.workers.engine.budget.device_name", lambda device: "a GPU")
+    monkeypatch.setattr("rankmill.workers.engine.budget_search.device_name", lambda device: "a GPU")
     gpu = Costing(batch=0.01, square=0.0, memory=memory)
     gpu.device = "cuda"
-    monkeypatch.setattr("rankmill.workers.engine.budget.empty_cache", lambda device: None)
+    monkeypatch.setattr("rankmill.workers.engine.budget_search.empty_cache", lambda device: None)
     search = BudgetSearch(gpu, "some/model", 64, tmp_path, worth=0.0)
     assert search.see(rows=200, tokens=1600, seconds=1.1)
     assert search.find(BATCH) == expected
@@ -178,10 +179,10 @@ def test_a_worker_finds_it_between_its_batches(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "rankmill.workers.engine.budget._STEADY", float("inf")
+        "rankmill.workers.engine.budget_search._STEADY", float("inf")
     )  # kept, however busy the machine is
     model = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
-    engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, worth=0.0))
+    engine = Engine(model, BatchSize(64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, worth=0.0)))
     queries, passages = ["a query"] * 300, ["the cat sat on the mat " * (1 + n % 5) for n in range(300)]
     work, again = prepare(engine.model, queries, passages), prepare(engine.model, queries, passages)
     pipeline = Pipeline(0.0).start()
@@ -192,7 +193,7 @@ def test_a_worker_finds_it_between_its_batches(
         pipeline.close(finish=True)
     assert caplog.text.count("token budget of tiny") == 1
     (file,) = (tmp_path / "token-budgets").iterdir()
-    assert engine.token_budget == json.loads(file.read_text())["token_budget"]
+    assert engine.size.token_budget == json.loads(file.read_text())["token_budget"]
     expected = Engine(model, 64).score(queries, passages).scores
     np.testing.assert_allclose(work.scored.scores, expected, atol=1e-5)
     np.testing.assert_allclose(again.scored.scores, expected, atol=1e-5)
@@ -201,10 +202,10 @@ def test_a_worker_finds_it_between_its_batches(
 def test_memory_that_was_short_is_not_asked_for_again(tiny_model: Path, tmp_path: Path) -> None:
     model = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
     object.__setattr__(model, "backend", Costing(0.0, 0.0, memory=32))
-    engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, worth=0.0))
+    engine = Engine(model, BatchSize(64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, worth=0.0)))
     work = prepare(engine.model, ["q"] * 40, ["cat"] * 40)
     pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work, lambda: None)
     pipeline.close(finish=True)
-    assert engine.token_budget <= 32
+    assert engine.size.token_budget <= 32
     assert not work.scored.errors
