@@ -38,11 +38,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rankmill.extensions.runners.record import FileRun, RunOutcome, new_file_run
+from rankmill.extensions.runners.record import FileRun, new_file_run
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
 from rankmill.jobs.contract.errors import ConfigError, RunFailed, SpecError
 from rankmill.jobs.contract.file_request import FileOrder
+from rankmill.jobs.contract.file_run import RunOutcome
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.keys import ChunkId, parent_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats

@@ -10,8 +10,8 @@ from importlib.metadata import version
 
 from pydantic import TypeAdapter, ValidationError
 
-from rankmill.extensions.runners.record import RunOutcome
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.file_run import RunOutcome
 from rankmill.jobs.contract.results import worst
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.scored import ScoredTable

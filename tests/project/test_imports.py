@@ -64,7 +64,6 @@ STILL = {
     ("rankmill.producer.client.sync_client", "rankmill.extensions.runners.submitted"),
     ("rankmill.score.score_file", "rankmill.extensions.registry.resolver"),
     ("rankmill.score.session", "rankmill.extensions.registry.resolver"),
-    ("rankmill.score.summary", "rankmill.extensions.runners.record"),
     ("rankmill.testing", "rankmill.extensions.runners.record"),
     ("rankmill.testing", "rankmill.extensions.runners.store"),
     ("rankmill.workers.engine.proving", "rankmill.extensions.registry.versions"),

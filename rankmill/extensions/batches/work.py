@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from rankmill.extensions.batches.lines import BatchRequest, answer, failure, read_requests
 from rankmill.extensions.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
 from rankmill.extensions.gateway.refusals import WrongFile, row_reason, told, unscorable
-from rankmill.extensions.runners.record import FileRun, RunOutcome
+from rankmill.extensions.runners.record import FileRun
 from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
+from rankmill.jobs.contract.file_run import RunOutcome
 from rankmill.jobs.system import system
 from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.sink import ScoredFile

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from rankmill.extensions.batches.records import BatchStore, new_batch_id
-from rankmill.extensions.runners.record import FileRun, RunOutcome, Seal
+from rankmill.extensions.runners.record import FileRun, Seal
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
     InputError,
@@ -24,6 +24,7 @@ from rankmill.jobs.contract.errors import (
     StoreError,
 )
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
+from rankmill.jobs.contract.file_run import RunOutcome
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.prompts import check_text
 from rankmill.jobs.protocol.runs import RunStore

@@ -1,0 +1,70 @@
+"""What a caller reads of a run of files that other processes carry out: its state, progress and outcome."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from rankmill.jobs.contract.file_request import FileOrder
+from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.contract.schema import Count, Seconds, WireModel
+from rankmill.jobs.system import system
+
+State = Literal["waiting", "running", "done", "failed", "cancelled"]
+
+ENDED = frozenset({"done", "failed", "cancelled"})
+"""States after which nothing more happens to a run."""
+
+_MAX_REASON_CHARS = 2000
+
+
+class RunOutcome(WireModel):
+    """The result of a run: output, rows, rows without a score, and the rest of score-file's summary."""
+
+    output: str
+    rows: Count
+    row_errors: Count
+    resumed_rows: Count
+    errors_file: str | None
+    seconds: Seconds
+    model: str
+    revision: str | None
+    precision: str
+    retries: Count
+
+
+class FileRunState(WireModel):
+    """A run of files, as its caller sees it.
+
+    Attributes
+    ----------
+    reason
+        Why it failed, or why it waits again.
+    rows
+        Rows of the input; ``None`` until a process has opened it.
+    outcome
+        What it has made; known shortly before its end.
+    """
+
+    id: str
+    order: FileOrder
+    created: Seconds
+    state: State = "waiting"
+    reason: str = ""
+    started: Seconds | None = None
+    ended: Seconds | None = None
+    rows: Count | None = None
+    progress: Progress = Progress()
+    outcome: RunOutcome | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the run has ended."""
+        return self.state in ENDED
+
+    def end(self, state: State, reason: str = "") -> Self:
+        """The run, ended now."""
+        return self.changed(state=state, reason=reason[:_MAX_REASON_CHARS], ended=system.now())
+
+    def changed(self, **changes: object) -> Self:
+        """The run with other values of some fields."""
+        return self.model_copy(update=changes)
