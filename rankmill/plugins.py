@@ -17,10 +17,11 @@ from typing import Any, Literal
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.installation import install_line
 
-Seam = Literal["rankmill.commands"]
+Seam = Literal["rankmill.commands", "rankmill.orders"]
 """The groups of entry points.
 
 ``rankmill.commands``: a dictionary of commands; `rankmill.cli.main.Listed` says what it has of each.
+``rankmill.orders``: an `OrderKind` of `rankmill.extensions.runners.orders`, by the name of the kind.
 """
 
 

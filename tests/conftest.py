@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from rankmill import plugins
 from rankmill.jobs.runtime.logs import OURS, RQ
 from rankmill.workers.host.device import use_threads
 from tests.harness.auto import force_auto
@@ -160,6 +161,12 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 _LOGGERS = [logging.getLogger(name) for name in (None, OURS, *RQ)]
 _LOGGING = [(logger, logger.level, logger.handlers[:]) for logger in _LOGGERS]
+
+
+@pytest.fixture
+def without_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core alone: no installed package adds anything to it."""
+    monkeypatch.setattr(plugins, "_named", lambda seam: {})
 
 
 @pytest.fixture(autouse=True)

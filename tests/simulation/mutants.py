@@ -514,7 +514,7 @@ MUTANTS = (
     ),
     Mutant(
         "what a dead runner has scored a batch to stays", "extensions/batches/work.py",
-        "    clear_workspace(scored_place(output))\n",
+        "    clear_workspace(_scored_place(output))\n",
         "    pass\n",
         kept=True,
     ),

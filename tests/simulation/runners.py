@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import rankmill.extensions.batches.service as service_module
+import rankmill.extensions.batches.work as batch_work_module
 import rankmill.extensions.runners.work as work_module
 import rankmill.producer.files.stores.roots as roots_module
 from rankmill.extensions.batches.records import BatchRecord
@@ -81,7 +82,7 @@ def prepare(cluster: Cluster) -> None:
     mine.patch(signal, "signal", handle)
     mine.patch(os, "kill", send)
     mine.patch(roots_module, "_confined", _Confined(cluster))
-    for module in (work_module, service_module):
+    for module in (work_module, batch_work_module, service_module):
         mine.patch(module, "client_for", lambda _, seconds: mine.redis.client(seconds))
 
 

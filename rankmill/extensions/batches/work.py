@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.extensions.batches.lines import BatchRequest, answer, failure, read_requests
-from rankmill.extensions.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
+from rankmill.extensions.batches.records import (
+    BatchCounts,
+    BatchStore,
+    FileRecord,
+    errors_id,
+    new_batch_id,
+    output_id,
+)
 from rankmill.extensions.gateway.refusals import WrongFile, row_reason, told, unscorable
+from rankmill.extensions.runners.orders import Keep, Score
 from rankmill.extensions.runners.record import FileRun
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
 from rankmill.jobs.contract.file_run import RunOutcome
+from rankmill.jobs.runtime.connection import client_for
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.sink import ScoredFile
@@ -29,7 +41,6 @@ from rankmill.producer.files.stores.paths import AnyPath, as_path
 from rankmill.producer.files.stores.reading import open_bytes
 from rankmill.producer.files.stores.writing import clear_unfinished, delete, put, sync, whole_file
 from rankmill.producer.files.workspace import OutputFile, clear_workspace
-from rankmill.score.score_file import Confirm
 
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
@@ -40,29 +51,6 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 _TOKENS = "tokens"
 """The column of a row's tokens beside the scores."""
-
-
-class Score(Protocol):
-    """Scores files as score-file does; `step_made` says whether that was done meanwhile."""
-
-    def __call__(
-        self,
-        request: FileRequest,
-        confirm: Confirm,
-        tokens_column: str | None = None,
-        step_made: Callable[[], bool] = lambda: False,
-    ) -> None: ...
-
-
-class Keep(Protocol):
-    """Notes what was scored; a `file` is the run's output, which is complete and then moved to `path`.
-
-    An exception from it keeps the file from its place.
-    """
-
-    def __call__(
-        self, outcome: RunOutcome, file: AnyPath | None = None, path: AnyPath | None = None
-    ) -> None: ...
 
 
 class BatchWork:
@@ -248,18 +236,45 @@ class BatchWork:
         return as_path(self._request.inputs[0])
 
 
-def why_failed(error: Exception, order: FileOrder) -> str:
-    """Why a batch has failed, for its caller, who does not know where its files lie; the rest is logged."""
-    request = order.request
-    names = dict.fromkeys(request.inputs, "the file") | {request.output or "": "the output"}
-    if order.spec.model.startswith("/"):
-        names[order.spec.model] = Path(order.spec.model).name
-    return _OPTION.sub(_as_field, told(error, names))
+class BatchOrders:
+    """How runners carry out batches, for the seam ``rankmill.orders``."""
+
+    def check(self, run: FileRun) -> None:
+        """Raise `InputError` unless the output is where a batch's answers lie."""
+        output = as_path(run.order.request.output or "")
+        assert run.order.batch
+        if not run.order.batch.id == new_batch_id(run.id) == output.parent.name:
+            raise InputError(f"{output}: a batch's output is in a folder that is called for its run")
+
+    def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
+        """Score a batch, and make its files."""
+        with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
+            BatchWork(run, BatchStore(client, settings.file_run_ttl), score, keep).do()
+
+    def why_failed(self, error: Exception, order: FileOrder) -> str:
+        """Why a batch has failed, for its caller, who does not know where its files lie."""
+        request = order.request
+        names = dict.fromkeys(request.inputs, "the file") | {request.output or "": "the output"}
+        if order.spec.model.startswith("/"):
+            names[order.spec.model] = Path(order.spec.model).name
+        return _OPTION.sub(_as_field, told(error, names))
+
+    def place(self, order: FileOrder) -> OutputFile | None:
+        """The scored pairs of a batch of requests; ``None`` for a batch of pairs, which are its output."""
+        assert order.batch
+        return None if order.batch.endpoint is None else _scored_place(as_path(order.request.output or ""))
+
+    def clear(self, order: FileOrder) -> None:
+        """Delete what was made on the way to the output of a batch, also by a runner that has died."""
+        _clear_batch(as_path(order.request.output or ""))
 
 
 def _as_field(option: re.Match[str]) -> str:
     name = option[1].replace("-", "_")
     return f"pairs.{name}" if name in FileRequest.model_fields else option[0]
+
+
+BATCHES = BatchOrders()
 
 
 def _write_for_callers(errors: Path) -> None:
@@ -273,15 +288,14 @@ def _write_for_callers(errors: Path) -> None:
     shown.replace(errors)
 
 
-def clear_batch(output: AnyPath) -> None:
-    """Delete what was made on the way to the output of a batch, also by a runner that has died."""
+def _clear_batch(output: AnyPath) -> None:
     pairs, scored = _steps(output)
-    clear_workspace(scored_place(output))
+    clear_workspace(_scored_place(output))
     clear_unfinished(output.parent)
     delete((pairs, scored, _errors_of(scored), record_of(scored)), output.parent)
 
 
-def scored_place(output: AnyPath) -> OutputFile:
+def _scored_place(output: AnyPath) -> OutputFile:
     """What is scored on the way to the output of a batch of requests."""
     return OutputFile(_steps(output)[1])
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rankmill.extensions.runners.heartbeat import RunnerHeartbeat
+from rankmill.extensions.runners.orders import kind_of
 from rankmill.extensions.runners.record import FileRun
 from rankmill.extensions.runners.store import FileRunStore, RunLease, names_of
 from rankmill.extensions.runners.webhooks import WebhookSender
@@ -152,12 +153,10 @@ class Runner:
             self._answer(self._heartbeat.claim.run.end("done"))
 
     def _fail(self, error: Exception, reason: str) -> None:
-        """End the run; who has sent a batch to a gateway is told only what is for callers."""
+        """End the run; an order of another kind says what its caller is told."""
         run = self._heartbeat.claim.run
-        if run.order.batch:
-            from rankmill.extensions.batches.work import why_failed
-
-            reason = why_failed(error, run.order)
+        if kind := kind_of(run.order):
+            reason = kind.why_failed(error, run.order)
         self._answer(run.end("failed", reason))
 
     def _finish(self, run: FileRun) -> None:
@@ -211,7 +210,7 @@ class Runner:
         logger.warning("this runner cannot score the run: %s", reason)
         said = self._store.refuse(run.id, self.name, reason)
         if set(self._store.runners()) <= said.keys():
-            names = "" if run.order.batch else f": {names_of(said)}"
+            names = "" if run.order.kind else f": {names_of(said)}"
             self._answer(run.end("failed", f"no runner can score it{names}"))
             return
         times = self._left.get(run.id, (0.0, 0))[1] + 1

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from rankmill.extensions.batches.records import BatchStore, new_batch_id
+from rankmill.extensions.runners.orders import kind_of
 from rankmill.extensions.runners.record import FileRun, Seal
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
@@ -92,14 +92,12 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
             record.seal(run.id, seal.model_dump_json(), told)
 
     try:
-        if not order.batch:
+        kind = kind_of(order)
+        if kind is None:
             asked = order.request.model_copy(update={"restart": order.request.restart and not run.restarted})
             score(asked, lambda output, made: keep(made, *((output.partial, output.path) if output else ())))
             return
-        from rankmill.extensions.batches.work import BatchWork
-
-        with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
-            BatchWork(run, BatchStore(client, settings.file_run_ttl), score, keep).do()
+        kind.carry_out(run, settings, score, keep)
         note(now=True)  # if this runner only stood still, its successor may be at work beside the output
         clear(run)
     except (OutputBusy, RedisUnavailable, ConnectionFailed):
@@ -155,12 +153,8 @@ def drop(run: FileRun, settings: Settings) -> None:
     request = run.order.request
     try:
         _check_order(run)
-        output = as_path(request.output or "")
-        place = find_target(request, ()).place()
-        if run.order.batch and run.order.batch.endpoint is not None:
-            from rankmill.extensions.batches.work import scored_place
-
-            place = scored_place(output)
+        kind = kind_of(run.order)
+        place = (kind and kind.place(run.order)) or find_target(request, ()).place()
         if roots := confined():
             roots.check(place.path, "write")
         with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
@@ -173,13 +167,10 @@ def drop(run: FileRun, settings: Settings) -> None:
 
 def clear(run: FileRun) -> None:
     """Delete what was made on the way to an output that is in its place, also by a runner that died."""
-    request, output = run.order.request, as_path(run.order.request.output or "")
     with suppress(RankmillError, OSError):
-        clear_workspace(find_target(request, ()).place())
-        if run.order.batch:
-            from rankmill.extensions.batches.work import clear_batch
-
-            clear_batch(output)
+        clear_workspace(find_target(run.order.request, ()).place())
+        if kind := kind_of(run.order):
+            kind.clear(run.order)
 
 
 def _check_order(run: FileRun) -> None:
@@ -190,16 +181,14 @@ def _check_order(run: FileRun) -> None:
     InputError
         No runner does what it asks for.
     RunnerError
-        It names what is outside of this runner's roots.
+        It names what is outside of this runner's roots, or this runner has no extension for it.
     """
     order, request = run.order, run.order.request
     if request.relative_path:
         raise InputError(f"{request.relative_path}: not absolute; runners have working folders of their own")
     check_text(order.spec.prompt_template)
-    if order.batch and not (
-        order.batch.id == new_batch_id(run.id) == as_path(request.output or "").parent.name
-    ):
-        raise InputError(f"{request.output}: a batch's output is in a folder that is called for its run")
+    if kind := kind_of(order):
+        kind.check(run)
     roots = confined()
     if roots is None:
         return

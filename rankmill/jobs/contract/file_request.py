@@ -316,6 +316,11 @@ class FileOrder(WireModel):
     weight: Weight | None = None
 
     @property
+    def kind(self) -> str | None:
+        """The kind of the order, by its name in the seam ``rankmill.orders``; ``None`` if it is for files."""
+        return "batch" if self.batch else None
+
+    @property
     def models(self) -> tuple[str, ...]:
         """The model of each run over the files' rows."""
         return self.request.run_models(self.spec.model)

@@ -26,7 +26,7 @@ from rankmill import Client, SubmittedFile
 from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import read_requests
 from rankmill.extensions.batches.service import Batches, ExpiresAfter, NewBatch
-from rankmill.extensions.batches.work import why_failed
+from rankmill.extensions.batches.work import BATCHES
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
 from rankmill.extensions.gateway.scoring import ServedModel
@@ -376,7 +376,7 @@ def test_a_file_that_expires_early_is_swept_away_then_unless_a_batch_reads_it(
 def test_why_a_batch_has_failed_is_told_without_what_is_the_operator_s(error: Exception, shown: str) -> None:
     request = FileRequest(inputs=("/srv/files/file-1/content.csv",), output="/srv/files/batch_1/output.csv")
     order = FileOrder(request=request, spec=ScoreSpec(model="/srv/models/private"))
-    found = why_failed(error, order)
+    found = BATCHES.why_failed(error, order)
     assert found.startswith(shown)
     assert "/srv" not in found
     assert "host-7" not in found

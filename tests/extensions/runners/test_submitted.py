@@ -9,9 +9,11 @@ import pytest
 from rq import Queue
 from rq.job import Job
 
+from rankmill.extensions.runners.orders import kind_of
 from rankmill.extensions.runners.store import FileRunStore, RunLease
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.file_request import FileOrder, FileRequest
+from rankmill.jobs.contract.errors import RunnerError
+from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.set_aside import read_job
@@ -111,3 +113,10 @@ def test_a_run_that_a_runner_takes_meanwhile_is_found(
 
     monkeypatch.setattr("rankmill.extensions.runners.store.read_job", ends_first)
     assert store.load(job.id).state == "done"
+
+
+def test_an_order_is_left_to_runners_that_have_an_extension_for_it(without_extensions: None) -> None:
+    assert kind_of(ORDER) is None
+    order = ORDER.model_copy(update={"batch": BatchOrder(id="b", owner="", kept=1)})
+    with pytest.raises(RunnerError, match="this runner has no extension for a batch"):
+        kind_of(order)

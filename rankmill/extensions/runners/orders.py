@@ -1,0 +1,76 @@
+"""Kinds of orders beside files: extensions add them to runners by the seam ``rankmill.orders``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, cast
+
+from rankmill.extensions.runners.record import FileRun
+from rankmill.jobs.contract.errors import ConfigError, RunnerError
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest
+from rankmill.jobs.contract.file_run import RunOutcome
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.plugins import load
+from rankmill.producer.files.stores.paths import AnyPath
+from rankmill.producer.files.workspace import OutputFile
+from rankmill.score.score_file import Confirm
+
+
+class Score(Protocol):
+    """Scores files as score-file does; `step_made` says whether that was done meanwhile."""
+
+    def __call__(
+        self,
+        request: FileRequest,
+        confirm: Confirm,
+        tokens_column: str | None = None,
+        step_made: Callable[[], bool] = lambda: False,
+    ) -> None: ...
+
+
+class Keep(Protocol):
+    """Notes what was scored; a `file` is the run's output, which is complete and then moved to `path`.
+
+    An exception from it keeps the file from its place.
+    """
+
+    def __call__(
+        self, outcome: RunOutcome, file: Path | None = None, path: AnyPath | None = None
+    ) -> None: ...
+
+
+class OrderKind(Protocol):
+    """A kind of orders: how a runner carries them out."""
+
+    def check(self, run: FileRun) -> None:
+        """Raise `InputError` if the order is not as it must be."""
+
+    def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
+        """Make the output; it may be called again for a run whose runner has died at any point."""
+
+    def why_failed(self, error: Exception, order: FileOrder) -> str:
+        """What the caller is told of an error."""
+
+    def place(self, order: FileOrder) -> OutputFile | None:
+        """The file that is scored on the way to the output; ``None`` if that is the output itself."""
+
+    def clear(self, order: FileOrder) -> None:
+        """Delete what was made on the way to an output that is in its place."""
+
+
+def kind_of(order: FileOrder) -> OrderKind | None:
+    """The kind of an order; ``None`` if it is for files.
+
+    Raises
+    ------
+    RunnerError
+        This runner has no extension for the kind.
+    """
+    if order.kind is None:
+        return None
+    try:
+        return cast("OrderKind", load("rankmill.orders", order.kind))
+    except (KeyError, ConfigError) as error:
+        why = f" ({error})" if isinstance(error, ConfigError) else ""
+        raise RunnerError(f"this runner has no extension for a {order.kind}{why}") from None
