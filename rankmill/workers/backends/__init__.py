@@ -1,1 +1,1 @@
-"""The backends that run models, one folder each, and the modules that they share."""
+"""Backends, which run models: each in a folder of its own, beside the modules that they share."""

@@ -1,8 +1,8 @@
-"""Each row in a forward of its own, of its own length and on one thread: what deterministic runs need.
+"""Deterministic scoring: each row in a forward of its own, without padding, on one thread.
 
-Libraries choose kernels by the shape of their input and by the number of threads, and each kernel sums in an
-order of its own. So of a row alone, on one thread, the row alone decides the bits of its logits. Rows are
-computed side by side, on as many cores as a worker has.
+A library chooses its kernel by the shape of the input and by the number of threads, and each kernel adds up
+in another order. If a row is computed by itself on one thread, nothing but the row decides the bits of its
+logits. Several rows are computed at the same time, one on each core of the worker.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from rankmill.workers.host.disk_cache import version
 
 
 class Alone:
-    """A loaded model whose rows are computed alone; used as any `Backend`.
+    """A `Backend` that computes each row of a batch separately.
 
     Parameters
     ----------
     backend
         The model, loaded from `ModelFiles` with ``alone``.
     about
-        The description of the backend.
+        The backend's `BackendKind`.
     """
 
     shares_prefixes = False
@@ -45,7 +45,7 @@ class Alone:
         self.name, self.device, self.precision = backend.name, backend.device, backend.precision
         self.bytes = backend.bytes
         self.kind = _kind(backend, about)
-        """Everything that decides the bits of a row's logits, except row and model."""
+        """Everything that decides the bits of a row's logits, apart from the row and the model."""
         self._backend = backend
         self._lanes = _lanes(threads()) if about.concurrent and backend.device == "cpu" else None
         self.depth = 2 if self._lanes else backend.depth
@@ -58,7 +58,7 @@ class Alone:
                 lanes = self._lanes
                 started.append(lanes.submit(self._score, row) if lanes else self._backend.submit(row))
         except Exception:
-            for each in started:  # they have to end before others begin
+            for each in started:  # the caller must not begin other forwards before these end
                 with suppress(Exception):
                     each.result()
             raise
@@ -69,13 +69,16 @@ class Alone:
 
 
 class RowForwards:
-    """The forwards of a batch's rows, in progress."""
+    """The forwards of a batch's rows, which are in progress."""
 
     def __init__(self, started: Sequence[Pending]) -> None:
         self._started = started
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]`` or ``[rows, outputs]``; raises as `Pending.result`, at their end."""
+        """Logits of shape ``[rows]`` or ``[rows, outputs]``.
+
+        Waits for all rows, and then raises the first error of `Pending.result`, if there is one.
+        """
         found: list[Logits] = []
         errors: list[Exception] = []
         for each in self._started:
@@ -89,25 +92,27 @@ class RowForwards:
 
 
 def _lanes(count: int) -> Executor:
-    """Threads that compute rows side by side, each with no other thread to help it."""
+    """Threads that compute rows at the same time; each row has only the thread that computes it."""
     there = threading.Barrier(count)
     lanes = system.Executor(count, thread_name_prefix="lane", initializer=_without_help)
     for each in [lanes.submit(there.wait) for _ in range(count)]:
         each.result()
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(threads())  # of threads that begin later
+        torch.set_num_threads(threads())  # for threads that begin later
     return lanes
 
 
 def _without_help() -> None:
-    """Keep PyTorch's operators in the thread that calls this; other libraries are told when they load."""
+    """Keep PyTorch's operators in the thread that calls this; other libraries read their setting when they
+    load.
+    """
     if torch := sys.modules.get("torch"):
-        torch.get_num_threads()  # it sets the number itself when a thread first asks
+        torch.get_num_threads()  # PyTorch sets the number itself when a thread first asks for it
         torch.set_num_threads(1)
 
 
 def _kind(backend: Backend, about: BackendKind) -> str:
-    """All that decides the bits of a score, but the pair and the model, in words."""
+    """Everything that decides the bits of a score apart from the pair and the model, as text."""
     packages = dict.fromkeys(("rankmill", "torch", "transformers", *about.packages_of(backend.precision)))
     flags = blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=4).hexdigest()
     where = [device_name(backend.device)]
@@ -120,5 +125,5 @@ def _kind(backend: Backend, about: BackendKind) -> str:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # installed under another name, such as onnxruntime-gpu
+    except PackageNotFoundError:  # the package has another name, such as onnxruntime-gpu
         return str(getattr(sys.modules.get(package), "__version__", "?"))

@@ -24,18 +24,19 @@ DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU", "mps": "Apple GPU"}
 
 
 class OutOfMemory(Exception):
-    """A batch did not fit into the device's memory; a smaller one may."""
+    """The batch did not fit into the device's memory; a smaller batch may fit."""
 
 
 class DeviceLost(Exception):
-    """The process cannot use the device any more; another process must do its work."""
+    """The process can no longer use the device; another process must do the work."""
 
 
 class Pending(Protocol):
-    """A forward in progress."""
+    """A forward that is in progress."""
 
     def result(self) -> Logits:
-        """Wait for it: logits of shape ``[rows]``, or of several outputs ``[rows, outputs]``, in float32.
+        """Wait for the forward; return its logits ``[rows]``, or ``[rows, outputs]`` for several outputs, in
+        float32.
 
         Raises
         ------
@@ -50,10 +51,19 @@ class Pending(Protocol):
 class Backend(Protocol):
     """A loaded model on a device.
 
-    ``depth`` is the best number of forwards in progress at a time: 1 if `submit` itself computes, more if
-    the device computes while the next batch is prepared. ``bytes`` is the size of the weights.
-    ``shares_prefixes``: it computes what rows begin with in common only once (`Batch.groups`). ``packs``: it
-    leaves padding out. ``pieces``: into how many pieces it cuts a batch (`cut_batch`), each padded by itself.
+    Attributes
+    ----------
+    depth
+        The best number of forwards in progress: 1 if `submit` itself computes, more if the device computes
+        while the worker prepares the next batch.
+    bytes
+        Size of the weights.
+    shares_prefixes
+        Whether tokens that several rows begin with are computed only once (`Batch.groups`).
+    packs
+        Whether forwards leave padding out.
+    pieces
+        Number of pieces that a batch is cut into (`cut_batch`); each is padded by itself.
     """
 
     name: str
@@ -72,7 +82,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model to load.
+    """What a backend needs to load a model.
 
     Attributes
     ----------
@@ -87,15 +97,15 @@ class ModelFiles:
     layout
         How the model is applied.
     answers
-        For a language model: ids of the tokens for yes and, if the score is the log-odds, for no.
+        The token ids of a language model's answers: yes and, if the score is the log-odds, no.
     load_network
-        Loads what `network` returns.
+        The function that `network` calls.
     check_unchanged
-        Raises `WorkerError` if the files are not those of `revision` any more.
+        Raises `WorkerError` if the files have changed since `revision` was computed.
     alone
-        Whether the backend is to compute each row alone, on one thread (`rankmill.workers.backends.alone`).
+        Whether to compute each row by itself on one thread (`rankmill.workers.backends.alone`).
     copies
-        Names of the kept files that were loaded in place of the model's own: each backend adds its own.
+        Names of the cached files that were loaded instead of the model's; the backend adds them.
     """
 
     source: str | Path
@@ -110,26 +120,26 @@ class ModelFiles:
     copies: list[str] = field(default_factory=list)
 
     def classifier(self) -> Any:
-        """The transformers model, on the CPU, in float32, in evaluation mode."""
+        """The transformers model on the CPU, in float32 and in evaluation mode."""
         from rankmill.workers.backends.classifier import load_classifier, load_config
 
         return load_classifier(self.source, self.revision, load_config(self.source, self.revision))
 
     def network(self) -> Any:
-        """The whole model as a module of PyTorch: ids, mask and types to logits ``[rows, outputs]``."""
+        """The whole model as a PyTorch module, from ids, mask and types to logits ``[rows, outputs]``."""
         assert self.load_network is not None
         return self.load_network(self)
 
 
 ROW_TOKENS = 128
-"""Tokens in a row of the measured layer: a usual pair."""
+"""Tokens in a row of the layer that is timed; a usual pair has about this many."""
 
 HEAD_WIDTH = 64
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Widths of a layer, rounded so that similar models share a measurement.
+    """Size of the layer that is timed; widths are rounded so that similar models share a measurement.
 
     Attributes
     ----------
@@ -147,7 +157,7 @@ class LayerShape:
 
     @classmethod
     def of(cls, config: Any, threads: int) -> LayerShape:
-        """The shape of a model's layers, with rows enough to keep `threads` busy for some milliseconds.
+        """The shape of a model's layers, with enough rows to keep `threads` busy for some milliseconds.
 
         Parameters
         ----------
@@ -171,27 +181,30 @@ class LayerShape:
 
 
 def _rounded(width: int) -> int:
-    """The nearest of 64, 128, 192, 256, 384, 512, 768, 1024, 1536 and so on, up to 6144.
+    """Round to the nearest of 64, 128, 192, 256, 384, 512, 768, 1024, 1536 and so on, up to 6144.
 
-    Larger widths count as 6144: wider layers behave alike, and a config may hold any number.
+    Larger widths count as 6144, because wider layers behave alike and a config may contain any number.
     """
     steps = [64, *(base << power for power in range(6) for base in (128, 192))]
     return min(steps, key=lambda step: abs(step - width))
 
 
 ROW, MATRIX = 0, -1
-"""All values of a row of a matrix, or of the whole, in `Rounding`."""
+"""Values for the fields of `Rounding`: one scale for a row of a matrix, or one for the whole matrix."""
 
 
 class Rounding(NamedTuple):
-    """How many values have one scale in 8 and 4 bits; `ROW`, `MATRIX`; ``None``: they are not rounded."""
+    """How a backend rounds to 8 and 4 bits: the number of values that share a scale.
+
+    Each is a number, `ROW` or `MATRIX`; ``None`` means that these values are not rounded.
+    """
 
     weights: int | None
     inputs: int | None
 
 
 def is_rounded(precision: str) -> bool:
-    """Whether linear layers compute with 8 or 4 bits in a precision, and so by a backend's `Rounding`."""
+    """Whether linear layers compute in 8 or 4 bits, so that a backend's `Rounding` applies."""
     return precision == "fp8" or precision.startswith("int")
 
 
@@ -260,7 +273,7 @@ class BackendKind:
         return self.measured is None or (plain and config.model_type in self.measured)
 
     def packages_of(self, precision: str) -> tuple[str, ...]:
-        """The packages that compute in a precision: their versions decide the scores."""
+        """The packages that compute in a precision; their versions can change the scores."""
         return self.packages + self.added.get(precision, ())
 
     @property

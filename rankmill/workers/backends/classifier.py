@@ -1,4 +1,4 @@
-"""Models of transformers that every backend starts from: config and weights, checked."""
+"""Loads classifiers of transformers, config and weights, and checks them; every backend starts from these."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from rankmill.workers.batches.layout import check_counts, read_json
 from rankmill.workers.host.model_file import check_files, model_file
 
 _MODULES = 20
-"""Modules of a network for each weight of the checkpoint, at most; a usual one has one or two."""
+"""Most modules of a network for each weight of its checkpoint; a usual network has one or two."""
 
 _BUFFERS_BESIDE = 1 << 26
-"""Numbers that a network computes for itself, such as a mask, beside twice as many as the checkpoint has."""
+"""Numbers that a network may compute for itself, such as a mask, beyond twice the checkpoint's."""
 
 _BUFFERS = ("position_ids", "token_type_ids")
-"""Buffers, not weights, that old releases of transformers saved."""
+"""Entries that old releases of transformers saved; they are buffers, not weights."""
 
 
 def check_size(kind: Any, source: str | Path, revision: str | None, config: Any) -> None:
-    """Refuse a config that describes far more than the checkpoint has, before allocating memory.
+    """Refuse a config that describes a far larger model than the checkpoint, before memory is allocated.
 
     Raises
     ------
@@ -65,12 +65,14 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
 
 
 _PACKED = 16
-"""Weights that are in one number of a quantized checkpoint, at most."""
+"""The most weights that one number of a quantized checkpoint can hold."""
 
 
 @contextmanager
 def _at_most(modules: int, source: str | Path) -> Iterator[None]:
-    """Refuse a network of more modules while it is made: millions of empty ones take minutes and memory."""
+    """Refuse a network with more modules than this while it is made: millions of empty ones take minutes and
+    memory.
+    """
     count = 0
 
     def counted(*_: object) -> None:
@@ -87,23 +89,24 @@ def _at_most(modules: int, source: str | Path) -> Iterator[None]:
 
 
 def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
-    """Refuse a checkpoint that lacks weights of the model, or has weights of another architecture.
+    """Refuse a checkpoint that lacks some of the model's weights, or contains weights of another
+    architecture.
 
     Parameters
     ----------
     source
         As in `load_config`.
     model
-        From transformers, which fills missing weights with random numbers.
+        The model from transformers, which fills missing weights with random numbers.
     report
         What transformers reports about the weights (``output_loading_info``).
 
     Raises
     ------
     SpecError
-        The message names such a weight.
+        The checkpoint is not one of this model; the message names a weight.
     """
-    headless = model.base_model is model  # what reads its tokens does not read its pooler
+    headless = model.base_model is model  # a model without a head does not read its pooler
     missing = [name for name in report["missing_keys"] if not (headless and name.startswith("pooler."))]
     if missing:
         raise SpecError(
@@ -127,7 +130,7 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
 def _is_foreign(name: str, model: Any) -> bool:
     """Whether an unexpected weight belongs to the model's body or its head.
 
-    A checkpoint may also hold heads for other tasks, and a pooler that this head does not read.
+    A checkpoint may also contain heads for other tasks, and a pooler that this head does not read.
     """
     modules = {path for path, _ in model.named_modules()}
     parent, body = name, model.base_model_prefix
@@ -138,7 +141,9 @@ def _is_foreign(name: str, model: Any) -> bool:
 
 
 def _checkpoint(source: str | Path, revision: str | None) -> Iterable[Path]:
-    """The files with weights; of a model on the hub the one, or else those that its index names."""
+    """The files that contain the weights; for a model on the hub the single file, or those that its index
+    names.
+    """
     if isinstance(source, Path):
         return weight_files(source)
     if file := model_file(source, revision, "model.safetensors"):
@@ -159,7 +164,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def own_memory(module: Any) -> Any:
-    """The module, with copies of its weights: until then they are the file, which may be overwritten."""
+    """Copy the module's weights into memory; until then they are part of a file that may be overwritten."""
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()
     return module
@@ -174,7 +179,7 @@ logging.getLogger("transformers.modeling_utils").addFilter(
 
 
 def load_config(source: str | Path, revision: str | None) -> Any:
-    """The config of a model.
+    """Load the config of a model, and check it.
 
     Parameters
     ----------
@@ -186,7 +191,8 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     Raises
     ------
     SpecError
-        Transformers would compute something other than the config describes, or read files of others.
+        Transformers would compute something other than the config describes, or the files are not only the
+        model's.
     OSError, ValueError
         From transformers, when there is no such model.
     """
@@ -203,13 +209,15 @@ def load_config(source: str | Path, revision: str | None) -> Any:
 
 
 def is_language_model(config: Any) -> bool:
-    """Whether transformers' classifier with this config reads the last token of a language model."""
+    """Whether transformers' classifier for this config reads the last token of a language model."""
     kind = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
     return isinstance(kind, type) and issubclass(kind, GenericForSequenceClassification)
 
 
 def _other_architecture(config: Any) -> str | None:
-    """The entry of a config that describes another architecture than transformers would build, if any."""
+    """The entry of a config that describes another architecture than transformers would build; ``None`` if
+    none does.
+    """
     kind = config.model_type
     native = {
         "AutoConfig": type(config).__name__,
@@ -229,17 +237,17 @@ def _other_architecture(config: Any) -> str | None:
 
 
 def load_classifier(source: str | Path, revision: str | None, config: Any) -> Any:
-    """The sequence classifier; as `load_pretrained`."""
+    """Load the model as a sequence classifier; see `load_pretrained`."""
     return load_pretrained(AutoModelForSequenceClassification, source, revision, config)
 
 
 def load_pretrained(kind: Any, source: str | Path, revision: str | None, config: Any) -> Any:
-    """The model in evaluation mode, in float32, on the CPU.
+    """Load a model on the CPU, in float32 and in evaluation mode.
 
     Parameters
     ----------
     kind
-        ``AutoModel`` or another class of that sort.
+        ``AutoModel`` or another of transformers' Auto classes.
     source, revision
         As in `load_config`.
     config
@@ -248,7 +256,7 @@ def load_pretrained(kind: Any, source: str | Path, revision: str | None, config:
     Raises
     ------
     SpecError
-        The weights are not those of a model with this config.
+        The weights do not fit the config.
     MemoryError
         The model does not fit into the memory of this machine.
     OSError, ValueError

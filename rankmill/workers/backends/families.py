@@ -1,14 +1,14 @@
-"""Facts about model families, by transformers' ``model_type``; imports no model."""
+"""Facts about model families, by transformers' ``model_type``; this module imports no model."""
 
 from __future__ import annotations
 
 from typing import Any
 
 BERT_LIKE = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-"""BERT and families of its kind, whose classifiers take their score from the first token alone."""
+"""BERT and similar families, whose classifiers read only the first token."""
 
 TRACEABLE = BERT_LIKE | {"modernbert"}
-"""Families of which `rankmill.workers.backends.traceable` makes a graph with less work than PyTorch's own."""
+"""Families for which `rankmill.workers.backends.traceable` makes a graph with less work than PyTorch's."""
 
 POSITIONS_AFTER_PADDING = frozenset(
     {"camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm",
@@ -18,11 +18,11 @@ POSITIONS_AFTER_PADDING = frozenset(
 
 
 def reads_first_token(config: Any) -> bool:
-    """Whether a classifier with this config is known to take its score from the first token alone."""
+    """Whether a classifier with this config is known to read only the first token."""
     match config.model_type:
         case "modernbert":
             return getattr(config, "classifier_pooling", None) == "cls"
-        case "deberta-v2":  # a convolution after the only layer reads all tokens
+        case "deberta-v2":  # with only one layer, the convolution after it reads all tokens
             return config.num_hidden_layers > 1 or not getattr(config, "conv_kernel_size", 0)
         case kind:
             return kind in BERT_LIKE

@@ -1,9 +1,9 @@
-"""Compute the last layer for the first token only, where the score reads nothing else.
+"""Compute the last layer for the first token only, in models whose score reads nothing else.
 
-Many classifiers take their score from the last hidden state of the first token. In the
-last layer every token is needed as key and value; queries, attention output and feed-forward are
-needed for the first token only. BERT and the families like it need not even compute keys and values
-(`_attend`). The score is the same, and a 6-layer model does about 17% less work.
+Many classifiers compute the score from the last hidden state of the first token. The last layer needs keys
+and values of every token, but queries, attention output and feed-forward only of the first. For BERT and
+similar families it does not even need keys and values (`_attend`). The score is the same, and a 6-layer model
+does about 17% less work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankmill.workers.backends.varlen import PackedInput
 
 
 def read_first_token_only(model: Any) -> bool:
-    """Replace the last layer of `model`, if its family is known to read the first token only.
+    """Replace the last layer of `model` if its family is known to read only the first token.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def read_first_token_only(model: Any) -> bool:
 
 
 class LastLayer(nn.Module):
-    """A family's last layer, for the first token only."""
+    """A family's last layer, computed for the first token only."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _ModernBertLayer(LastLayer):
     ) -> torch.Tensor:
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
         if packed is not None and self.layer.attn.sliding_window is not None:
-            # The kernel for packed rows takes a row's only query for its last token.
+            # The kernel for packed rows would take a row's only query for its last token.
             whole = {"position_embeddings": position_embeddings, "packed": packed, **options}
             return packed.first(self.layer(hidden, attention_mask, **whole))
         layer, whole, width = self.layer, self.layer.attn.Wqkv, hidden.shape[2]
@@ -139,7 +139,7 @@ class _ModernBertLayer(LastLayer):
 
 
 def _first(states: torch.Tensor, packed: PackedInput | None) -> torch.Tensor:
-    """States ``[rows, tokens, width]``, or those of packed rows, to those of the first tokens."""
+    """Pick the first tokens out of states ``[rows, tokens, width]``, or out of those of packed rows."""
     return states[:, :1] if packed is None else packed.first(states)
 
 
@@ -152,26 +152,26 @@ def _attend(
     heads: int,
     packed: PackedInput | None,
 ) -> torch.Tensor:
-    """Attention of each row's first token, without keys and values: heads ask the hidden states themselves.
+    """Attention of each row's first token, computed from the hidden states, without keys and values.
 
-    A query's product with a key, ``q (Wk h + b)``, is that of ``q Wk`` with ``h``, and a constant that
-    softmax ignores. The mean of the values ``Wv h + b`` is ``Wv`` of the mean of ``h``, and ``b``. So both
-    projections are applied once for each row and head, not to every token.
+    A query's product with a key, ``q (Wk h + b)``, equals ``(q Wk) h`` plus a constant, which softmax
+    ignores. The weighted mean of the values ``Wv h + b`` equals ``Wv`` times the mean of ``h``, plus ``b``.
+    So both projections are applied once to each row and head, not to every token.
 
     Parameters
     ----------
     query
-        Of the first tokens, ``[rows, 1, width]``.
+        Queries of the first tokens, ``[rows, 1, width]``.
     key, value
-        The linear layers.
+        The linear layers that make keys and values.
     hidden
-        ``[rows, tokens, width]``.
+        Hidden states ``[rows, tokens, width]``.
     mask
-        transformers' ``[rows, 1, tokens, tokens]``.
+        Mask of transformers, ``[rows, 1, tokens, tokens]``.
     heads
-        How many; they divide the width evenly.
+        Number of heads, which divides the width evenly.
     packed
-        The rows, if they are packed. Their kernel needs keys and values.
+        The rows, if they are packed; the kernel for packed rows needs keys and values.
 
     Returns
     -------
@@ -198,7 +198,7 @@ def _by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 class _DebertaLayer(LastLayer):
-    """The last layer of DeBERTa-v2 and v3, whose attention adds how content and relative positions match."""
+    """The last layer of DeBERTa-v2 and v3, whose attention also compares content with relative positions."""
 
     def forward(
         self,
@@ -231,7 +231,7 @@ class _DebertaLayer(LastLayer):
     def _positions(
         self, query: torch.Tensor, key: torch.Tensor, relative: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """How the first token's query matches the keys' positions, and the keys its position.
+        """Scores of the first token's query against relative positions, and of the keys against its position.
 
         Shape ``[rows, heads, 1, tokens]``; `relative` is ``[1, tokens, tokens]``, and `places` is
         ``[2 * span, width]``.

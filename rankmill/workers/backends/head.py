@@ -1,6 +1,6 @@
-"""The last projection (head), always in float32, whatever the precision of the rest.
+"""The last projection (head), which is computed in float32 whatever the precision of the rest.
 
-In bf16 a score would have 8 significant bits: of 2,000 pairs about half would have the same score as another.
+In bf16 a score has 8 significant bits: of 2,000 pairs, about half would have the same score as another pair.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 
 def heads_of(classifier: Any) -> list[str]:
-    """Name of the last projection of a `transformers` classifier, in a list; empty if it is not linear."""
+    """The name of a classifier's last projection, in a list; an empty list if it is not linear."""
     body = f"{classifier.base_model_prefix}."
     found = [
         name
@@ -26,7 +26,7 @@ def heads_of(classifier: Any) -> list[str]:
 
 
 def cast_all_but_head(model: Any, dtype: torch.dtype, heads: Sequence[str]) -> None:
-    """Cast a model to `dtype`, but keep its head, with its present weights, in float32, and its angles.
+    """Cast a model to `dtype`, except its head and the angles of rotary positions, which stay in float32.
 
     Parameters
     ----------
@@ -35,22 +35,22 @@ def cast_all_but_head(model: Any, dtype: torch.dtype, heads: Sequence[str]) -> N
     dtype
         The dtype of everything but the heads.
     heads
-        Names of linear layers in it.
+        Names of the model's linear layers that stay in float32.
     """
     exact = {name: ExactHead(model.get_submodule(name)) for name in heads}
     angles = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
     model.to(dtype)
-    for name, buffer in angles.items():  # of rotary positions: with 8 bits, distant tokens would trade places
+    for name, buffer in angles.items():  # with 8 significant bits, distant tokens would swap positions
         setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], buffer)
     for name, head in exact.items():
         model.set_submodule(name, head)
 
 
 class ExactHead(nn.Module):
-    """A linear layer with few outputs, as products and sums.
+    """A linear layer with few outputs, computed as elementwise products and sums.
 
-    A product and a sum stay in float32 in every backend. OpenVINO computes matrix products in the
-    precision that is set; quantization and conversion to fp16 look for matrix products, not for these.
+    These stay in float32 in every backend. Matrix products would not: OpenVINO computes them in the precision
+    that is set, and quantization and conversion to fp16 change them.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

@@ -1,4 +1,4 @@
-"""A layer of a model, for timing: each backend runs it in its own arithmetic."""
+"""One layer of a model, which each backend runs to measure its speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankmill.workers.backends.base import HEAD_WIDTH, ROW_TOKENS, LayerShape
 
 
 def example(shape: LayerShape) -> torch.Tensor:
-    """Hidden states to run a layer with, ``[rows, tokens, width]``."""
+    """Hidden states to run a layer with, shape ``[rows, tokens, width]``."""
     return torch.randn(shape.rows, ROW_TOKENS, shape.hidden)
 
 

@@ -1,4 +1,6 @@
-"""Chooses backend and precision for a model if ``auto`` is set; else checks that the setting can run it."""
+"""Chooses the backend and the precision for a model if ``auto`` is set; else checks that the setting can run
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ BACKENDS: dict[str, BackendKind] = {
     for name in get_args(BackendName)
     if name != "auto"
 }
-"""All backends, by name: each is a package beside this module. ``auto`` prefers the first."""
+"""All backends by name; each is a package beside this module. On a GPU ``auto`` prefers the first."""
 
 
 @dataclass(frozen=True)
 class BackendChoice:
     """The backend and the precision that run a model.
 
-    ``int8_gain``: how many times as fast int8 would be, if it is available here and was measured.
+    ``int8_gain`` is how many times as fast int8 would be, if it is available here and was measured.
     """
 
     backend: str
@@ -40,12 +42,12 @@ class BackendChoice:
 
 
 def choose_device(setting: str, backend: str) -> str:
-    """The device that a setting means for a backend.
+    """The device that a setting stands for, with this backend.
 
     Raises
     ------
     ConfigError
-        The device is not there, or ``auto`` finds only one where the backend is for tests.
+        The device does not exist here, or ``auto`` finds only one on which this backend is meant for tests.
     """
     device = resolve_device(setting)
     if setting == "auto" and (backend, device) in FOR_TESTS:
@@ -68,11 +70,10 @@ def choose_backend(
     without: Collection[Combination] = (),
     alone: bool = False,
 ) -> BackendChoice:
-    """The backend and precision for a model; for ``auto``, the fastest that can run it.
-
-    On a CPU, ``auto`` measures, and never chooses int8; precision ``int8`` is the kind that is measured to
-    be worth it, or else what ``auto`` is. On a GPU ``auto`` takes the first of `BACKENDS` that can run the
-    model.
+    """Choose the backend and precision for a model; for ``auto``, the fastest that can run it. On a CPU
+    ``auto`` measures speeds, and never chooses int8. Precision ``int8`` means a kind of int8 that is
+    measurably worth it, or else what ``auto`` would choose. On a GPU ``auto`` takes the first of `BACKENDS`
+    that can run the model.
 
     Parameters
     ----------
@@ -89,9 +90,10 @@ def choose_backend(
     plain
         As in `BackendKind.obstacle`.
     without
-        Combinations that do not score this model as they should.
+        Combinations that are known to score this model wrongly.
     alone
-        Whether the choice is not to depend on what is measured, as the model is deterministic.
+        Whether the model is to be deterministic, so that the choice of int8 must not depend on measured
+        speeds.
 
     Raises
     ------
@@ -132,7 +134,7 @@ def _choose(
     plain: bool,
     without: Collection[Combination],
 ) -> BackendChoice:
-    """As `choose_backend`, where int8 is what it stands for without a measurement."""
+    """Choose as `choose_backend` does, but without a measurement for int8."""
     kinds = _automatic(device) if setting == "auto" else [BACKENDS[setting]]
     obstacles: dict[str, str] = {}
     able: list[Combination] = []
@@ -150,7 +152,7 @@ def _choose(
             obstacles[kind.name] = obstacle
     measured = [each for each in able if BACKENDS[each[0]].is_measured(config, plain=plain)]
     able = measured or able
-    able.sort(key=lambda each: device != "cpu" and each[1] == "fp32")  # a GPU's last resort
+    able.sort(key=lambda each: device != "cpu" and each[1] == "fp32")  # on a GPU, fp32 is the last resort
     if able:
         backend, chosen = _fastest(able, config, device, cache)
         names = list(BACKENDS)
@@ -175,7 +177,7 @@ def _choose(
 
 
 def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
-    """The precisions that the setting allows for a backend on a device, by the names that results have."""
+    """The precisions that the setting allows for a backend on a device, as results name them."""
     supported = kind.precisions.get(device, ())
     if precision == "int8":
         return list(kind.int8())
@@ -187,7 +189,7 @@ def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
 
 
 def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> Combination:
-    """The fastest combination that can run a model; the first, if none can be measured."""
+    """The fastest combination that can run a model; the first one if none can be measured."""
     if device != "cpu" or len(able) == 1 or any(each not in CPU_PRECISIONS for _, each in able):
         return able[0]
     return _speeds(able, config, cache).fastest(able) or able[0]
@@ -196,7 +198,9 @@ def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> 
 def _int8_gain(
     able: list[Combination], chosen: Combination, config: Any, device: str, cache: Path
 ) -> float | None:
-    """How many times as fast as the choice int8 would be, in a backend that can run the model."""
+    """How many times as fast as the choice int8 would be; ``None`` if no backend here can run the model in
+    int8.
+    """
     kinds = [BACKENDS[name] for name, _ in able]
     with_int8 = [each for each in kinds if set(INT8) & set(each.timed) and each.is_measured(config)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):
@@ -209,7 +213,7 @@ def _speeds(able: list[Combination], config: Any, cache: Path) -> Speeds:
 
 
 def _automatic(device: str) -> list[BackendKind]:
-    """The backends that ``auto`` tries on a device, the preferred one first."""
+    """The backends that ``auto`` tries on a device, in order of preference."""
     kinds = [kind for kind in BACKENDS.values() if device in kind.precisions]
     return [kind for kind in kinds if (kind.name, device) not in FOR_TESTS]
 

@@ -1,6 +1,6 @@
-"""How fast this CPU is in each backend and precision: measured, because CPU flags do not say, and cached.
+"""Measures and caches how fast this CPU is in each backend and precision, because CPU flags do not tell.
 
-The measurement times a layer of the model's shape, in the backend's own arithmetic, on all threads of the
+The measurement times a layer of the model's shape in the backend's own arithmetic, on all threads of the
 worker. An error here never stops a worker from scoring: a combination that cannot be measured is not chosen.
 """
 
@@ -34,23 +34,24 @@ INT8: Mapping[str, tuple[int, str]] = {
     "int8-128": (128, "fp32"),
     "int8-128-bf16": (128, "bf16"),
 }
-"""Kinds of int8, the most exact first: how many inputs share a scale, and the precision of the rest of the
-model. ``auto`` never chooses one. Left out: with VNNI, groups of 32 are 1.1 times as fast as bf16, and groups
-of 192, 384 or a whole row no faster than 128, at a Spearman under 0.9985."""
+"""Kinds of int8, the most exact first: the number of inputs that share a scale, and the precision of the rest
+of the model. ``auto`` never chooses one. Other group sizes are left out: with VNNI, groups of 32 are only 1.1
+times as fast as bf16; groups of 192, 384 or a whole row are no faster than 128, at a Spearman under 0.9985.
+"""
 
 _WORTH_INT8 = 1.15
-"""int8 ranks worse than bf16, so a kind has to be so many times as fast as what ``auto`` chooses."""
+"""Speed of int8 over that of ``auto``'s choice from which int8 is used, because it ranks worse than bf16."""
 
 _VERSION = 4
-"""Version of the measurement; changes when the same machine would get other figures."""
+"""Version of the measurement; it changes when the same machine would get other figures."""
 
 _SECONDS = 0.2
 _ROUNDS = 3
 _MOST_ROUNDS = 20
-"""Each layer runs once in a round: at least `_ROUNDS`, then up to `_MOST_ROUNDS` within `_SECONDS`."""
+"""Each layer runs once a round: at least `_ROUNDS` rounds, then up to `_MOST_ROUNDS` within `_SECONDS`."""
 
 _PAUSE = 0.001
-"""Pause (s) before each run, so that threads of the previous layer that still spin do not count."""
+"""Pause in seconds before each run, so that spinning threads of the previous layer do not distort it."""
 
 _TIE = 1.05
 """Speeds that differ by no more than this factor count as equal."""
@@ -59,7 +60,9 @@ _STEADY = 1.2
 """If the second-best round took longer than the best by more than this factor, the machine was busy."""
 
 _BUSY_SECONDS = 3600
-"""How long a measurement of a busy machine is used; another one would import every backend, for seconds."""
+"""How long the measurement of a busy machine is used; measuring again imports every backend, which takes
+seconds.
+"""
 
 Combination = tuple[str, str]
 """Backend and precision."""
@@ -69,22 +72,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Speeds:
-    """Billions of operations per second and thread of each combination; ``steady`` if rounds agreed."""
+    """Billions of operations a second and thread, for each combination; ``steady`` if the rounds agreed."""
 
     gflops: Mapping[Combination, float]
     steady: bool = True
 
     def fastest(self, among: Iterable[Combination]) -> Combination | None:
-        """The fastest measured combination in `among`; of equally fast ones the most exact or first."""
+        """The fastest measured combination in `among`; among equally fast ones, the most exact, then the
+        first.
+        """
         known = [each for each in among if each in self.gflops]
         enough = max((self.gflops[each] for each in known), default=0.0) / _TIE
         good = [each for each in known if self.gflops[each] >= enough]
         return min(good, key=lambda each: CPU_PRECISIONS.index(each[1]), default=None)
 
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
-        """The kind of int8 on `backend` that is enough faster than `over`: the fastest of the most exact.
+        """The kind of int8 on `backend` that is enough faster than `over`: of the most exact ones, the
+        fastest.
 
-        ``None`` if none is, or it was not measured.
+        ``None`` if no kind is fast enough, or if none was measured.
         """
         enough = _WORTH_INT8 * self.gflops.get(over, math.inf)
         speeds = {
@@ -95,7 +101,7 @@ class Speeds:
         return max(finest, key=lambda kind: speeds[kind], default=None)
 
     def int8_gain(self, over: Combination) -> float | None:
-        """How many times as fast as `over` int8 is; ``None`` if one of them was not measured."""
+        """How many times as fast as `over` int8 is; ``None`` if one of the two was not measured."""
         found = {each: speed for each, speed in self.gflops.items() if each[1] in INT8}
         if not found or not self.gflops.get(over):
             return None
@@ -133,7 +139,9 @@ def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds
 
 
 def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
-    """All that the figures depend on: the cache key, so that no other machine's figures are used."""
+    """Everything that the figures depend on; its digest is the cache key, so that other machines do not use
+    them.
+    """
     flags = hashlib.blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=8)
     return {
         "recipe": _VERSION,
@@ -153,7 +161,7 @@ def _cached(file: Path) -> Speeds | None:
         steady = bool(kept.get("steady", True))
         if not steady and not 0 <= system.now() - file.stat().st_mtime < _BUSY_SECONDS:
             return None
-    except (KeyError, TypeError, ValueError, AttributeError, OSError):  # no such file, or damaged
+    except (KeyError, TypeError, ValueError, AttributeError, OSError):  # no such file, or a damaged one
         return None
     logger.info("speed of this CPU, as measured before: %s", Speeds(found))
     return Speeds(found, steady)
@@ -184,7 +192,7 @@ def _combination(name: str) -> Combination:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # installed under another name, such as onnxruntime-gpu
+    except PackageNotFoundError:  # the package has another name, such as onnxruntime-gpu
         return "?"
 
 
@@ -206,16 +214,18 @@ def measure(
     operations: float,
     clock: Callable[[], float] = time.process_time,
 ) -> Speeds:
-    """Run layers in turn, round by round; the best round of each counts, as other load only slows it down.
+    """Run layers in turn, round by round. The best round of each counts, because other load can only slow it
+    down.
 
     Parameters
     ----------
     layers
-        For each combination, a function that runs a layer; one that raises is left out.
+        A function for each combination that runs a layer; one that raises is left out.
     operations
         Floating-point operations of a layer.
     clock
-        Seconds; by default CPU time of all threads, so that a busy machine or a CPU quota hardly matters.
+        A clock in seconds; by default the CPU time of all threads, so that a busy machine or a CPU quota
+        hardly matters.
     """
     seconds: dict[Combination, list[float]] = {each: [] for each in layers}
     deadline = system.monotonic() + _SECONDS

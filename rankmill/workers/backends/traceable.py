@@ -1,4 +1,4 @@
-"""A model as a module that can be traced, for OpenVINO and ONNX."""
+"""Makes modules of models that can be traced, for OpenVINO and ONNX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from rankmill.workers.batches.tokens import INPUTS
 
 
 def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifier: None) -> Traced:
-    """A module to trace for the model of `files`; `change` gets the classifier of a family in `TRACEABLE`."""
+    """Make the module to trace for the model of `files`.
+
+    `change` is called with the classifier, if its family is in `TRACEABLE`.
+    """
     config = files.config
     if files.layout.task != "classifier" or config.model_type not in TRACEABLE or config.num_labels != 1:
         return TracedNetwork(own_memory(files.network()), config)
@@ -27,7 +30,7 @@ def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifi
 
 
 class TracedNetwork(nn.Module):
-    """A model of any family, as PyTorch runs it.
+    """A model of any family, traced as PyTorch runs it.
 
     Parameters
     ----------
@@ -45,7 +48,7 @@ class TracedNetwork(nn.Module):
         self.inputs = INPUTS if (getattr(config, "type_vocab_size", 0) or 0) > 1 else INPUTS[:2]
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """Inputs to trace the module with: a row is padded, so that masks are traced."""
+        """Inputs to trace the module with; one row is padded, so that masks are traced too."""
         found = [torch.ones(2, 16, dtype=torch.long) for _ in self.inputs]
         found[1][0, 12:] = 0
         return tuple(found)
@@ -58,14 +61,16 @@ class TracedNetwork(nn.Module):
 
 
 _MASKED = -10_000.0
-"""Added to the attention of padding. It makes the weight 0 in every precision, and fits fp16 and bf16."""
+"""Added to the attention of padding. The weight is then 0 in every precision, and the number fits into fp16
+and bf16.
+"""
 
 
 class Traceable(nn.Module):
-    """Ids, masks and, where the model has them, types to logits of shape ``[rows]``.
+    """A module from ids, mask and, if the model has them, types to logits ``[rows]``.
 
-    The classifier gets a finished attention mask. The mask that transformers makes from a plain one
-    depends on its values, which a trace cannot follow.
+    The classifier gets a finished attention mask, because transformers makes one in a way that depends on the
+    values of the plain mask, which a trace cannot follow.
 
     Parameters
     ----------
@@ -98,7 +103,7 @@ class Traceable(nn.Module):
         return logits[:, 0]
 
     def _modernbert(self, ids: torch.Tensor, mask: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
-        """As `ModernBertForSequenceClassification`, with a mask for each kind of attention."""
+        """Compute what `ModernBertForSequenceClassification` does, with a mask for each kind of attention."""
         config = self.classifier.config
         places = torch.arange(ids.shape[1])
         distant = (places[:, None] - places).abs() > config.sliding_window

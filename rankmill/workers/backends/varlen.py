@@ -1,8 +1,8 @@
-"""Attention over rows that lie one after the other without padding, as transformers' models call it.
+"""Attention over packed rows, which lie end to end without padding, for transformers' models.
 
-A model of transformers whose attention is ``PACKED`` gets one row of all tokens, and `PackedInput` as the
-argument ``packed``, which it hands on to `packed_attention`. NVIDIA GPUs have a kernel for that
-(`torch.nn.attention.varlen`); elsewhere `varlen_reference` computes the same, row by row.
+A model whose attention is ``PACKED`` gets all tokens as one row, and a `PackedInput` as the argument
+``packed``, which it passes on to `packed_attention`. NVIDIA GPUs have a kernel for this
+(`torch.nn.attention.varlen`); on other devices `varlen_reference` computes the same, row by row.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 PACKED = "rankmill_packed"
-"""Name of the attention among those of transformers."""
+"""Name under which this attention is registered with transformers."""
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-"""What the kernel computes in."""
+"""Dtypes that the kernel supports."""
 
 _ASKS_FOR_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
-"""Whether keys of fewer heads must be announced: from PyTorch 2.12 on; the kernel of 2.11 takes them so."""
+"""Whether the kernel must be told that keys have fewer heads: PyTorch 2.12 requires it, 2.11 does not."""
 
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "deterministic", "output_attentions", "position_ids", "token_type_ids", "use_cache"}
 )
-"""Arguments that models hand on to their attention and that change nothing here."""
+"""Arguments that models pass on to their attention and that change nothing here."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class PackedInput:
     Attributes
     ----------
     ids, positions, types
-        ``[1, tokens]``; no types for a model without.
+        Ids, positions and segment ids, ``[1, tokens]``; ``types`` is ``None`` for models without types.
     starts
-        Where the rows begin, and the last one ends: ``[rows + 1]``, int32.
+        Where each row begins, and where the last one ends, ``[rows + 1]``, int32.
     key_starts
-        As `starts`, in the keys.
+        The same as `starts`, in the keys.
     keys
-        The tokens that rows read, row after row, ``[keys]``; ``None`` if each reads its own.
+        The tokens that rows read, row after row, ``[keys]``; ``None`` if each row reads its own.
     read
         The token that each score reads, ``[scores]``.
     longest, longest_keys
-        Tokens of the longest row, and keys.
+        Number of tokens of the longest row, and of keys of the row that reads most.
     """
 
     ids: torch.Tensor
@@ -86,7 +86,9 @@ class PackedInput:
     def attend_first(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int
     ) -> torch.Tensor:
-        """What first tokens ``[rows, 1, width]`` read of the tokens ``[1, tokens, width]`` of their rows."""
+        """Attention of the first tokens ``[rows, 1, width]`` over the tokens ``[1, tokens, width]`` of their
+        rows.
+        """
         ones = torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
         by_head = [states.reshape(-1, heads, states.shape[-1] // heads) for states in (query, key, value)]
         seen = _varlen(by_head, ones, self.key_starts, 1, self.longest_keys)
@@ -95,7 +97,7 @@ class PackedInput:
 
 @contextmanager
 def packing(model: Any) -> Iterator[None]:
-    """Let a model of transformers take ``packed`` rows; it makes no mask then."""
+    """Let a transformers model take ``packed`` rows within the ``with`` block; it makes no mask there."""
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = PACKED
@@ -118,12 +120,13 @@ def packed_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of transformers' interface: ``[1, heads, tokens, width]`` to ``[1, tokens, heads, width]``.
+    """Attention as transformers' interface defines it, from ``[1, heads, tokens, width]`` to
+    ``[1, tokens, heads, width]``.
 
     Raises
     ------
     ValueError
-        The model asks for something else, such as soft limits or a bias by position.
+        The model needs more than this attention can do, such as soft limits or a bias by position.
     """
     unknown = [name for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT]
     if unknown:
@@ -132,7 +135,7 @@ def packed_attention(
     if packed.keys is not None:
         states[1:] = [each[packed.keys] for each in states[1:]]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    reach = -1 if sliding_window is None else sliding_window - 1  # of transformers; the kernel's is inclusive
+    reach = -1 if sliding_window is None else sliding_window - 1  # transformers counts the token itself
     seen = _varlen(
         states, packed.starts, packed.key_starts, packed.longest, packed.longest_keys,
         scale=scaling, window_size=(reach, 0 if causal else reach),
@@ -141,7 +144,7 @@ def packed_attention(
 
 
 def _varlen(states: list[torch.Tensor], *lengths: Any, **options: Any) -> torch.Tensor:
-    """Attention of ``[tokens, heads, width]``; keys may have fewer heads than queries."""
+    """Attention of states ``[tokens, heads, width]``; keys may have fewer heads than queries."""
     attend: Any = varlen_attn if states[0].is_cuda else varlen_reference
     if states[0].shape[1] != states[1].shape[1] and (attend is varlen_reference or _ASKS_FOR_GROUPS):
         options["enable_gqa"] = True
@@ -162,7 +165,7 @@ def varlen_reference(
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """What `torch.nn.attention.varlen.varlen_attn` computes, on any device and in any dtype, row by row."""
+    """Compute what `torch.nn.attention.varlen.varlen_attn` does, on any device, in any dtype, row by row."""
     seen = torch.zeros_like(query)
     bounds = zip(*(pairwise(starts.tolist()) for starts in (cu_seq_q, cu_seq_k)), strict=True)
     for (start, end), (key_start, key_end) in bounds:
@@ -179,7 +182,9 @@ def varlen_reference(
 
 
 def _within(queries: int, keys: int, window: tuple[int, int], device: torch.device) -> torch.Tensor | None:
-    """Which keys a query sees; the last query stands at the last key. ``None`` if it sees all."""
+    """The keys that each query sees, where the last query is at the last key; ``None`` if every query sees
+    all.
+    """
     if window == (-1, -1):
         return None
     back, ahead = (keys + queries if limit < 0 else limit for limit in window)

@@ -1,1 +1,1 @@
-"""Rows' tokens, and how they are cut into batches."""
+"""The tokens of rows, and how rows are cut into batches."""

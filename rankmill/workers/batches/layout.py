@@ -1,4 +1,4 @@
-"""How a model is applied to a pair, by the files that sentence-transformers and transformers save."""
+"""Reads how a model is applied to a pair, from the files that sentence-transformers and transformers save."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.host.model_file import model_file
 
 Task = Literal["classifier", "chain", "causal"]
-"""A sequence classifier of transformers; a model without a head and modules after it; a language model."""
+"""A sequence classifier of transformers; a model without a head, with modules after it; a language model."""
 
 _TASKS: dict[str, Task] = {
     "sequence-classification": "classifier",
@@ -21,7 +21,7 @@ _TASKS: dict[str, Task] = {
     "text-generation": "causal",
 }
 _INTO = {"classifier": "scores", "chain": "token_embeddings", "causal": "causal_logits"}
-"""What the transformer's output is called, by task."""
+"""Name of the transformer's output, by task."""
 
 _OUTPUTS = {"classifier": "logits", "chain": "last_hidden_state", "causal": "logits"}
 _KNOWN = frozenset({"Dense", "Dropout", "LayerNorm", "LogitScore", "Normalize", "Pooling"})
@@ -33,7 +33,7 @@ _FOLLOWED = frozenset(
 
 
 class SavedModule(BaseModel):
-    """A module that sentence-transformers runs after the transformer: class, folder and config."""
+    """A module that sentence-transformers runs after the transformer: its class, folder and config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,23 +48,24 @@ class ModelLayout(BaseModel):
     Attributes
     ----------
     task
-        What the transformer is.
+        The transformer's kind.
     steps
-        The modules after it; for a language model the one that names its answers.
+        The modules after the transformer; for a language model, the module that names its answers.
     activation
-        Dotted path of the function that the model was saved with.
+        Dotted path of the activation function that the model was saved with.
     prompts, default_prompt
         The model's own prompts, and the name of the one to use.
     saved
-        Whether sentence-transformers saved it as a cross-encoder: then these files say all that matters.
+        Whether sentence-transformers saved the model as a cross-encoder, so that its files say all that
+        matters.
     chat
-        Whether the two texts go through the chat template; ``None``: if there is one.
+        Whether the two texts go through the chat template; ``None`` means: if the model has one.
     chat_format
-        Of messages: ``flat``, ``structured`` or ``auto``.
+        Format of messages: ``flat``, ``structured`` or ``auto``.
     chat_options
-        Variables of the template.
+        Variables of the chat template.
     max_length
-        Tokens of a pair, where the files set a limit of their own.
+        Most tokens of a pair, if the files set a limit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,7 +88,7 @@ class ModelLayout(BaseModel):
 
 
 PLAIN = ModelLayout(task="classifier")
-"""A sequence classifier, and nothing else."""
+"""The layout of a sequence classifier with nothing around it."""
 
 
 def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelLayout:
@@ -103,13 +104,13 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
     Raises
     ------
     SpecError
-        The model has parts that rankmill does not run.
+        The model has parts that rankmill cannot run.
     """
     modules = read_json(source, revision, "modules.json", list)
     about = read_json(source, revision, "config_sentence_transformers.json", dict) or {}
     entry = getattr(config, "sentence_transformers", None) or {}
     older = entry.get("activation_fn", getattr(config, "sbert_ce_default_activation_function", None)) or None
-    # Without modules.json, sentence-transformers does not read the other file either.
+    # Without modules.json, sentence-transformers ignores config_sentence_transformers.json too.
     if modules is None or about.get("model_type") != "CrossEncoder":
         first = (getattr(config, "architectures", None) or [""])[0]
         return ModelLayout(task="causal" if first.endswith("ForCausalLM") else "classifier", activation=older)
@@ -117,7 +118,7 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
 
 
 def read_json(source: str | Path, revision: str | None, name: str, kind: type[Any]) -> Any:
-    """The content of a JSON file of the model, a list or a dict; ``None`` if there is no such file."""
+    """Read a JSON file of the model, which must be of type `kind`; ``None`` if the model lacks it."""
     file = model_file(source, revision, name)
     if file is None:
         return None
@@ -128,28 +129,28 @@ def read_json(source: str | Path, revision: str | None, name: str, kind: type[An
 
 
 _MOST_LABELS, _MOST_REPEATED = 1 << 14, 1000
-"""Outputs of a model, and layers or other parts that are repeated, at most."""
+"""Most outputs of a model, and most layers or other repeated parts."""
 
 _LONGEST_PROMPT = 1 << 14
-"""Characters of a model's own prompt: each row has it."""
+"""Most characters of a model's own prompt, which is added to every row."""
 
 _REPEATED = re.compile(
     r"(^|_)(layers?|groups?|blocks?|depths?|stages?|experts|attention_types|block_sizes|inner_group_num"
     r"|hashes|chunks_before|chunks_after)$"
 )
-"""Entries of a config that say how often something is repeated."""
+"""Entries of a config that say how often a part is repeated."""
 
 _WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
-"""Entries to whose multiple rows are padded, or that each token has; their most."""
+"""Entries by which rows are padded to a multiple, or which each token costs, and their largest value."""
 
 
 def check_counts(source: str | Path, config: Any, name: str = "") -> None:
-    """Refuse a config that transformers would multiply something by, before it does.
+    """Refuse a config with huge counts before transformers allocates what they ask for.
 
     Raises
     ------
     SpecError
-        It has too many labels, or layers and the like.
+        The config has too many labels, layers or other parts.
     """
     entries = config.items() if isinstance(config, dict) else [(name, each) for each in config or ()]
     for entry, value in entries:
@@ -223,7 +224,7 @@ def _saved(
 def _check_transformer(
     source: str | Path, task: Task | None, settings: dict[str, Any], text: dict[str, Any]
 ) -> None:
-    """Refuse settings of the transformer module that change its input or output in a way not known here."""
+    """Refuse settings of the transformer module that change its input or output in an unknown way."""
     if task is None:
         kind = settings["transformer_task"]
         raise SpecError(

@@ -1,4 +1,6 @@
-"""Cuts rows into batches by their lengths: those of one piece of work, or of all that waits; no I/O."""
+"""Cuts rows into batches by their lengths: the rows of one piece of work, or of all waiting work. It does no
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ Rows = npt.NDArray[np.intp]
 Owner = TypeVar("Owner")
 
 _Batch = npt.NDArray[np.int64]
-"""Shape ``[4, rows]``; for each row the number of its work, its index in that work, its tokens, its group."""
+"""Shape ``[4, rows]``: each row's number of its work, index in that work, tokens and group."""
 
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
 _CUT_AHEAD = 6
-"""Batches that are cut in advance of works that wait whole; rows of similar length share them."""
+"""Batches that are cut in advance from works that wait whole; rows of similar length share them."""
 
 
 def plan_batches(
@@ -35,25 +37,25 @@ def plan_batches(
 ) -> list[Rows]:
     """Cut rows into batches of similar length, the longest first.
 
-    Sorting keeps padding low; cutting by padded tokens (rows times the longest row) instead of
-    by rows keeps every batch equally heavy; the longest first makes the first batch the one
-    that needs the most memory.
+    Sorting keeps padding low. Cutting by padded tokens (rows times the longest row) keeps all batches about
+    equally heavy. With the longest rows first, the first batch needs the most memory.
 
     Parameters
     ----------
     lengths
         Tokens in each row, shape ``[n]``.
     token_budget
-        Padded tokens in a batch, at most. A longer row becomes a batch of its own.
+        Most padded tokens in a batch. A longer row becomes a batch of its own.
     max_batch
-        Rows in a batch, at most.
+        Most rows in a batch.
     length_aware
-        Whether to sort by length; without it rows keep their order (to measure the gain from sorting).
+        Whether to sort by length; otherwise rows keep their order, which serves to measure what sorting
+        gains.
     groups
-        Rows of an equal number, shape ``[n]``, stay together, sorted by length: their batches share a
-        prefix. Rows of number 0 share nothing.
+        A number for each row, shape ``[n]``. Rows with equal numbers share a prefix and stay together, sorted
+        by length; rows with number 0 share nothing.
     packed
-        Whether batches have no padding, so that the budget is one of the rows' own tokens.
+        Whether batches have no padding, so that the budget counts only the rows' own tokens.
 
     Returns
     -------
@@ -79,7 +81,7 @@ def plan_batches(
 
 
 def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bool, packed: bool) -> int:
-    """How many of the first rows fit into the budget; at least one."""
+    """The number of first rows that fit into the budget; at least one."""
     if sorted_ and not packed:  # the first is the longest
         return max(token_budget // max(int(tokens[0]), 1), 1)
     least = np.maximum(tokens, 1)
@@ -88,7 +90,7 @@ def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bo
 
 
 class WaitingRows(Generic[Owner]):
-    """Rows of several pieces of work, cut into batches together.
+    """Waiting rows of several pieces of work, which are cut into batches together.
 
     Small requests share batches, and rows are batched with others of similar length. The next batch
     always contains rows of the oldest work, so no row waits forever.
@@ -115,7 +117,7 @@ class WaitingRows(Generic[Owner]):
 
     @property
     def batches(self) -> int:
-        """How many batches wait; a work that waits whole counts as one."""
+        """The number of waiting batches; a work that waits whole counts as one."""
         return len(self._batches) + len(self._behind)
 
     def add(
@@ -131,12 +133,15 @@ class WaitingRows(Generic[Owner]):
         groups: npt.ArrayLike | None = None,
         packed: bool = False,
     ) -> None:
-        """Add the rows of `work`, with their lengths in tokens; the limits are for all waiting rows.
+        """Add the rows of `work`, with their lengths in tokens; the limits hold for all waiting rows.
 
-        With `mixed_batches`, works are cut together that make no more than so many batches, the oldest first,
-        and younger ones only when these are scored: then works are finished one after the other, but more is
-        padded. With `whole`, works are cut one by one, and those behind can be given away (`whole`).
-        `groups` and `packed` as in `plan_batches`.
+        With `mixed_batches`, only works that together make at most that many batches are cut together, the
+        oldest first; younger works wait until these are scored. So works end one after the other, with more
+        padding.
+
+        With `whole`, works are cut one by one, and works that are not cut yet can be given away (`whole`).
+
+        `groups` and `packed` are as in `plan_batches`.
         """
         count = np.size(lengths)
         if not count:
@@ -156,7 +161,7 @@ class WaitingRows(Generic[Owner]):
         self._cut_next()
 
     def take(self) -> list[tuple[Owner, Rows]]:
-        """Take the next batch, as the rows of each work in it; there must be one."""
+        """Take the next batch, as the rows of each work in it; at least one batch must wait."""
         numbers, rows, *_ = self._batches.popleft()
         parts = []
         for number in np.unique(numbers).tolist():
@@ -169,7 +174,7 @@ class WaitingRows(Generic[Owner]):
         return parts
 
     def _cut_next(self) -> None:
-        """Cut works that wait whole together with the batches: one if few are left, and as many as fit."""
+        """Cut works that wait whole: one if few batches are left, and all that fit into mixed batches."""
         while self._behind:
             few = len(self._batches) < self._ahead
             if few:
@@ -185,29 +190,29 @@ class WaitingRows(Generic[Owner]):
             self._cut_together([*self._batches, *fresh])
 
     def _cut_together(self, batches: Sequence[_Batch]) -> None:
-        """Cut these rows into batches, those of the oldest work first."""
+        """Cut these rows into batches, and put those with the oldest work first."""
         waiting = np.concatenate(batches, axis=1)
         groups = waiting[_GROUP] if waiting[_GROUP].any() else None
         cut = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH], groups=groups)]
         self._batches = deque(sorted(cut, key=lambda batch: int(batch[_NUMBER].min())))
 
     def cut_again(self, token_budget: int) -> None:
-        """Cut the rows of the batches that wait again, by this budget."""
+        """Cut the rows of the waiting batches anew, with this budget."""
         if self._batches:
             self._cut = partial(self._cut, token_budget=token_budget)
             self._cut_together(self._batches)
 
     @property
     def _next_tokens(self) -> int:
-        """Tokens of the oldest work that waits whole."""
+        """Number of tokens of the oldest work that waits whole."""
         return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
     def whole(self) -> list[Owner]:
-        """The works of which no row was taken, the oldest first."""
+        """The works none of whose rows was taken, the oldest first."""
         return [work for number, work in self._works.items() if self._left[number] == self._size[number]]
 
     def remove(self, work: Owner) -> int:
-        """Remove the waiting rows of `work`; returns how many there were."""
+        """Remove the waiting rows of `work`; returns their number."""
         number = next((number for number, waiting in self._works.items() if waiting is work), None)
         if number is None:
             return 0

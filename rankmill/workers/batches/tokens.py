@@ -22,20 +22,19 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Names of a model's inputs, as in transformers."""
 
 _MEMORY_SHARE = 4
-"""A token of a shared prefix counts as one of this many computed ones: it takes memory, not time."""
+"""A token of a shared prefix counts as this share of a computed one, because it takes memory but no time."""
 
 _FEWEST_TOKENS = 256
-"""Smaller pieces are not worth a stream: reading the weights takes as long as the products."""
+"""Fewest tokens of a piece: a smaller one is not worth a stream, as reading the weights takes as long."""
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Token ids of `n` pairs, end to end; row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``.
 
-    ``types`` (segment ids) is ``None`` for models without types.
-
-    Where rows share a prefix, ``groups`` ``[n]`` is equal for them, and ``shared`` ``[n]`` is how many tokens
-    that are; 0 for a row that shares nothing.
+    ``types`` (segment ids) is ``None`` for models without types. Rows that share a prefix have equal numbers
+    in ``groups``, shape ``[n]``; ``shared``, shape ``[n]``, is the number of tokens that a row shares, 0 if
+    none.
     """
 
     ids: TokenIds
@@ -46,7 +45,7 @@ class Tokens:
 
     @classmethod
     def join(cls, pieces: Sequence[Tokens]) -> Tokens:
-        """The rows of all pieces, in order."""
+        """Join the rows of all pieces, in order."""
         if len(pieces) == 1:
             return pieces[0]
         none, types = np.zeros(0, np.int32), [piece.types for piece in pieces if piece.types is not None]
@@ -61,14 +60,14 @@ class Tokens:
 
     @cached_property
     def lengths(self) -> Ids:
-        """Tokens in each row, shape ``[n]``."""
+        """Number of tokens of each row, shape ``[n]``."""
         return np.diff(self.offsets)
 
     @cached_property
     def costs(self) -> Ids:
-        """Tokens that each row adds to a batch in which rows that share a prefix are together, shape ``[n]``.
+        """Tokens that each row adds to a batch that keeps rows with a shared prefix together, shape ``[n]``.
 
-        A prefix is computed once for all; its keys and values still take memory in every row.
+        A prefix is computed once for all of them, but its keys and values take memory in every row.
         """
         if self.shared is None:
             return self.lengths
@@ -76,7 +75,7 @@ class Tokens:
         return costs
 
     def take(self, rows: Rows) -> Tokens:
-        """The given rows."""
+        """Pick the given rows."""
         return Tokens(
             ids=pieces_of(self.ids, self.offsets, rows),
             types=None if self.types is None else pieces_of(self.types, self.offsets, rows),
@@ -90,9 +89,9 @@ class Tokens:
 class Batch:
     """Rows of tokens that a model scores together.
 
-    A backend reads them end to end (``rows``), or as arrays of shape ``[rows, longest]`` that are padded on
-    the right: ``ids``, ``types`` and ``mask``. These are made when they are read for the first time. Rows of
-    equal ``groups`` ``[rows]`` may share a prefix; ``None`` if nothing is known of that.
+    A backend reads them end to end (``rows``), or as arrays ``ids``, ``types`` and ``mask`` of shape
+    ``[rows, longest]``, padded on the right. These arrays are made when they are first read. Rows with equal
+    ``groups`` ``[rows]`` may share a prefix; ``None`` means that this is unknown.
     """
 
     rows: Tokens
@@ -100,7 +99,7 @@ class Batch:
 
     @classmethod
     def padded(cls, ids: Ids, types: Ids | None, mask: Ids, groups: Ids | None = None) -> Batch:
-        """The batch of arrays that are padded on the right already."""
+        """Make a batch of arrays that are already padded on the right."""
         real = mask.astype(bool)
         flat_types = None if types is None else types[real].astype(np.int32)
         rows = Tokens(ids[real].astype(np.int32), flat_types, ends(mask.sum(axis=1)), groups)
@@ -108,12 +107,12 @@ class Batch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, and tokens of the longest."""
+        """Number of rows, and of tokens of the longest row."""
         return len(self.rows.lengths), int(self.rows.lengths.max(initial=0))
 
     @property
     def groups(self) -> Ids | None:
-        """Which rows may share a prefix."""
+        """A number for each row, equal for rows that may share a prefix."""
         return self.rows.groups
 
     @cached_property
@@ -148,14 +147,14 @@ class Batch:
 
 
 def in_a_row(rows: Sequence[list[int]]) -> Tokens:
-    """Rows of token ids as `Tokens` without types."""
+    """Make `Tokens` without types from rows of token ids."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
     return Tokens(ids, None, ends(lengths))
 
 
 def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
-    """The same rows; rows with equal `prefixes` share their first tokens."""
+    """The same rows, marked so that rows with equal `prefixes` share their first tokens."""
     shared = np.zeros_like(tokens.lengths)
     together: dict[str, list[int]] = {}
     for row, prefix in enumerate(prefixes):
@@ -168,7 +167,7 @@ def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
 
 
 def _alike(tokens: Tokens, rows: Rows) -> int:
-    """How many tokens rows begin with in common; the last of each does not count."""
+    """The number of tokens that all rows begin with; the last token of a row does not count."""
     most = max(int(tokens.lengths[rows].min()) - 1, 0)
     beginnings = tokens.ids[tokens.offsets[rows][:, None] + np.arange(most)]
     differ = (beginnings != beginnings[0]).any(axis=0)
@@ -181,14 +180,14 @@ def _together(parts: Sequence[Ids | None]) -> Ids | None:
 
 
 def ends(lengths: Ids) -> Ids:
-    """Where pieces of an array end, after a 0: ``[n + 1]``, as the offsets of `Tokens`."""
+    """Offsets of pieces with these lengths in an array: 0, then where each piece ends, ``[n + 1]``."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def pieces_of(numbers: TokenIds, offsets: Ids, which: Rows) -> TokenIds:
-    """Pieces of an array, one after the other; piece ``i`` is ``numbers[offsets[i]:offsets[i + 1]]``.
+    """Pick pieces of an array and join them; piece ``i`` is ``numbers[offsets[i]:offsets[i + 1]]``.
 
-    Arrow copies whole pieces, outside of Python's lock: four times as fast as an index for each number.
+    Arrow copies whole pieces, outside of Python's lock, four times as fast as an index for each number.
     """
     lists = pa.LargeListArray.from_arrays(offsets, numbers)
     found: TokenIds = lists.take(pa.array(which)).flatten().to_numpy()
@@ -196,33 +195,32 @@ def pieces_of(numbers: TokenIds, offsets: Ids, which: Rows) -> TokenIds:
 
 
 def spans(starts: Ids, lengths: Ids) -> Ids:
-    """The indices of spans of an array, one span after the other."""
+    """The indices of several spans of an array, span after span."""
     last = np.cumsum(lengths)
     return np.repeat(starts - last + lengths, lengths) + np.arange(lengths.sum())
 
 
 def put_together(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
-    """Rows of one or several `Tokens` as one batch."""
+    """Put rows of one or several `Tokens` into one batch."""
     return Batch(Tokens.join([tokens.take(rows) for tokens, rows in parts]), pad_id)
 
 
 class BatchPiece(NamedTuple):
-    """Some rows of a batch, for a stream of a device: a batch of its own, as wide as its longest row."""
+    """Some rows of a batch for one stream of a device: a batch of its own, as wide as its longest row."""
 
     rows: Rows
     batch: Batch
 
 
 def rows_alone(batch: Batch) -> Iterator[Batch]:
-    """Each row of a batch as a batch of its own, without padding."""
+    """Yield each row of a batch as a batch of its own, without padding."""
     for row in range(len(batch.rows.lengths)):
         yield _part(batch, np.array([row]))
 
 
 def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
-    """Cut a batch into up to `most` pieces of about equal work, the longest rows first.
-
-    Every row is in exactly one piece; a small batch is one piece. Groups are left out.
+    """Cut a batch into up to `most` pieces of about equal work, the longest rows first. Every row is in
+    exactly one piece; a small batch is one piece. The pieces have no groups.
 
     >>> mask = np.repeat([[1, 0, 0], [1, 1, 1], [1, 1, 0]], 200, axis=1)
     >>> [piece.rows.tolist() for piece in cut_batch(Batch.padded(mask, None, mask), 2)]
@@ -235,7 +233,7 @@ def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
 
 
 def padded_lengths(lengths: Ids, most: int) -> Ids:
-    """The tokens that are computed for each row of a batch, shape ``[n]``, if it is cut as `cut_batch` does.
+    """The tokens that are computed for each row of a batch that `cut_batch` cuts, shape ``[n]``.
 
     >>> padded_lengths(np.array([200, 600, 400]), 1).tolist()
     [600, 600, 600]
@@ -249,7 +247,7 @@ def padded_lengths(lengths: Ids, most: int) -> Ids:
 
 
 def _pieces(lengths: Ids, most: int) -> list[Rows]:
-    """The rows of each of up to `most` pieces of a batch, the longest first if there are several."""
+    """The rows of up to `most` pieces of a batch; if it has several, the longest rows come first."""
     pieces = min(most, len(lengths), -(-int(lengths.sum()) // _FEWEST_TOKENS))
     if pieces <= 1:
         return [np.arange(len(lengths))]
@@ -259,7 +257,7 @@ def _pieces(lengths: Ids, most: int) -> list[Rows]:
 
 
 def _even(lengths: list[int], pieces: int) -> list[int]:
-    """Rows of up to so many pieces, of which the heaviest has as few padded tokens as can be."""
+    """Cut sorted rows into up to `pieces` pieces, so that the heaviest piece has the fewest padded tokens."""
     low, high = 1, len(lengths) * lengths[0]
     while low < high:
         middle = (low + high) // 2
@@ -271,7 +269,7 @@ def _even(lengths: list[int], pieces: int) -> list[int]:
 
 
 def _filled(lengths: list[int], tokens: int) -> list[int]:
-    """Rows of pieces that are filled up to so many padded tokens, one after the other."""
+    """The numbers of rows of pieces that are each filled up to `tokens` padded tokens."""
     sizes, start = [], 0
     while start < len(lengths):
         sizes.append(min(max(tokens // lengths[start], 1), len(lengths) - start))

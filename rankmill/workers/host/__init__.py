@@ -1,1 +1,1 @@
-"""What the rest of a worker stands on: its device, its memory, its caches, its metrics."""
+"""The worker's environment: its device, its memory, its caches, its metrics."""

@@ -1,7 +1,7 @@
-"""The devices of this machine: which one ``auto`` means, and its defaults for the other settings.
+"""The devices of this machine: which one ``auto`` means, and the defaults that depend on it.
 
-Only this module asks PyTorch about devices, so nothing touches a device before a worker uses it. It does
-not import PyTorch where there can be no GPU, as a worker may not need it.
+Only this module asks PyTorch about devices, so nothing touches a device before a worker uses it. PyTorch is
+not imported on machines without a GPU, because a worker may not need it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankmill.jobs.runtime.limits import cores
 
 
 def resolve_device(setting: str) -> str:
-    """``auto``: CUDA, then MPS, then CPU.
+    """Resolve the setting ``device``; ``auto`` means CUDA if present, else MPS, else the CPU.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def resolve_device(setting: str) -> str:
 
 
 def devices() -> list[str]:
-    """The kinds of devices of this machine, the one that ``auto`` means first."""
+    """The kinds of devices of this machine; the first is what ``auto`` means."""
     return [*_gpus(), "cpu"]
 
 
@@ -66,19 +66,19 @@ def gpu_precision(device: str, supported: Sequence[str]) -> str:
 
 
 def has_fp8() -> bool:
-    """Whether there is an NVIDIA GPU that multiplies 8-bit floating point: Ada, Hopper or later."""
+    """Whether the GPU is from NVIDIA and multiplies 8-bit floating point (Ada, Hopper or later)."""
     import torch
 
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
 
 def resolve_claim_ahead(setting: int | str, device: str) -> int:
-    """Pairs to claim ahead; ``auto`` means the device's value in `CLAIM_AHEAD`."""
+    """The number of pairs to claim ahead; ``auto`` means the device's value in `CLAIM_AHEAD`."""
     return setting if isinstance(setting, int) else CLAIM_AHEAD[device]
 
 
 def use_threads(setting: str | int) -> None:
-    """Set the CPU threads of this process's forwards; ``auto`` means the cores available to it."""
+    """Set how many CPU threads this process's forwards use; ``auto`` means all cores available to it."""
     count = setting if isinstance(setting, int) else cores()
     os.environ.update(thread_environ(count))
     if "torch" in sys.modules:
@@ -86,13 +86,13 @@ def use_threads(setting: str | int) -> None:
 
 
 def threads() -> int:
-    """CPU threads of a forward, as `use_threads` has set them."""
+    """The number of CPU threads of a forward, as `use_threads` has set it."""
     count = os.environ.get("OMP_NUM_THREADS", "")
     return int(count) if count.isdecimal() else cores()
 
 
 def device_name(device: str) -> str:
-    """Name of the GPU for CUDA, of the CPU for other devices."""
+    """Name of the GPU for CUDA, and of the CPU for other devices."""
     if device == "cuda":
         import torch
 
@@ -105,16 +105,16 @@ _CHOOSE_KERNELS = (
     "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OV_CPU_MAX_ISA",
     "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
 )  # fmt: skip
-"""Environment variables by which libraries choose other kernels than those of the device."""
+"""Environment variables that make libraries choose other kernels than the device's usual ones."""
 
 
 def forced_kernels() -> list[str]:
-    """The environment variables that choose kernels, with their values."""
+    """The environment variables that choose kernels and are set, with their values."""
     return [f"{name}={os.environ[name]}" for name in _CHOOSE_KERNELS if os.environ.get(name)]
 
 
 def int8_overflows() -> bool:
-    """Whether sums of 8-bit products overflow on this CPU: it is no ARM, and has no VNNI."""
+    """Whether sums of 8-bit products overflow on this CPU, because it is not an ARM and lacks VNNI."""
     is_arm = platform.machine() in {"aarch64", "arm64"}
     return not is_arm and not cpu_flags() & {"avx512_vnni", "avx_vnni"}
 

@@ -1,4 +1,4 @@
-"""Files that are derived from models and cached on disk, under names that depend on all of their inputs."""
+"""Cached files that are derived from models, on disk, under names that depend on all of their inputs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rankmill.jobs.model_files import model_content
 from rankmill.jobs.system import system
 
 _DIGESTS = "digests.json"
-"""In a folder that is kept: its name, and the SHA-256 of each other file in it."""
+"""The file in a cached folder that holds the folder's name and the SHA-256 of each other file."""
 
 logger = logging.getLogger(__name__)
 
 
 class Locked:
-    """A lock on a file: it ends with `close`, with this object or with the process."""
+    """A lock on a file; it ends with `close`, or when this object is deleted or the process ends."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -43,18 +43,18 @@ class Locked:
 
 @cache
 def version(package: str) -> str:
-    """Version of an installed package, on which what is made by it depends; read from its files once.
+    """Version of an installed package, read from its files only once; what the package makes depends on it.
 
     Raises
     ------
     PackageNotFoundError
-        It is not installed.
+        The package is not installed.
     """
     return metadata.version(package)
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Make `folder` unless it is there: `build` fills it, and `is_kept` knows later what it put there.
+    """Make `folder` unless it exists: `build` fills it, and digests are added that `is_kept` checks later.
 
     The folder appears with all of its files or not at all: several workers may build it at the same
     time, and any of them may die.
@@ -84,14 +84,14 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_kept(folder: Path, cache: Path) -> bool:
-    """Whether `folder` of the folder `cache` is as `build_once` has made it; what is not is removed.
-
-    It is noted as in use. Threads may call it: to read large files takes a while, once.
+    """Whether `folder` in the folder `cache` is still as `build_once` made it; if not, it is removed. The
+    folder is marked as in use. Several threads may call this; large files take a while to read, the first
+    time.
 
     Raises
     ------
     WorkerError
-        Strangers can write there.
+        Other users can write to the folder.
     """
     if not folder.is_dir():
         return False
@@ -108,23 +108,23 @@ def is_kept(folder: Path, cache: Path) -> bool:
 
 
 def kept_as(folder: Path) -> str:
-    """What names the content of a folder that is kept: whoever loads other files there has another name."""
+    """A digest of a cached folder's content: two workers that load different files have different digests."""
     return hashlib.sha256(json.dumps(read_json(folder / _DIGESTS), sort_keys=True).encode()).hexdigest()
 
 
 def _digests(folder: Path, cache: Path | None) -> dict[str, str]:
-    """The SHA-256 of the files that are kept in a folder, by name."""
+    """The SHA-256 of the files in a cached folder, by name."""
     return {file.name: file_digest(file, cache) for file in folder.iterdir() if file.name != _DIGESTS}
 
 
 def used_now(folder: Path) -> None:
-    """Note that `folder` is in use, so that others are removed before it where there is too much."""
+    """Mark `folder` as in use, so that other folders are removed before it if the cache is full."""
     with suppress(OSError):
         os.utime(folder)
 
 
 def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
-    """Lock a file, which is made; ``None`` if another process has it and this one does not `wait`."""
+    """Lock a file, which is made if necessary; ``None`` if another process holds it and `wait` is false."""
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
     locked = Locked(descriptor)
@@ -138,7 +138,8 @@ def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | Non
 
 
 def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
-    """A name for files that are derived from a model: a digest of its commit, or of its files' content.
+    """A name for files that are derived from a model: a digest of its commit or of its files' content, and of
+    `inputs`.
 
     Parameters
     ----------

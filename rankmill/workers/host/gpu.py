@@ -1,4 +1,4 @@
-"""Use, memory and temperature of this worker's NVIDIA GPU, from the driver's library (NVML)."""
+"""Metrics of this worker's NVIDIA GPU: use, memory and temperature, from the driver's library (NVML)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ _METRICS = {
     "utilization_ratio": "Share of time in which the worker's GPU was busy.",
     "temperature_celsius": "Temperature of the worker's GPU.",
 }
-"""Each metric of a GPU, by the end of its name, and its help."""
+"""The metrics of a GPU: the end of the name, and the help text."""
 
 logger = logging.getLogger(__name__)
 
 
 class Gpu(Collector):
-    """Metrics of the GPU that this process uses; none before `watch`, and none that the GPU cannot tell."""
+    """Metrics of the GPU that this process uses; it has none before `watch`, and none that the GPU does not
+    report.
+    """
 
     def __init__(self) -> None:
         self._nvml: Any = None
 
     def watch(self) -> None:
-        """Begin to read the GPU; without the driver's library, the metrics stay away."""
+        """Begin to read the GPU; without the driver's library, the metrics stay absent."""
         try:
             import pynvml
 
             pynvml.nvmlInit()
             self._nvml = pynvml
-        except Exception as error:  # figures are no reason for a worker not to score
+        except Exception as error:  # a worker scores without figures too
             logger.warning("no figures of the GPU: %s", error)
 
     def describe(self) -> Iterable[Metric]:
@@ -45,7 +47,9 @@ class Gpu(Collector):
         return [_gauge(name) for name in _METRICS]
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics that the GPU has: for instance, no use and no temperature for a part of a GPU (MIG)."""
+        """The metrics that the GPU reports; a part of a GPU (MIG), for instance, reports no use and no
+        temperature.
+        """
         nvml = self._nvml
         if nvml is None:
             return
@@ -65,7 +69,7 @@ class Gpu(Collector):
 
     def _handle(self) -> Any:
         """NVML's handle of the first GPU that CUDA sees in this process."""
-        if cuda := _cuda():  # CUDA may count GPUs in another order
+        if cuda := _cuda():  # CUDA may number GPUs in another order than NVML
             uuid = str(cuda.get_device_properties(0).uuid)
             for kind in ("GPU", "MIG"):
                 with suppress(self._nvml.NVMLError):
@@ -77,7 +81,7 @@ class Gpu(Collector):
 
 
 def _cuda() -> Any:
-    """PyTorch's module for NVIDIA GPUs if this process uses it; parts are missing while it is imported."""
+    """PyTorch's CUDA module if this process uses it; while it is being imported, parts are missing."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
 

@@ -41,14 +41,16 @@ def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str |
 
 
 def _reachable(host: str, client: redis.Redis) -> str:
-    """`host` for a URL that other hosts use; for a wildcard address, this host's address towards Redis."""
+    """The `host` to put into a URL for other hosts; for a wildcard address, this host's address towards
+    Redis.
+    """
     if host not in {"0.0.0.0", "::"}:  # noqa: S104
         return f"[{host}]" if ":" in host else host
     known = client.connection_pool.connection_kwargs
     if "host" not in known:
         return socket.gethostname()
     family = socket.AF_INET6 if host == "::" else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
         try:
             probe.connect((known["host"], known.get("port", 6379)))
         except OSError:

@@ -1,7 +1,7 @@
 """Metrics of this worker process, for Prometheus and for the worker's report.
 
-One process is one worker, so the metrics are variables of this module, and all code of the worker
-updates them directly. ``docs/reference/metrics.md`` lists them.
+One process is one worker, so metrics are variables of this module, and all code of the worker updates them
+directly. ``docs/reference/metrics.md`` lists them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
 
 _PACE_SECONDS = 30
-"""Time over which the pace is measured, at least."""
+"""Least time in seconds over which the pace is measured."""
 
 REGISTRY = CollectorRegistry()
-"""Registry of all metrics below; not the library's default one, to which other libraries may add."""
+"""Registry of all metrics below, and not the library's default one, to which other libraries may add."""
 
 _counter = partial(Counter, registry=REGISTRY)
 _gauge = partial(Gauge, registry=REGISTRY)
@@ -156,7 +156,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 def count_batch(rows: int, real: int, padded: int, budget: int) -> None:
-    """Count a scored batch of `rows` pairs, with its real and padded tokens and the token budget."""
+    """Count a scored batch of `rows` pairs, with its real tokens, padded tokens and token budget."""
     pairs.inc(rows)
     tokens.inc(real)
     padded_tokens.inc(padded)
@@ -171,7 +171,7 @@ def count_chunk(outcome: str) -> None:
 
 
 def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> None:
-    """Count a scored chunk; `submitted` gives its latency."""
+    """Count a scored chunk, and its latency since `submitted`, if that is known."""
     count_chunk("scored")
     seconds = None if submitted is None else max(system.now() - submitted.timestamp(), 0.0)
     if seconds is not None:
@@ -179,7 +179,7 @@ def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> N
         if priority_of(run.id) == "request":
             request_latency.observe(seconds)
     if run.inputs == "tokens":
-        return  # these are no scores
+        return  # the result holds token counts, not scores
     model = (run.spec.model, result.stats.revision or "")
     known, labels = result.scores.drop_null(), outputs(result.scores)
     numbers = (known.flatten() if labels else known).to_numpy(zero_copy_only=False)
@@ -187,29 +187,31 @@ def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> N
 
 
 class _CpuUse:
-    """CPU cores that this process keeps busy, from one call to the next."""
+    """Number of CPU cores that this process keeps busy, measured between calls."""
 
     def __init__(self) -> None:
         self._at, self._seconds = system.monotonic(), time.process_time()
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """The mean since the last call; after less than half a second still that of the last call."""
+        """The mean since the last call; within half a second of that call, its result again."""
         at, seconds = system.monotonic(), time.process_time()
         if at - self._at >= 0.5:
-            self._cores = max(seconds - self._seconds, 0.0) / (at - self._at)  # a fork starts at 0 again
+            self._cores = max(seconds - self._seconds, 0.0) / (at - self._at)  # a fork starts at 0
             self._at, self._seconds = at, seconds
         return self._cores
 
 
 class _Pace:
-    """Padded tokens that a second of forward scores, of about the last half minute."""
+    """Padded tokens that a second of forward scores, measured over about the last half minute."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float, float]] = deque()
 
     def now(self, padded: float, forward: float) -> float | None:
-        """The pace, after so many padded tokens and seconds of forward; ``None`` without new ones."""
+        """The pace, given the totals of padded tokens and of seconds in forwards; ``None`` if nothing was
+        scored.
+        """
         at = system.monotonic()
         self._seen.append((at, padded, forward))
         while len(self._seen) > 2 and at - self._seen[1][0] > _PACE_SECONDS:

@@ -1,4 +1,4 @@
-"""Single files of a model, in its directory or on the hub."""
+"""Finds single files of a model, in its directory or on the hub."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ logger = logging.getLogger(__name__)
 
 
 def commit_of(source: str | Path, revision: str | None) -> str | None:
-    """The commit that a revision on the hub names now, so that all files come from one commit.
-
-    The revision itself if there is no such model, or if the model is a directory. If the hub does not
-    answer, this process takes what it has of its models until the next call.
+    """The commit that a revision on the hub names now, so that all files come from one commit. If the model
+    is a directory or does not exist, the revision itself is returned. If the hub does not answer, this
+    process uses only cached files of the hub until the next call.
 
     Raises
     ------
     ConnectionError
-        The hub does not answer, and this host has nothing of the model.
+        The hub does not answer, and this host has no cached config of the model.
     """
     if isinstance(source, Path):
         return revision
@@ -43,18 +42,20 @@ def commit_of(source: str | Path, revision: str | None) -> str | None:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub answers within seconds; if not, its client is offline: it would try for a minute."""
+    """Whether the hub answers within seconds; if not, its client is set offline, as it would try for a
+    minute.
+    """
     from huggingface_hub import constants, get_session
 
     constants.HF_HUB_OFFLINE = False
     answers: list[object] = []
 
     def ask() -> None:
-        with suppress(Exception):  # of the client, whatever it is made of
+        with suppress(Exception):  # the client may raise anything
             answer = get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
-            answers.extend([answer] if answer.status_code < 500 else [])  # else a proxy says so
+            answers.extend([answer] if answer.status_code < 500 else [])  # 5xx is a proxy's
 
-    # In a thread, as neither the resolver nor the addresses that are tried in turn know the limit.
+    # In a thread, because the time limit covers neither the resolver nor a second address that is tried.
     thread = system.Thread(target=ask, name="hub", daemon=True)
     thread.start()
     thread.join(_HUB_SECONDS)
@@ -63,21 +64,20 @@ def _hub_answers() -> bool:
 
 
 _NAMING = ("config.json", "tokenizer_config.json", "modules.json", "model.safetensors.index.json")
-"""Files of a model that may name others."""
+"""Files of a model that may name other files."""
 
 
 def check_files(source: str | Path, revision: str | None) -> None:
-    """Refuse an adapter: transformers adds it to a model, or does not, depending on what is installed.
-
-    Refuse also a model on the hub that names files of this host: the commit does not have them. For a
-    directory, `rankmill.jobs.model_files` does that.
+    """Refuse a model with an adapter, and a model on the hub that names files of this host. Whether
+    transformers applies an adapter depends on what is installed. Files of this host are not part of the
+    commit. For a directory, `rankmill.jobs.model_files` checks the names.
 
     Raises
     ------
     SpecError
-        The files have an adapter, or name others.
+        The files have an adapter, or name files of this host.
     OSError
-        As `model_file` does.
+        As in `model_file`.
     """
     if _found(source, revision, "adapter_config.json"):
         raise SpecError(
@@ -91,7 +91,8 @@ def check_files(source: str | Path, revision: str | None) -> None:
 
 
 def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:
-    """Path of a model's file on this disk, fetched if necessary; ``None`` if the model has no such file.
+    """Path of a model's file on this disk; it is fetched if necessary. ``None`` if the model does not have
+    it.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
     Raises
     ------
     OSError
-        From transformers, when there is no such model or it cannot be read.
+        From transformers, if the model does not exist or cannot be read.
     """
     found = _found(source, revision, name)
     if found or isinstance(source, Path):

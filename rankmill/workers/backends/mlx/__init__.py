@@ -1,4 +1,4 @@
-"""MLX: Apple GPUs; also CPUs, where it is slow and only serves to test the code that GPUs run."""
+"""The MLX backend: Apple GPUs, and CPUs only to test the code, as it is slow there."""
 
 from __future__ import annotations
 

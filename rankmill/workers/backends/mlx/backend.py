@@ -1,4 +1,4 @@
-"""A BERT-family classifier in MLX's own modules."""
+"""The MLX backend's classifier of the BERT family, in MLX's own modules."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 _BITS = {"int8": 8, "int4": 4}
 
 _GROUP = 32
-"""Weights that share a scale: the smallest group that MLX supports, as the models are small."""
+"""Weights that share a scale: the smallest group that MLX supports, because the models are small."""
 
 _FINENESS = 16
-"""Shapes are rounded up by at most one part in this many, so that MLX compiles few shapes."""
+"""Shapes are rounded up by at most 1/16, so that MLX compiles only a few."""
 
 
 class MlxBackend:
@@ -42,12 +42,13 @@ class MlxBackend:
     precision
         ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
     compiled
-        Let MLX fuse operations; by default on a GPU only, as a CPU needs a C++ compiler and seconds.
+        Whether MLX fuses operations. By default it does on a GPU only: on a CPU that needs a C++ compiler and
+        takes seconds.
 
     Raises
     ------
     SpecError
-        This backend does not have the model's activation function.
+        The backend lacks the model's activation function.
     """
 
     name = "mlx"
@@ -81,7 +82,7 @@ class MlxBackend:
             room = ((0, _rounded(rows) - rows), (0, _rounded(longest) - longest))
             ids, mask = np.pad(ids, room), np.pad(mask, room)
             types = None if types is None else np.pad(types, room)
-            mask[rows:] = 1  # attention over no token is undefined
+            mask[rows:] = 1  # attention over a row without tokens is undefined
         try:
             with mx.stream(self._where):
                 inputs = [mx.array(ids.astype(np.int32))]
@@ -127,7 +128,9 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self._activation = _ACTIVATIONS[activation]
 
     def __call__(self, hidden: mx.array, mask: mx.array | None, *, first: bool) -> mx.array:
-        """Hidden states ``[rows, tokens, width]`` to those of all tokens, or of the first alone."""
+        """Compute the hidden states ``[rows, tokens, width]`` after this layer, for all tokens or only the
+        first.
+        """
         asking = hidden[:, :1] if first else hidden
         heads = [
             self._by_head(states) for states in (self.query(asking), self.key(hidden), self.value(hidden))
@@ -143,14 +146,14 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
 
 class _Classifier(nn.Module):  # type: ignore[misc]
-    """Ids to logits of shape ``[rows]``; the last layer runs for the first token only.
+    """A classifier from ids to logits ``[rows]``; its last layer runs for the first token only.
 
-    The head, ``out``, is float32 in every precision, as `rankmill.workers.backends.head` says.
+    The head, ``out``, is in float32 in every precision (see `rankmill.workers.backends.head`).
 
     Parameters
     ----------
     config
-        Of a transformers model; most of its names are the same in all families.
+        The config of a transformers model; most of its names are the same in all families.
     """
 
     def __init__(self, config: Any) -> None:
@@ -174,7 +177,7 @@ class _Classifier(nn.Module):  # type: ignore[misc]
 
     def __call__(self, ids: mx.array, types: mx.array, mask: mx.array | None = None) -> mx.array:
         """Ids to logits; ``mask``, ``[rows, 1, 1, tokens]``, is false for tokens without attention."""
-        # Rounding up may exceed the last position; there is only padding there.
+        # Rounding up may go beyond the last position; only padding is there.
         end = self.positions.weight.shape[0] - 1
         hidden = self.words(ids) + self.positions(mx.minimum(mx.arange(ids.shape[1]) + self._begin, end))
         if "types" in self:
@@ -212,7 +215,7 @@ _NAMES = [
     (r"pooler\.dense|classifier\.dense|pre_classifier", "dense"),
     (r"classifier\.out_proj|classifier", "out"),
 ]
-"""Patterns, applied in order, from transformers' names of weights, without the prefix, to the names here."""
+"""Patterns that turn transformers' names of weights, without prefix, into ours; applied in order."""
 
 
 def _weights(classifier: Any) -> list[tuple[str, mx.array]]:
@@ -227,19 +230,21 @@ def _weights(classifier: Any) -> list[tuple[str, mx.array]]:
 
 
 def _is_quantized(path: str, module: nn.Module) -> bool:
-    """Whether a module is a matrix of a layer or the word embeddings, and groups divide its rows evenly."""
+    """Whether to quantize a module: matrices of layers and word embeddings whose rows divide evenly into
+    groups.
+    """
     large = (isinstance(module, nn.Linear) and path.startswith("layers")) or path == "words"
     return large and module.weight.shape[-1] % _GROUP == 0
 
 
 def _rounded(count: int) -> int:
-    """`count`, or more by at most one part in `_FINENESS`."""
+    """Round `count` up by at most one part in `_FINENESS`."""
     step = max(1, (1 << count.bit_length() - 1) // _FINENESS)
     return -(-count // step) * step
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """`OutOfMemory` if the error means that, after freeing MLX's cache; else the error itself."""
+    """`OutOfMemory` if the error means that, after freeing MLX's cache; any other error as it is."""
     if not any(sign in str(error) for sign in ("malloc", "Insufficient Memory")):
         return error
     mx.clear_cache()

@@ -1,4 +1,4 @@
-"""ONNX Runtime: CPUs, and NVIDIA GPUs where its GPU build is installed."""
+"""The ONNX Runtime backend: CPUs, and NVIDIA GPUs where its GPU build is installed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.host.device import int8_overflows, threads
 
 _INT8 = ("int8-dynamic", "int8-dynamic-7bit")
-"""Dynamic quantization with weights of 8 and of 7 bits. Without instructions for them, sums of 8-bit products
-overflow; those of 7 bits are the same on any CPU."""
+"""Dynamic quantization with weights of 8 and of 7 bits. On CPUs without VNNI, sums of 8-bit products
+overflow; sums of 7-bit products are the same on any CPU.
+"""
 
 
 def _int8() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""ONNX Runtime: CPUs, and NVIDIA GPUs where its GPU build is installed."""
+"""The ONNX Runtime backend's session and forwards."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OnnxBackend:
 
 
 def session(model: Path, device: str, threads: int) -> Any:
-    """An ONNX Runtime session for a file, on so many CPU threads."""
+    """Make an ONNX Runtime session for a file, with `threads` CPU threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.enable_mem_pattern = False  # it only helps when all inputs have one shape
@@ -66,7 +66,7 @@ def session(model: Path, device: str, threads: int) -> Any:
 
 
 class OnnxForward:
-    """Logits that are computed already."""
+    """Logits that are already computed."""
 
     def __init__(self, logits: Any) -> None:
         self._logits = logits

@@ -1,4 +1,4 @@
-"""The ONNX file of a model: shipped with the model, or exported once and cached."""
+"""The ONNX file of a model: the one that the model ships with, or one that is exported once and cached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, ke
 from rankmill.workers.host.model_file import model_file
 
 _VERSION = 4
-"""Version of the export; changes when the same model would give another file."""
+"""Version of the export; it changes when the same model would give another file."""
 
 OPSET = 17
 _FILE = "model.onnx"
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def onnx_file(files: ModelFiles, precision: str) -> Path:
-    """The file to run; exported now if it is not cached.
+    """The ONNX file to run; it is exported now if it is not cached.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
     def export(folder: Path) -> None:
         started = system.monotonic()
         _export(files, precision, folder)
-        files.check_unchanged()  # else it would be kept as that of other files
+        files.check_unchanged()  # otherwise it would be cached under the name of other files
         logger.info("exported %s as %s in %.1f s", files.source, precision, system.monotonic() - started)
 
     build_once(folder, export)
@@ -62,9 +62,8 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
 
 _SHIPPED = "onnx/model.onnx"
-"""Where sentence-transformers and Optimum put a model's graph.
-
-Their files with fewer bits are not used: those compute the head, and so the score, in fewer bits too.
+"""The path at which sentence-transformers and Optimum save a model's graph. Their quantized files are not
+used, because these compute the head, and so the score, in fewer bits too.
 """
 
 
@@ -90,7 +89,7 @@ def _shipped(files: ModelFiles) -> Path | None:
 
 
 def _check_external(graph: onnx.GraphProto, file: Path, source: str | Path) -> None:
-    """Refuse a graph whose weights lie in files that are no part of the model."""
+    """Refuse a graph whose weights are in files that do not belong to the model."""
     known = {path.as_posix() for path in model_files(source).values()} if isinstance(source, Path) else None
     locations = [PurePosixPath(each.value) for each in _external(graph) if each.key == "location"]
     for location in dict.fromkeys(locations):
@@ -103,7 +102,7 @@ def _check_external(graph: onnx.GraphProto, file: Path, source: str | Path) -> N
 
 
 def _external(message: Any) -> Iterator[onnx.StringStringEntryProto]:
-    """What a graph says of weights in other files, wherever in it."""
+    """Everything that a graph says about weights in other files, at any depth."""
     for field, value in message.ListFields():
         for each in [value] if isinstance(value, Message) else value if field.message_type else ():
             if isinstance(message, onnx.TensorProto) and field.name == "external_data":
@@ -130,14 +129,15 @@ def _export(files: ModelFiles, precision: str, folder: Path) -> None:
 
 
 def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> None:
-    """Write a torch module as a graph for any number of rows and tokens; `example` has inputs by name.
+    """Write a torch module as a graph for any number of rows and tokens; `example` has its inputs by name.
 
-    The exporter that traces: the other one takes 5 to 10 times as long and needs another package.
+    This is the exporter that traces: PyTorch's other exporter takes 5 to 10 times as long and needs another
+    package.
     """
     import torch
 
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # that shapes may be fixed; tests vary them
+        warnings.simplefilter("ignore")  # PyTorch warns that shapes may be fixed; tests vary them
         torch.onnx.export(
             module,
             tuple(example.values()),
@@ -151,7 +151,7 @@ def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> 
 
 
 def _halve(whole: Path, final: Path, head: str) -> None:
-    """Convert everything to fp16, except the module named `head` and what follows it."""
+    """Convert a graph to fp16, except the module `head` and everything after it."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     model = onnx.load(whole)
@@ -159,7 +159,7 @@ def _halve(whole: Path, final: Path, head: str) -> None:
     exact = [node.name for node in model.graph.node if node.name.startswith(scope) or "logits" in node.output]
     half = convert_float_to_float16(model, keep_io_types=True, node_block_list=exact)
     casts = {node.output[0]: node for node in half.graph.node if node.op_type == "Cast"}
-    for cast in casts.values():  # fp16 and back, between two nodes that stay in float32
+    for cast in casts.values():  # remove casts to fp16 and back between two nodes that stay in float32
         before = casts.get(cast.input[0])
         if before and (_type(before), _type(cast)) == (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT):
             cast.input[0] = before.input[0]
@@ -171,10 +171,10 @@ def _type(cast: onnx.NodeProto) -> int:
 
 
 def _quantize(whole: Path, final: Path, precision: str) -> None:
-    """Quantize matrices to 8 bits, and their inputs when the model runs (dynamic quantization)."""
+    """Quantize matrices to 8 bits; their inputs are quantized when the model runs (dynamic quantization)."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    logging.getLogger().disabled, before = True, logging.getLogger().disabled  # advice of no use here
+    logging.getLogger().disabled, before = True, logging.getLogger().disabled  # hides useless advice
     try:
         quantize_dynamic(
             whole,

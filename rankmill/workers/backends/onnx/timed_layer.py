@@ -1,4 +1,4 @@
-"""A layer as ONNX Runtime runs it, for timing."""
+"""Times a layer in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankmill.workers.host.device import threads
 
 
 def timed_layer(shape: LayerShape) -> Callable[[], object]:
-    """A function that runs a layer with random weights once, in fp32."""
+    """Make a function that runs a layer with random weights once, in fp32."""
     hidden = example(shape)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "layer.onnx"

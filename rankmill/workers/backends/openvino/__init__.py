@@ -1,4 +1,4 @@
-"""OpenVINO: x86 CPUs."""
+"""The OpenVINO backend: x86 CPUs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ KIND = BackendKind(
     timed_layer=_timed_layer,
     timed=("fp32", "bf16", *INT8),
     lacks=_lacks,
-    # Coarser than its groups: two ways to round by these differ by over twice as much as each is off.
+    # One scale a row is coarser than OpenVINO's groups, on purpose: two ways to round in groups differ by
+    # more than twice the error of each.
     rounding=Rounding(weights=ROW, inputs=ROW),
-    int8=lambda: ("int8-128", "int8-64"),  # those with bf16 are not on every CPU
+    int8=lambda: ("int8-128", "int8-64"),  # the kinds with bf16 are left out, because not every CPU has it
 )

@@ -1,4 +1,6 @@
-"""OpenVINO: x86 CPUs. Several streams compute pieces of a batch, each on its own cores."""
+"""The OpenVINO backend's compiled graph and forwards. Several streams compute pieces of a batch, each on its
+own cores.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ class OpenVinoBackend:
     graph
         From `rankmill.workers.backends.openvino.graph.openvino_graph`.
     precision
-        ``fp32``, ``bf16`` or a kind of `INT8`. With these the graph's weights have 8 bits, and their inputs
-        are quantized when the model runs. The attribute `precision` is what the CPU really uses.
+        ``fp32``, ``bf16`` or a kind of `INT8`. In a kind of `INT8` the graph's weights have 8 bits, and
+        inputs are quantized when the model runs. The attribute `precision` says what the CPU really uses.
     alone
-        Whether a request is computed on one thread, and as many side by side as the worker has.
+        Whether each request is computed on one thread, and as many at the same time as the worker has
+        threads.
     """
 
     name = "openvino"
@@ -69,7 +72,9 @@ class OpenVinoBackend:
 
 
 class OpenVinoForward:
-    """Requests in progress, each for some rows of a batch; idle again when their logits are read."""
+    """The requests of a forward, each for some rows of a batch; they are idle again when their logits are
+    read.
+    """
 
     def __init__(self, started: list[tuple[BatchPiece, Any]], idle: list[Any]) -> None:
         self._started = started
@@ -82,7 +87,7 @@ class OpenVinoForward:
         for piece, request in self._started:
             try:
                 request.wait()
-            except RuntimeError as error:  # the others go on: they have to end before they are used again
+            except RuntimeError as error:  # the other requests go on, and must end before they are used again
                 errors.append(error)
                 continue
             found.append((piece, np.array(request.get_output_tensor(0).data, np.float32)))
@@ -97,13 +102,13 @@ class OpenVinoForward:
 
 
 def compile_graph(graph: Any, precision: str, options: Mapping[str, Any] | None = None) -> Any:
-    """The graph, compiled for the CPU on the worker's threads, for fp32, bf16 or a kind of int8."""
+    """Compile a graph for the CPU on the worker's threads, for fp32, bf16 or a kind of int8."""
     group, precision = INT8.get(precision, (None, precision))
     defaults: dict[str, Any] = {
         "PERFORMANCE_HINT": "THROUGHPUT",
         "INFERENCE_PRECISION_HINT": _PRECISIONS[precision],
         "INFERENCE_NUM_THREADS": threads(),
-        "ENABLE_CPU_PINNING": False,  # otherwise all workers of a host use the same cores
+        "ENABLE_CPU_PINNING": False,  # with pinning, all workers of a host would use the same cores
     }
     if group:
         defaults["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = group
@@ -111,6 +116,6 @@ def compile_graph(graph: Any, precision: str, options: Mapping[str, Any] | None 
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """`OutOfMemory` if the error means that, else the error itself."""
+    """`OutOfMemory` if the error means that; any other error as it is."""
     out_of_memory = any(sign in str(error) for sign in ("bad_alloc", "allocate"))
     return OutOfMemory(str(error)) if out_of_memory else error

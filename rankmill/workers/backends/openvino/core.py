@@ -1,6 +1,6 @@
-"""OpenVINO and its one core, without its telemetry, which reports to Google Analytics and forks the process.
+"""Imports OpenVINO without its telemetry, which reports to Google Analytics and forks the process.
 
-OpenVINO's package installs `openvino_telemetry`. If that cannot be imported, OpenVINO reports nothing.
+OpenVINO's package installs `openvino_telemetry`; if its import fails, OpenVINO reports nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 
 import openvino  # noqa: E402
 
-# Its bindings look NumPy up when they first need it: two threads at that wait for each other, for ever, and
-# hold Python's lock, so that nothing else goes on.
+# OpenVINO's bindings import NumPy when they first need it. Two threads that do this at the same time wait for
+# each other forever while they hold Python's lock, so nothing else runs. This line does it once, in one
+# thread.
 _ = openvino.Tensor(openvino.Type.f32, openvino.Shape([1])).data
 
 __all__ = ["core", "openvino"]
@@ -21,10 +22,10 @@ __all__ = ["core", "openvino"]
 
 @cache
 def core() -> openvino.Core:
-    """The process's one core, which never goes.
+    """The only core of the process, which is never deleted.
 
-    The CPU plugin of each core gives its thread a stack for signals, and puts the one before it back when the
-    core goes, also if that is gone itself: with several cores, the next signal (SIGTERM, say) may end the
-    process with a segmentation fault.
+    The CPU plugin of each core gives the thread a stack for signals. When a core is deleted, the plugin
+    restores the stack that was there before, even if that one was freed too. So with several cores, the next
+    signal, such as SIGTERM, may end the process with a segmentation fault.
     """
     return openvino.Core()

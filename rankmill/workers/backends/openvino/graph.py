@@ -1,4 +1,4 @@
-"""OpenVINO's graph of a model: converted once and cached, so that the next worker starts sooner."""
+"""OpenVINO's graph of a model, converted once and cached so that the next worker starts sooner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankmill.workers.backends.speed import INT8
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 
 _VERSION = 5
-"""Changes when the same inputs would make another graph."""
+"""Version of the conversion; it changes when the same inputs would make another graph."""
 
 _FILE = "model.xml"
 
@@ -27,14 +27,15 @@ logger = logging.getLogger(__name__)
 
 
 def openvino_graph(files: ModelFiles, precision: str) -> Any:
-    """The graph to compile; converted now if it is not cached.
+    """The graph to compile; it is converted now if it is not cached.
 
     Parameters
     ----------
     files
-        Of the model. Where their cache cannot be written to, every worker makes its own graph.
+        The model's files. If their cache is not writable, every worker converts for itself.
     precision
-        A kind of int8: weights in 8 bits, in its groups; else they are in float32, for any precision.
+        For a kind of int8, weights have 8 bits, in the groups of that kind; for any other precision they are
+        in float32.
     """
     group, _ = INT8.get(precision, (None, precision))
     kind = "fp32" if group is None else f"int8-{group}"
@@ -63,16 +64,16 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
 
 
 def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
-    files.check_unchanged()  # else it would be kept as that of other files
+    files.check_unchanged()  # otherwise it would be cached under the name of other files
     openvino.save_model(graph, folder / _FILE, compress_to_fp16=False)
-    core().read_model(folder / _FILE)  # which sees what a full disk has left out
+    core().read_model(folder / _FILE)  # fails if a full disk has cut the file short
 
 
 def graph_of(scorer: Traced, precision: str) -> Any:
     """OpenVINO's graph of a module, for any number of rows and tokens.
 
-    `rankmill.workers.backends.openvino.recipe` may have changed its weights. The frontend itself makes the
-    graph: `openvino.convert_model` traces several times over, which takes seconds.
+    OpenVINO's frontend is called directly, because `openvino.convert_model` traces several times, which takes
+    seconds.
     """
     import torch
     from openvino.frontend import FrontEndManager
@@ -81,7 +82,7 @@ def graph_of(scorer: Traced, precision: str) -> Any:
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # PyTorch warns that shapes may be fixed; tests vary them
         traced = torch.jit.trace(scorer, scorer.example(), check_trace=False)  # type: ignore[no-untyped-call]
-    decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive
+    decoder = TorchScriptPythonDecoder(traced)  # the frontend does not keep it alive
     frontend = FrontEndManager().load_by_framework("pytorch")
     graph = frontend.convert(frontend.load(decoder))
     group, _ = INT8.get(precision, (None, precision))

@@ -1,9 +1,10 @@
-"""The files that ``rankmill quantize`` adds to a model: layers to leave out of 8 bits, smoothing factors.
+"""Reads the files that ``rankmill quantize`` adds to a model: layers that stay out of 8 bits, smoothing
+factors.
 
 Some channels of a hidden state are many times as large as others. In 8 bits a group of channels shares a
-scale, so the small channels lose bits. Smoothing divides the channels by factors and multiplies the columns
-of the weights by the same factors, which changes nothing in exact arithmetic. The weights lose less, as each
-of their rows has a scale of its own (Xiao et al., SmoothQuant, 2022).
+scale, so the small channels lose precision. Smoothing divides the channels by factors and multiplies the
+columns of the weights by the same factors, which changes nothing in exact arithmetic. The weights lose less
+than the inputs gain, as each of their rows has its own scale (Xiao et al., SmoothQuant, 2022).
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT, complaint
 from rankmill.workers.host.model_file import model_file
 
 FACTORS = "rankmill_smoothing.safetensors"
-"""File beside `RECIPE` with the smoothing factors. Only int8 reads the two."""
+"""Name of the file with the smoothing factors, beside `RECIPE`; only int8 reads them."""
 
 
 class Smoothed(nn.Module):
-    """A linear layer with smoothing factors ``[into]``; it computes the same as the layer without them."""
+    """A linear layer with smoothing factors ``[into]``; in exact arithmetic it computes the same as without
+    them.
+    """
 
     inverse: torch.Tensor
 
@@ -40,12 +43,12 @@ class Smoothed(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Weights that compute the same without factors, ``[out, into]``."""
+        """Weights that compute the same without the factors, ``[out, into]``."""
         return self.linear.weight * self.inverse
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """Of the layer, ``[out]``."""
+        """The layer's bias, ``[out]``."""
         return self.linear.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -55,7 +58,9 @@ class Smoothed(nn.Module):
 
 
 class LeftOut(nn.Module):
-    """A linear layer in a module that `rankmill.workers.backends.openvino.weights` knows by its name."""
+    """A linear layer that stays out of 8 bits: `rankmill.workers.backends.openvino.weights` finds it by its
+    name.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -63,12 +68,12 @@ class LeftOut(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Of the layer, ``[out, into]``."""
+        """The layer's weights, ``[out, into]``."""
         return self.exact_linear.weight
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """Of the layer, ``[out]``."""
+        """The layer's bias, ``[out]``."""
         return self.exact_linear.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -85,16 +90,16 @@ class _Recipe(BaseModel):
 
 
 def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> None:
-    """Give a classifier from `load_classifier` the factors of its recipe, and mark the layers to leave out.
+    """Apply a model's recipe to its classifier: add the smoothing factors, and mark the layers to leave out.
 
     Most models have no recipe.
 
     Raises
     ------
     ValueError
-        The recipe is that of another model, or this release cannot read it.
+        The recipe belongs to another model, or this release cannot read it.
     OSError
-        From transformers or the disk.
+        A file cannot be read.
     """
     file, factors = (model_file(source, revision, name) for name in (RECIPE, FACTORS))
     if file is None:
@@ -119,7 +124,7 @@ def smooth(classifier: Any, factors: Mapping[str, torch.Tensor], left_out: tuple
     Raises
     ------
     ValueError
-        The classifier has no such layers.
+        The classifier does not have these layers.
     """
     linears = {name for name, module in classifier.named_modules() if isinstance(module, nn.Linear)}
     foreign = sorted({*factors, *left_out} - linears)

@@ -1,4 +1,4 @@
-"""A layer as OpenVINO runs it, for timing."""
+"""Times a layer in OpenVINO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankmill.workers.backends.speed import INT8
 
 
 def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
-    """A function that runs a layer with random weights once, in fp32, bf16 or a kind of int8."""
+    """Make a function that runs a layer with random weights once, in fp32, bf16 or a kind of int8."""
     graph = _graph(shape)
     if precision in INT8:
         shrink(graph, INT8[precision][0])
@@ -33,7 +33,7 @@ def _graph(shape: LayerShape) -> Any:
     hidden = ops.parameter([-1, -1, width], np.float32)
 
     def product(states: Any, out: int, into: int) -> Any:
-        # Each product has its own weights: of equal products OpenVINO computes only one.
+        # Each product has its own weights, because OpenVINO computes equal products only once.
         weights = random.standard_normal((out, into), dtype=np.float32) / into**0.5
         return ops.matmul(states, ops.constant(weights), False, True)
 

@@ -1,9 +1,9 @@
-"""Weights in 8 bits, as OpenVINO's products take them: whole numbers, and a scale for each group of a row.
+"""Weights in 8 bits for OpenVINO: whole numbers, and a scale for each group of a row.
 
 OpenVINO quantizes the inputs of these products when the model runs, in groups of the same size. NNCF writes
-one scale for a whole row; with groups a score is a quarter nearer to that of fp32, at the same speed.
-Calibrating inputs on a sample as well made scores worse than any precision here, and no two workers would
-have the same sample.
+one scale for a whole row; with groups, scores are a quarter nearer to those of fp32, at the same speed.
+Inputs are not calibrated on a sample: that made scores worse than any precision here, and each worker would
+have another sample.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 KEPT_EXACT = "exact_linear"
-"""Name of the module around a layer that stays out of 8 bits; the names of its graph nodes contain it."""
+"""Name of the attribute that holds a layer which stays out of 8 bits; the names of its graph nodes contain
+it.
+"""
 
 _TAKEN = {("MatMul", 1), ("Gather", 0)}
-"""Kinds of nodes that take weights in 8 bits, and at which input: linear layers, embeddings."""
+"""Kinds of nodes that take weights in 8 bits, with the number of the input: linear layers and embeddings."""
 
 _LEAST = np.float32(1e-30)
-"""What a group counts as that has nothing but zeros."""
+"""The largest value that a group of zeros counts as having, so that its scale is not 0."""
 
 
 def shrink(graph: Any, group: int) -> None:
-    """Put the weights of a graph's linear layers and embeddings into 8 bits, but for those in `KEPT_EXACT`.
+    """Put the weights of a graph's linear layers and embeddings into 8 bits, except those in `KEPT_EXACT`.
 
-    Products of two computed matrices, and of weights that are cut or turned first, stay as they are.
+    Products of two computed matrices stay as they are, and so do weights that are cut or transposed first.
     """
     for node in graph.get_ops():
         if node.get_type_name() != "Constant" or len(node.get_output_shape(0)) != 2:
@@ -39,7 +41,7 @@ def shrink(graph: Any, group: int) -> None:
 
 
 def _takes(port: Any) -> bool:
-    """Whether an input of a node takes rows of weights, each for one output or token."""
+    """Whether a node's input takes weights by rows, one row for each output or token."""
     node = port.get_node()
     kind = node.get_type_name()
     if (kind, port.get_index()) not in _TAKEN or f".{KEPT_EXACT}/" in node.get_friendly_name():
@@ -48,9 +50,10 @@ def _takes(port: Any) -> bool:
 
 
 def in_8_bits(weights: npt.NDArray[np.float32], group: int) -> Any:
-    """A node that computes weights ``[out, into]`` from 8 bits; `group` of a row, or the row, have one scale.
+    """A node that computes weights ``[out, into]`` from 8 bits, with one scale for every `group` values of a
+    row.
 
-    The row has one where its length is no multiple of `group`.
+    If `group` does not divide the length of a row, the whole row has one scale.
     """
     from openvino import opset15 as ops
 
@@ -59,7 +62,7 @@ def in_8_bits(weights: npt.NDArray[np.float32], group: int) -> Any:
     largest = np.maximum(parts.max(-1, keepdims=True), -parts.min(-1, keepdims=True))
     scale = np.maximum(largest, _LEAST) / np.float32(127)
     steps = parts / scale
-    whole = np.rint(steps, out=steps).astype(np.int8)  # no third copy: embeddings may have a gigabyte
+    whole = np.rint(steps, out=steps).astype(np.int8)  # in place, as embeddings may have a gigabyte
     if parts.shape[1] == 1:
         whole, scale = whole[:, 0], scale[:, 0]
     small = ops.multiply(ops.convert(ops.constant(whole), "f32"), ops.constant(scale))

@@ -1,4 +1,4 @@
-"""PyTorch: CPU, CUDA and MPS, with scaled-dot-product attention."""
+"""The PyTorch backend's networks on CPU, CUDA and MPS, with scaled-dot-product attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import empty_cache
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""What each precision computes in; in fp8 linear layers alone have 8 bits."""
+"""The dtype that each precision computes in; in fp8 only the linear layers have 8 bits."""
 
 
 class TorchBackend:
@@ -45,9 +45,7 @@ class TorchBackend:
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
-        if (
-            device == "cuda"
-        ):  # cuDNN's attention makes a plan for each new shape, for which batches would wait
+        if device == "cuda":  # cuDNN's attention plans anew for each shape, and batches would wait
             torch.backends.cuda.enable_cudnn_sdp(False)
         cast_all_but_head(network, DTYPES[precision], network.heads)
         with _device_errors(device):
@@ -60,7 +58,7 @@ class TorchBackend:
                 round_linear_layers(self.network)
         self.shares_prefixes: bool = network.shares_prefixes
         self.packs = False
-        """Whether rows lie end to end; set where that was shown to be right and faster."""
+        """Whether rows lie end to end; set if this is shown to be right and faster."""
         self.graphs = Graphs(network.packed, self._put) if device == "cuda" else None
         self.bytes = sum(map(_bytes, network.state_dict().values()))
 
@@ -82,7 +80,7 @@ class TorchBackend:
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
 
     def _packed(self, rows: PackedRows) -> torch.Tensor:
-        """Logits ``[rows, outputs]`` of packed rows, by a graph if there is one of their shape."""
+        """Logits ``[rows, outputs]`` of packed rows, by a CUDA graph if one has their shape."""
         logits = self.graphs.begin(rows) if self.graphs else None
         if logits is None:
             shape = rows.shape
@@ -90,14 +88,16 @@ class TorchBackend:
         return logits
 
     def _put(self, array: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
-        """The array on the device; on CUDA through pinned memory, so that the copy is asynchronous."""
+        """Copy the array to the device; on CUDA through pinned memory, so that the copy is asynchronous."""
         tensor = torch.from_numpy(array)
         if self.device == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=self.device == "cuda")
 
     def _mark(self) -> torch.cuda.Event | None:
-        """On CUDA, which runs asynchronously, an event after everything submitted so far; else ``None``."""
+        """An event after everything submitted so far, on CUDA, which runs asynchronously; ``None`` on other
+        devices.
+        """
         if self.device != "cuda":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -106,7 +106,7 @@ class TorchBackend:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor; of one that is made of others, theirs."""
+    """Bytes of a tensor; for a tensor that is made of others, the sum of theirs."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
     return sum(getattr(tensor, name).nbytes for name in tensor.__tensor_flatten__()[0])
@@ -138,7 +138,7 @@ def _device_errors(device: str) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
-        clear_frames(error.__traceback__)  # else the forward's states stay while the error is handled
+        clear_frames(error.__traceback__)  # the traceback would keep the forward's states in memory
         empty_cache(device)
         raise OutOfMemory(str(error)) from error
 
@@ -151,7 +151,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
-    """A function that runs a layer with random weights once, for timing."""
+    """Make a function that runs a layer with random weights once, for timing."""
     layer = TimedLayer(shape).to(DTYPES[precision])
     hidden = example(shape).to(DTYPES[precision])
 

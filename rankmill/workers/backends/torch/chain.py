@@ -22,14 +22,14 @@ _LEGACY = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Older names of the poolings, in the order in which several are joined."""
+"""Older names of poolings, in the order in which several are joined."""
 
 States = dict[str, torch.Tensor]
-"""What modules hand on to each other, by name."""
+"""The tensors that modules pass on to each other, by name."""
 
 
 class Chain(nn.Module):
-    """Hidden states ``[rows, tokens, width]`` and their mask to logits ``[rows, outputs]``."""
+    """A module from hidden states ``[rows, tokens, width]`` and their mask to logits ``[rows, outputs]``."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class Chain(nn.Module):
 
     @property
     def reads_first_token(self) -> bool:
-        """Whether all poolings take the first token alone."""
+        """Whether all poolings take only the first token."""
         return all(step.modes == ("cls",) for step in self.steps if isinstance(step, Pooling)) and isinstance(
             self.steps[0], Pooling
         )
 
     def heads(self) -> list[str]:
-        """Name of the linear layer that makes the score."""
+        """The name of the linear layer that makes the score, in a list."""
         return [
             f"steps.{number}.linear"
             for number, step in enumerate(self.steps)
@@ -58,7 +58,7 @@ class Chain(nn.Module):
 
 
 class Pooling(nn.Module):
-    """One vector for each row, ``[rows, width of all modes]``."""
+    """A pooling: one vector for each row, ``[rows, width of all modes]``."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ _POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 class Dense(nn.Module):
-    """A linear layer with an activation function, and the way around it if ``use_residual``."""
+    """A linear layer with an activation function, and a connection around both if ``use_residual``."""
 
     def __init__(self, config: dict[str, Any], activation: nn.Module) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Dense(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Normalizes the pooled vector."""
+    """A module that normalizes the pooled vector."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class LayerNorm(nn.Module):
 
 
 class Normalize(nn.Module):
-    """Gives vectors the length 1."""
+    """A module that scales vectors to length 1."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -141,16 +141,16 @@ class Normalize(nn.Module):
 
 
 def load_chain(source: str | Path, revision: str | None, steps: Sequence[SavedModule], width: int) -> Chain:
-    """The modules after a transformer, with their weights.
+    """Load the modules after a transformer, with their weights.
 
     Raises
     ------
     SpecError
-        A module has other weights or settings than are known here, or the last one makes no score.
+        A module has weights or settings that rankmill does not know, or no module makes a score.
     """
     modules = []
     for step in steps:
-        with torch.device("meta"):  # no memory for what its config says, before the weights are compared
+        with torch.device("meta"):  # allocates nothing until the weights are compared
             module = _module(source, step)
         if any(True for _ in module.parameters()):
             _fill(module, source, revision, step)
@@ -192,7 +192,7 @@ def _modes(source: str | Path, config: dict[str, Any]) -> Sequence[str]:
 
 
 def _function(source: str | Path, config: dict[str, Any]) -> nn.Module:
-    """The activation function of a `Dense`; as sentence-transformers, none but those of torch."""
+    """The activation function of a `Dense`; only those of torch are allowed, as in sentence-transformers."""
     path = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     kind = getattr(nn, str(path).rpartition(".")[2], None) if str(path).startswith("torch.nn.") else None
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
@@ -203,7 +203,7 @@ def _function(source: str | Path, config: dict[str, Any]) -> nn.Module:
 
 
 def _fill(module: nn.Module, source: str | Path, revision: str | None, step: SavedModule) -> None:
-    """Load the weights of a module; all of them, and nothing else."""
+    """Load the weights of a module: all of them, and nothing else."""
     name = f"{step.path}/model.safetensors"
     file = model_file(source, revision, name)
     if file is None:

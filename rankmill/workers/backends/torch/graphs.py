@@ -1,8 +1,8 @@
-"""CUDA graphs of packed forwards: hundreds of launches become one, so that no device waits for Python.
+"""CUDA graphs of packed forwards: one launch replaces hundreds, so that the device does not wait for Python.
 
-A graph is of one shape, so numbers of tokens and rows are rounded up. Nobody waits for one: a shape is
-recorded when it has come several times, which takes about as long as a few of its forwards. It is kept if it
-gave the logits of its forward, and was no slower: each launch that it spares is one less for Python's lock.
+A graph has one shape, so numbers of tokens and rows are rounded up. A shape is recorded only after it has
+occurred several times, which takes about as long as a few of its forwards. The graph is kept if it gives the
+same logits as its forward and is not slower: each launch that it saves also takes Python's lock less often.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from rankmill.workers.backends.varlen import PackedInput
 Forward = Callable[[PackedInput], torch.Tensor]
 
 _WORTH = 8
-"""A shape is recorded when it comes for the eighth time."""
+"""A shape is recorded when it occurs for the eighth time."""
 
 _MOST = 32
-"""Graphs at most: each has its own list of launches; their memory for states is one."""
+"""The most graphs: each has its own list of launches, but they share the memory for states."""
 
 _STEPS = 8
-"""Token counts between a power of two and the next."""
+"""Rounded token counts between a power of two and the next."""
 
 _LEAST_LONGEST = 32
 
 _LONG = 0.02
-"""Forwards of so many seconds hide their launches, and to record them would keep others waiting."""
+"""Seconds of a forward from which its launches are hidden, and recording it would delay others too much."""
 
 _AS_GOOD = 1.02
-"""A graph may take so many times as long as its forward did: it spares the host all launches."""
+"""A graph may take this many times as long as its forward, because it saves the host all launches."""
 
 logger = logging.getLogger(__name__)
 
 
 class Recorded(Protocol):
-    """A forward that reads a buffer on the device."""
+    """A recorded forward, which reads its input from a buffer on the device."""
 
     buffer: torch.Tensor
 
     def replay(self) -> torch.Tensor:
-        """Begin the forward with what is in the buffer now; returns its logits."""
+        """Begin the forward with the buffer's present content; returns its logits."""
         ...
 
 
@@ -57,22 +57,22 @@ class CudaGraph:
     Parameters
     ----------
     forward
-        The network's.
+        The network's forward.
     shape
-        Of the rows.
+        The shape of the rows.
     buffer
-        The numbers of such rows, on the device.
+        A buffer on the device with rows of this shape.
     """
 
     _pool: Any = None
-    """Memory that all graphs use for their states: only one of them runs at a time."""
+    """Memory that all graphs use for their states, because only one of them runs at a time."""
 
     def __init__(self, forward: Forward, shape: PackedShape, buffer: torch.Tensor) -> None:
         self.buffer = buffer
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            forward(shape.taken_apart(buffer))  # libraries prepare themselves at their first call
+            forward(shape.taken_apart(buffer))  # libraries initialize themselves in their first call
         torch.cuda.current_stream().wait_stream(beside)
         CudaGraph._pool = CudaGraph._pool or torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
@@ -85,16 +85,16 @@ class CudaGraph:
 
 
 class Graphs:
-    """The graphs of a network, by shape.
+    """The CUDA graphs of a network, by shape.
 
     Parameters
     ----------
     forward
-        Packed rows to logits ``[scores, outputs]``.
+        The network's forward, from packed rows to logits ``[scores, outputs]``.
     put
-        Brings a buffer to the device.
+        Copies a buffer to the device.
     record, wait
-        How a forward is recorded, and how to wait for the device.
+        Functions that record a forward, and that wait for the device.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class Graphs:
 
     @property
     def kept(self) -> int:
-        """How many graphs there are."""
+        """The number of graphs."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def begin(self, rows: PackedRows) -> torch.Tensor | None:
-        """Begin the forward of `rows` by a graph; ``None`` if there is none of their shape.
+        """Begin the forward of `rows` by a graph; ``None`` if no graph has their shape.
 
-        The logits ``[scores, outputs]`` are valid until the next one begins on the device.
+        The logits ``[scores, outputs]`` are valid until the next graph begins on the device.
         """
         if rows.keys is not None or not self._works:
             return None
@@ -133,7 +133,7 @@ class Graphs:
         return graph.replay()[: len(rows.read)]
 
     def _recorded(self, rows: PackedRows, shape: PackedShape) -> Recorded | None:
-        """A graph of this shape, if it is right and faster; `rows` are an example."""
+        """Record a graph of this shape, with `rows` as an example; ``None`` if it is wrong or slower."""
         exact = self._put(rows.filled(rows.shape))
         try:
             eager, expected = self._timed(lambda: self._forward(rows.shape.taken_apart(exact)))
@@ -141,7 +141,7 @@ class Graphs:
                 return None
             graph = self._record(self._forward, shape, self._put(rows.filled(shape)))
             graphed, found = self._timed(graph.replay)
-        except RuntimeError as error:  # memory is short, or the model asks the device for something
+        except RuntimeError as error:  # memory is short, or the model waits for the device
             self._wait()  # raises if the device is lost
             self._works = False
             logger.info("no graphs of forwards: %s", error)
@@ -153,7 +153,7 @@ class Graphs:
         return graph if graphed < _AS_GOOD * eager else None
 
     def _timed(self, run: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
-        """The shorter of two times (s), and what came out."""
+        """The shorter of two times in seconds, and the output."""
         times = []
         for _ in range(2):
             self._wait()
@@ -165,12 +165,12 @@ class Graphs:
 
 
 def _close(logits: torch.Tensor) -> float:
-    """Other sizes may take other kernels, which round otherwise."""
+    """Tolerance for logits, because other sizes may run other kernels, which round differently."""
     return 1e-4 if logits.device.type == "cpu" else 0.05
 
 
 def rounded(shape: PackedShape) -> PackedShape:
-    """A shape that is as large or larger, of which there are few.
+    """Round a shape up, so that few different shapes remain.
 
     >>> rounded(PackedShape(tokens=1000, rows=11, scores=11, longest=90, longest_keys=90, types=False))
     PackedShape(tokens=1024, rows=16, scores=16, longest=128, longest_keys=128, types=False, keys=None)

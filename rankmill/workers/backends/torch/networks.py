@@ -1,4 +1,4 @@
-"""A model as PyTorch runs it: token ids to logits, whatever it is made of."""
+"""A model as PyTorch runs it, from token ids to logits, whatever its parts are."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rankmill.workers.batches.tokens import Batch
 
 
 class AnswerProjection(nn.Module):
-    """Rows of a language model's last projection, in float32 whatever the rest of the model is.
+    """Some rows of a language model's last projection, in float32 whatever the precision of the rest.
 
-    The numbers are kept as their bits, as a module's integers are never cast.
+    The weights are stored as integers with the same bits, because PyTorch never casts a module's integers.
 
     Parameters
     ----------
     whole
         The projection to the whole vocabulary.
     tokens
-        Ids of the tokens for yes and, if the score is the log-odds, for no.
+        The token ids of yes and, if the score is the log-odds, no.
     """
 
     def __init__(self, whole: Any, tokens: tuple[int, int | None]) -> None:
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 
 def load_network(files: ModelFiles) -> Network:
-    """The model of `files`, on the CPU, in float32, in evaluation mode.
+    """Load the model of `files` on the CPU, in float32 and in evaluation mode.
 
     Raises
     ------
     SpecError
-        The weights are not those of a model with this config, or the model has parts that do not fit.
+        The weights do not fit the config, or the model's parts do not fit each other.
     MemoryError
         The model does not fit into the memory of this machine.
     OSError, ValueError
@@ -83,12 +83,13 @@ def load_network(files: ModelFiles) -> Network:
 
 
 class Network(nn.Module):
-    """Token ids, mask and types ``[rows, tokens]``, padded on the right, to logits ``[rows, outputs]``.
+    """A module from token ids, mask and types ``[rows, tokens]``, padded on the right, to logits
+    ``[rows, outputs]``.
 
     Parameters
     ----------
     model
-        From transformers.
+        The model from transformers.
     heads
         Names of the last projections, which stay in float32.
     """
@@ -98,7 +99,7 @@ class Network(nn.Module):
         self.model, self.heads = model, heads
 
     shares_prefixes = False
-    """Whether it has a method ``continued``, for rows that begin alike."""
+    """Whether the network has a method ``continued``, for rows with shared prefixes."""
 
     skipped: int | None = None
     """Id of a token that the score does not read at the end of a row."""
@@ -106,14 +107,17 @@ class Network(nn.Module):
     def prepare_packing(self) -> bool:
         """Prepare for `packed`; returns whether it may be tried.
 
-        A model may that runs with the kernels of Flash Attention, says transformers: its attention is told
-        all that it depends on. `rankmill.workers.backends.torch.ways` then compares the scores.
+        It may if transformers says that the model runs with Flash Attention, because then the model passes
+        its attention all that it depends on. `rankmill.workers.backends.torch.ways` compares the scores
+        afterwards.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
 
     def _unpack_at_the_end(self) -> bool:
-        """Make the last layer give rows, as what comes after it reads these; return whether it is known."""
+        """Make the last layer return padded rows, which the head reads; returns whether the last layer is
+        known.
+        """
         body = self.model.base_model
         for path in ("encoder.layer", "transformer.layer", "layers"):
             try:
@@ -126,12 +130,14 @@ class Network(nn.Module):
         return False
 
     def pack(self, batch: Batch) -> PackedRows:
-        """The rows of a batch end to end."""
+        """Put the rows of a batch end to end."""
         return PackedRows.of(batch.rows, None, self.first_position)
 
     @cached_property
     def first_position(self) -> int | None:
-        """Where positions begin, in RoBERTa and families like it, which count no padding."""
+        """Where positions begin in RoBERTa and similar families, which do not count padding; ``None`` in
+        others.
+        """
         kinds = (each for each in self.model.modules() if hasattr(each, "create_position_ids_from_input_ids"))
         return next((each.padding_idx + 1 for each in kinds), None)
 
@@ -141,7 +147,7 @@ class Network(nn.Module):
 
 
 class Classifier(Network):
-    """A sequence classifier of transformers; its last layer is replaced where `read_first_token_only` may."""
+    """A sequence classifier of transformers; if possible, its last layer computes only the first token."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, [f"model.{name}" for name in heads_of(model)])
@@ -161,9 +167,10 @@ class Classifier(Network):
 
 
 class LanguageModel(Network):
-    """Tokens see only what is before them, so padding on the right changes nothing.
+    """A language model: its tokens see only earlier tokens, so padding on the right changes nothing.
 
-    And what rows begin with in common is the same in all of them: its keys and values are computed once.
+    A prefix that several rows share is also the same in all of them, so its keys and values are computed
+    once.
     """
 
     def __init__(self, model: Any, heads: list[str]) -> None:
@@ -188,7 +195,9 @@ class LanguageModel(Network):
         rest_mask: torch.Tensor,
         places: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits ``[rows, outputs]`` of rows that begin alike; the parameters are as of `SharedPrefixes`."""
+        """Logits ``[rows, outputs]`` of rows with shared prefixes; the parameters are the fields of
+        `SharedPrefixes`.
+        """
         cache = DynamicCache(config=self.model.config)
         self._run(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
         cache.batch_select_indices(of)
@@ -208,7 +217,7 @@ class LanguageModel(Network):
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)
 
     def pack_shared(self, found: SharedPrefixes) -> PackedRows:
-        """Rows that begin alike, in one forward: each prefix once, and what follows it in each row."""
+        """Pack rows with shared prefixes for one forward: each prefix once, and the rest of each row."""
         return PackedRows.sharing(found, self.skipped)
 
     def packed(self, rows: PackedInput) -> torch.Tensor:
@@ -216,35 +225,35 @@ class LanguageModel(Network):
             return self._score(self._run_packed(rows))
 
     def _last(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Place of the token in each row that the score reads."""
+        """Index of the token in each row that the score reads."""
         real = mask if self.skipped is None else mask * (ids != self.skipped)
         places = torch.arange(mask.shape[1], device=mask.device)
         return (real * places).argmax(dim=1)
 
     def _run(self, **inputs: Any) -> torch.Tensor:
-        """What the model says of each token, ``[rows, tokens, ...]``."""
+        """The model's output for each token, ``[rows, tokens, ...]``."""
         raise NotImplementedError
 
     def _run_packed(self, rows: PackedInput) -> torch.Tensor:
-        """What the model says of the tokens that scores read, ``[scores, ...]``."""
+        """The model's output for the tokens that scores read, ``[scores, ...]``."""
         return self._run(use_cache=False, **_inputs(rows))[0][rows.read]
 
     def _score(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits from what the model says of the last tokens, ``[rows, ...]``."""
+        """Logits from the model's output for the last tokens, ``[rows, ...]``."""
         raise NotImplementedError
 
 
 def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """States ``[rows, tokens, ...]`` of one token in each row."""
+    """Pick the output of one token in each row from ``[rows, tokens, ...]``."""
     return states[torch.arange(len(places), device=places.device), places]
 
 
 _SHARING = frozenset({"gemma", "llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose prefixes can be shared, as the tests show."""
+"""Model types whose prefixes can be shared; tests show this."""
 
 
 class LastTokenClassifier(LanguageModel):
-    """A language model with a head that reads the last token whose id is not that of padding."""
+    """A language model with a head that reads the last token that is not padding."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, ["model.score"])
@@ -262,11 +271,11 @@ class LastTokenClassifier(LanguageModel):
 class CausalNetwork(LanguageModel):
     """A language model whose score is the log-odds of two answers, or the logit of one.
 
-    Its last projection keeps the rows of the answers alone; the rest of the vocabulary is not computed.
+    Its last projection keeps only the rows of the answers, and the rest of the vocabulary is not computed.
     """
 
     def __init__(self, model: Any, answers: tuple[int, int | None]) -> None:
-        super().__init__(model, [])  # `AnswerProjection` is exact by itself
+        super().__init__(model, [])  # `AnswerProjection` keeps itself in float32
         model.set_output_embeddings(AnswerProjection(model.get_output_embeddings(), answers))
 
     def _run(self, **inputs: Any) -> torch.Tensor:
@@ -281,7 +290,7 @@ class CausalNetwork(LanguageModel):
 
 
 class ChainNetwork(Network):
-    """A model without a head, and the modules of sentence-transformers after it."""
+    """A model without a head, followed by the modules of sentence-transformers."""
 
     def __init__(self, model: Any, chain: Chain) -> None:
         super().__init__(model, [f"chain.{name}" for name in chain.heads()])
@@ -305,18 +314,18 @@ class ChainNetwork(Network):
 
 
 def _inputs(rows: PackedInput) -> dict[str, Any]:
-    """Arguments of a model of transformers for packed rows."""
+    """The arguments of a transformers model for packed rows."""
     types = {} if rows.types is None else {"token_type_ids": rows.types}
     return {"input_ids": rows.ids, "position_ids": rows.positions, "packed": rows, **types}
 
 
 class Unpacking(nn.Module):
-    """A layer whose packed rows come out padded."""
+    """A layer that takes packed rows and returns padded ones."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
-        self.attention_type = getattr(layer, "attention_type", None)  # which mask ModernBERT gives it
+        self.attention_type = getattr(layer, "attention_type", None)  # ModernBERT picks masks by it
 
     def forward(self, *inputs: Any, packed: PackedInput | None = None, **options: Any) -> torch.Tensor:
         told = {} if packed is None else {"packed": packed}

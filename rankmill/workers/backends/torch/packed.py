@@ -1,4 +1,4 @@
-"""Batches as rows end to end, without padding: put together on the host, taken apart on the device."""
+"""Packed batches, whose rows lie end to end without padding: packed on the host, unpacked on the device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Buffer = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PackedShape:
-    """What says how a `Buffer` is taken apart: numbers of tokens, rows, scores and keys, and longest rows.
+    """The sizes that say how to take a `Buffer` apart: tokens, rows, scores, keys, and the longest row.
 
-    ``keys`` is ``None`` where each row reads its own tokens. There may be tokens and rows that nothing reads.
+    ``keys`` is ``None`` if each row reads only its own tokens. A buffer may have tokens and rows that nothing
+    reads.
     """
 
     tokens: int
@@ -31,7 +32,7 @@ class PackedShape:
     keys: int | None = None
 
     def taken_apart(self, buffer: torch.Tensor) -> PackedInput:
-        """The parts of a buffer, ``[numbers]`` of int32, which may be on a device already."""
+        """Take a buffer of int32 ``[numbers]`` apart; it may be on a device already."""
         sizes = [self.tokens, self.tokens, self.tokens * self.types, self.rows + 1, self.scores]
         sizes += [] if self.keys is None else [self.rows + 1, self.keys]
         ids, positions, types, starts, read, *keys = torch.split(buffer, sizes)
@@ -50,18 +51,18 @@ class PackedShape:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows end to end.
+    """The rows of a batch end to end, without padding.
 
     Attributes
     ----------
     ids, positions, types
-        Of each token, ``[tokens]``.
+        Id, position and segment id of each token, ``[tokens]``.
     lengths
-        Tokens of each row, ``[rows]``.
+        Number of tokens of each row, ``[rows]``.
     read
         The token that each score reads, ``[scores]``.
     keys, key_lengths
-        The tokens that rows read, row after row, and how many; ``None`` if each reads its own.
+        The tokens that rows read, row after row, and how many each reads; ``None`` if each row reads its own.
     """
 
     ids: Ids | TokenIds
@@ -74,17 +75,17 @@ class PackedRows:
 
     @classmethod
     def of(cls, rows: Tokens, read: Ids | None, first_position: int | None) -> PackedRows:
-        """The rows of a batch.
+        """Pack the rows of a batch.
 
         Parameters
         ----------
         rows
-            The batch's.
+            The batch's rows.
         read
-            The token that each score reads; ``None``: the first of its row.
+            The token that each score reads; ``None`` means the first token of each row.
         first_position
-            Where positions begin, in the families in which that is after the id of padding; there a token
-            with this id is at position `first_position` - 1, and does not count.
+            Where positions begin, in families whose positions begin after the id of padding. In these, a
+            padding token has position `first_position` - 1, and is not counted.
         """
         return cls(
             ids=rows.ids,
@@ -96,7 +97,9 @@ class PackedRows:
 
     @classmethod
     def sharing(cls, found: SharedPrefixes, skipped: int | None) -> PackedRows:
-        """Rows that begin alike: each prefix once, and then what follows it, which reads the prefix too."""
+        """Pack rows with shared prefixes: each prefix once, then the rest of each row, which reads its prefix
+        too.
+        """
         before, after = found.mask.astype(bool), found.rest_mask.astype(bool)
         prefixes, rests = before.sum(axis=1), after.sum(axis=1)
         starts = np.cumsum(prefixes) - prefixes
@@ -115,7 +118,7 @@ class PackedRows:
 
     @property
     def shape(self) -> PackedShape:
-        """How the buffer is taken apart."""
+        """The shape of a buffer for these rows."""
         longest = int(self.lengths.max())
         return PackedShape(
             tokens=len(self.ids),
@@ -128,7 +131,7 @@ class PackedRows:
         )
 
     def filled(self, shape: PackedShape) -> Buffer:
-        """All numbers in one buffer, of a shape that is as large or larger: what is added is never read."""
+        """Put all numbers into one buffer of an equal or larger shape; nothing reads what is added."""
         parts = [(self.ids, shape.tokens), (self.positions, shape.tokens)]
         parts += [] if self.types is None else [(self.types, shape.tokens)]
         parts += [(ends(self.lengths), shape.rows + 1), (self.read, shape.scores)]
@@ -138,20 +141,20 @@ class PackedRows:
         done = 0
         for numbers, size in parts:
             buffer[done : done + len(numbers)] = numbers
-            buffer[done + len(numbers) : done + size] = numbers[-1]  # of starts: rows without tokens
+            buffer[done + len(numbers) : done + size] = numbers[-1]  # in `starts`: empty rows
             done += size
         return buffer
 
 
 def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
-    """Place of the last token in each row whose id is not `skipped`."""
+    """Index of the last token in each row whose id is not `skipped`."""
     real = mask if skipped is None else mask * (ids != skipped)
     places: Ids = (real * np.arange(ids.shape[1])).argmax(axis=1)
     return places
 
 
 def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
-    """The last token of each row whose id is not `skipped`; the first one if a row has no other."""
+    """The last token of each row whose id is not `skipped`; the first token if a row has no other."""
     places = np.arange(len(rows.ids))
     if skipped is not None:
         places = np.where(rows.ids == skipped, 0, places)

@@ -1,4 +1,4 @@
-"""Which rows of a batch begin alike, so that their prefix has to be computed only once."""
+"""Finds rows of a batch that begin alike, so that their prefix is computed only once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from rankmill.workers.batches.tokens import Batch, Ids
 
 _GAIN = 1.2
-"""Sharing must save this factor of the tokens: it copies keys and values, and runs the model twice."""
+"""Sharing must save this factor of the tokens, because it copies keys and values and runs the model twice."""
 
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """A batch in two parts: the prefixes, and for each row what follows its own.
+    """A batch in two parts: the shared prefixes, and the rest of each row.
 
     Attributes
     ----------
     ids, mask
         The prefixes, ``[prefixes, tokens]``, padded on the right.
     of
-        For each row, which prefix it has.
+        Index of each row's prefix, ``[rows]``.
     rest, rest_mask
-        What follows, ``[rows, tokens]``, padded on the right; one token at least.
+        The rest of each row, ``[rows, tokens]``, padded on the right; at least one token.
     places
         The position of each token of ``rest``.
     """
@@ -37,10 +37,10 @@ class SharedPrefixes:
 
 
 def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | None:
-    """The shared prefixes of a batch; ``None`` if they would not save enough.
+    """Find the shared prefixes of a batch; ``None`` if they would not save enough.
 
-    Rows of equal `Batch.groups` may begin alike; how far they do is seen in their tokens. The last token
-    of a row that is not `skipped`, which the score reads, is never in a prefix.
+    Rows whose `Batch.groups` are equal may begin alike; their tokens show how far. The last token that is not
+    `skipped`, which the score reads, is never part of a prefix.
     """
     if batch.groups is None or batch.shape[0] < 2:
         return None

@@ -1,4 +1,4 @@
-"""Which way a network scores a batch, padded or packed: the scores are compared, and the speeds measured."""
+"""Chooses whether a network scores padded or packed batches: compares the scores, and measures the speeds."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ if TYPE_CHECKING:
     from rankmill.workers.backends.torch.networks import Network
 
 _EXACT = 1e-4
-"""How far a packed logit may be from the padded one, in fp32 on a CPU, in parts of the largest."""
+"""How far a packed logit may be from the padded one in fp32 on a CPU, as a share of the largest logit."""
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""The same on a device, before the proof (`rankmill.workers.engine.proving`) compares with transformers."""
+"""The same on a device. Later the proof (`rankmill.workers.engine.proving`) compares with transformers."""
 
 _SHORT = (5, 1, 23, 9)
-"""Tokens of the rows that show whether a network may be packed."""
+"""Lengths in tokens of the rows that show whether a network can be packed."""
 
 _LIKE = 96
 _TOKENS = 8_192
-"""Rows of up to 96 tokens, in a batch of so many: as batches are, which are sorted by length."""
+"""The timed batch has about 8,192 tokens in rows of about 96: real batches are sorted by length, too."""
 
 _WHOLE_BATCH = 65_536
 _QUICK_SECONDS = 0.02
-"""If the smaller batch takes less, a larger one is timed: a fast device waits for the launches of a small
-one, so its time says nothing of the device."""
+"""If the timed batch takes less, a larger one is timed: on a fast device a small batch mostly waits for its
+launches, so its time says nothing about the device.
+"""
 
 _AS_GOOD = 1.05
-"""Packed rows may take so many times as long: rows of real batches differ more in length, which costs only
-padded ones time, and graphs are made of packed forwards."""
+"""Packed rows may take this many times as long: rows of real batches differ more in length, which slows down
+only padded ones, and CUDA graphs can be made only of packed forwards.
+"""
 
 _ROUNDS = 3
 
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 def kernel_lacks(device: str, dtype: torch.dtype) -> str | None:
-    """Why packed rows have no kernel; ``None`` if there is one."""
+    """Why packed rows have no kernel here; ``None`` if they have one."""
     if device != "cuda":
         return f"none for {device}"
     if dtype not in KERNEL_DTYPES:
@@ -58,14 +60,14 @@ def kernel_lacks(device: str, dtype: torch.dtype) -> str | None:
 
 @torch.inference_mode()
 def packs_exactly(network: Network) -> bool:
-    """Whether packed rows have the logits of padded ones: in fp32, on the CPU, by the reference."""
+    """Whether packed rows give the logits of padded ones, computed in fp32 on the CPU by the reference."""
     if not network.prepare_packing():
         return False
     batch = _random(network, np.array(_SHORT))
     try:
         rows = network.pack(batch)
         found = network.packed(rows.shape.taken_apart(torch.from_numpy(rows.filled(rows.shape))))
-    except (RuntimeError, TypeError, ValueError) as error:  # of a model that asks for something else
+    except (RuntimeError, TypeError, ValueError) as error:  # the model needs other attention
         logger.debug("rows cannot be packed: %s", error)
         return False
     expected = network(*map(torch.from_numpy, (batch.ids, batch.mask)))
@@ -73,7 +75,9 @@ def packs_exactly(network: Network) -> bool:
 
 
 def pack_if_faster(backend: TorchBackend, network: Network) -> None:
-    """Let a backend pack rows if that is right, and as fast on its device; no word is said if it cannot."""
+    """Let a backend pack rows if that is right, and as fast on its device; it stays quiet if packing is
+    impossible.
+    """
     tokens = _TOKENS
     try:
         logits, seconds = _both_ways(backend, _like_real(network, tokens))
@@ -81,7 +85,7 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
             with suppress(OutOfMemory):
                 seconds = _both_ways(backend, _like_real(network, _WHOLE_BATCH))[1]
                 tokens = _WHOLE_BATCH
-    except (OutOfMemory, RuntimeError, TypeError, ValueError) as error:  # of a kernel that lacks something
+    except (OutOfMemory, RuntimeError, TypeError, ValueError) as error:  # the kernel lacks something
         backend.packs = False
         logger.debug("rows are not packed: %s", error)
         return
@@ -93,7 +97,7 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
 
 
 def _both_ways(backend: TorchBackend, batch: Batch) -> tuple[dict[bool, Logits], dict[bool, float]]:
-    """Logits of a batch, packed (``True``) and padded, and the shortest seconds of some rounds."""
+    """Score a batch packed (``True``) and padded: the logits, and the shortest time in seconds, of each."""
     logits: dict[bool, Logits] = {}
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_ROUNDS + 1):
@@ -120,5 +124,5 @@ def _random(network: Network, lengths: Ids) -> Batch:
 
 
 def _alike(found: Logits, expected: Logits, bound: float) -> bool:
-    """Whether logits are numbers and no further apart than `bound`, in parts of the largest or of 1."""
+    """Whether logits are numbers that differ by at most `bound`, relative to the largest logit or to 1."""
     return bool(np.abs(found - expected).max() <= bound * np.abs(expected).max(initial=1.0))
