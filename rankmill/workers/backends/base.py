@@ -210,46 +210,48 @@ def is_rounded(precision: str) -> bool:
 
 @dataclass(frozen=True)
 class BackendKind:
-    """Description of a backend, available without importing its packages.
+    """Description of a backend, which imports none of the backend's packages.
 
-    Each backend's folder has one, named ``KIND``, and imports nothing heavy before `load` is called.
+    Each backend's folder defines one as ``KIND``; it must import nothing heavy before `load` is called.
 
     Attributes
     ----------
     name
         Name in the settings.
     extra
-        The extra of rankmill that installs it; default: its name.
+        The extra of rankmill that installs the backend; by default its name.
     precisions
         Supported precisions, by device.
     load
         Loads a model on a device in a precision.
     packages
-        Packages that it imports and that rankmill itself does not need.
+        Packages that the backend imports and that rankmill itself does not need.
     added
-        More packages that compute in a precision, by precision.
+        Further packages that a precision needs, by precision.
     families
-        Model types for which it has modules of its own, for plain classifiers; ``None``: it runs any network.
+        Model types whose plain classifiers the backend has modules for; ``None`` if it runs any network.
     measured
-        Model types whose plain classifiers run as fast as `timed_layer` says. For others ``auto`` takes it
-        only where no other backend scores them as it should; ``None``: all.
+        Model types whose plain classifiers run as fast as `timed_layer` says; ``None`` means all. ``auto``
+        takes the backend for other models only if no other backend scores them correctly.
     machines
-        Machines that it runs on, by the names of `platform.machine`; empty means any.
+        Machines that the backend runs on, as `platform.machine` names them; empty means any.
     timed_layer
         Returns a function that runs one layer of the given shape on the CPU, in one of the `timed`
         precisions, with the backend's arithmetic on the worker's threads. ``auto`` takes a backend without
-        one only as a last resort.
+        `timed_layer` only as a last resort.
     timed
         Precisions that `timed_layer` accepts, if the backend supports them.
     rounding
-        How it rounds in 8 and 4 bits: transformers' model is rounded so to see how far that is off.
+        How the backend rounds to 8 and 4 bits. The proof rounds transformers' model in the same way, to see
+        how far such scores may be off.
     int8
-        Names of what ``int8`` may stand for on this CPU, the first unless speeds are measured. Two CPUs that
-        compute it differently have two names for it.
+        Returns the kinds of int8 that this CPU supports; ``int8`` means the first one unless speeds are
+        measured. Each way to compute has a name of its own.
     concurrent
-        Whether several threads may call `Backend.submit` at once, and each computes in its own.
+        Whether several threads may call `Backend.submit` at the same time; each computes in its own thread.
     lacks
-        Returns what else this machine lacks for a device and precision; called if `packages` are installed.
+        Returns what this machine lacks for a device and precision, besides `packages`; called only if these
+        are installed.
     """
 
     name: str
@@ -269,7 +271,7 @@ class BackendKind:
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
 
     def is_measured(self, config: Any, *, plain: bool = True) -> bool:
-        """Whether `timed_layer` says how fast a model runs."""
+        """Whether `timed_layer` tells how fast this model runs."""
         return self.measured is None or (plain and config.model_type in self.measured)
 
     def packages_of(self, precision: str) -> tuple[str, ...]:

@@ -117,12 +117,12 @@ _known: dict[Path, Speeds] = {}
 
 
 def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds:
-    """The speeds of backends on this CPU for a model: from the cache, or measured now.
+    """The speeds of backends on this CPU for a model, from the cache or measured now.
 
     Parameters
     ----------
     kinds
-        The installed backends; one without a `timed_layer` is left out.
+        The installed backends; those without a `timed_layer` are left out.
     config
         The model's config, from transformers.
     cache
