@@ -108,7 +108,7 @@ class PairSource(ABC):
         InputError
             A file is damaged in a way that could not be found before.
         """
-        batches = _read_ahead(self._batches(start, self.schema.names if names is None else names))
+        batches = _ReadAhead(self._batches(start, self.schema.names if names is None else names))
         tables = (pa.Table.from_batches([batch]) for batch in batches)
         return OpenTables(cut_tables(tables, self.columns.sent, rows_at, start), batches)
 
@@ -289,10 +289,6 @@ class _ReadAhead(Iterator[pa.RecordBatch]):
         self._thread.shutdown(cancel_futures=True)
         if close := getattr(self._batches, "close", None):
             close()
-
-
-def _read_ahead(batches: Iterator[pa.RecordBatch]) -> _ReadAhead:
-    return _ReadAhead(batches)
 
 
 def open_source(

@@ -6,17 +6,14 @@ import gzip
 import io
 import json
 import logging
-import os
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import s3fs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +22,7 @@ from rankmill.jobs.system import Backoff
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.source import FileSource, open_source
-from rankmill.producer.files.stores import lock, paths, reading, writing
+from rankmill.producer.files.stores import lock, paths, reading
 from rankmill.producer.files.stores.paths import ObjectPath, as_path, is_url, object_path, resolved
 from rankmill.producer.files.stores.reading import ObjectReader, fingerprint
 from rankmill.producer.files.stores.writing import identity, put, whole_file
@@ -147,53 +144,6 @@ def test_what_a_path_of_an_object_is(bucket: Bucket, tmp_path: Path) -> None:
     assert not path.exists()
     with pytest.raises(InputError, match=r"a\.csv\.gz: no such object"):
         fingerprint(path)
-
-
-def grow(file: Path, sending: writing.Upload) -> bytes:
-    """Write a file of three and a half pieces, and let it be sent meanwhile."""
-    for _ in range(7):
-        with file.open("ab") as out:
-            out.write(os.urandom(_PIECE // 2))
-        sending.follow()
-    return file.read_bytes()
-
-
-_PIECE = 5 << 20
-"""The smallest that S3 takes."""
-
-
-def test_a_file_is_sent_while_it_is_written_and_appears_at_the_end(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "_PIECE_BYTES", _PIECE)
-    store = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
-    name = bucket.url.removeprefix("s3://")
-
-    def unfinished() -> list[Any]:
-        return list(store.call_s3("list_multipart_uploads", Bucket=name).get("Uploads", ()))
-
-    target = object_path(f"{bucket.url}/out/a.bin")
-    sending = writing.Upload(tmp_path / "a", target)
-    data = grow(tmp_path / "a", sending)
-    sending._wait()
-    assert (len(unfinished()), target.exists()) == (1, False)
-    put(tmp_path / "a", target, sending)
-    assert (unfinished(), store.cat_file(str(target)) == data) == ([], True)
-
-    given_up = writing.Upload(tmp_path / "a", target)
-    grow(tmp_path / "a", given_up)
-    given_up.abandon()
-    assert (unfinished(), store.cat_file(str(target)) == data) == ([], True)
-
-    # What fails on the way is sent as a whole at the end, and nothing of it is left in the store.
-    failing = writing.Upload(tmp_path / "a", target)
-    again = grow(tmp_path / "a", failing)
-    failing._wait()
-    store.call_s3(
-        "abort_multipart_upload", Bucket=name, Key="out/a.bin", UploadId=unfinished()[0]["UploadId"]
-    )
-    put(tmp_path / "a", target, failing)
-    assert (unfinished(), store.cat_file(str(target)) == again) == ([], True)
 
 
 @pytest.mark.parametrize("url", ["s3://KEY:SECRET@bucket/a.csv", "https://host/a.csv?X-Amz-Signature=SECRET"])

@@ -9,8 +9,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,116 +26,19 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 
 _READ_BYTES = 4 << 20
 
-_IN_PIECES = {"s3", "s3a"}
-"""Stores that take objects in pieces, invisible until the object is complete."""
-
 _UNFINISHED = ".rankmill-*"
 """The folders in which files are written before they are put beside them; one whose process died stays."""
-
-_PIECE_BYTES = 16 << 20
-_MOST_PIECES = 1000
-"""Pieces of this size; later ones grow, as S3 takes 10,000 of an object."""
 
 logger = logging.getLogger(__name__)
 
 
-class Upload:
-    """Sends a file that grows at its end, in a thread. What fails is only logged: `finish` says so.
-
-    Parameters
-    ----------
-    file
-        The file of this host.
-    target
-        The object, which appears with `finish`.
-    """
-
-    @classmethod
-    def to(cls, target: AnyPath, file: Path) -> Upload | None:
-        """The sending of a file to its place; ``None`` where that takes no pieces: `put` sends it whole."""
-        if isinstance(target, ObjectPath) and target.protocol in _IN_PIECES:
-            return cls(file, target)
-        return None
-
-    def __init__(self, file: Path, target: ObjectPath) -> None:
-        self._file, self._target = file, target
-        self._thread = system.Executor(1, "rankmill-upload")
-        self._sending: Future[None] | None = None
-        self._object: Any = None
-        self._sent = 0
-        self._failed = False
-
-    def follow(self) -> None:
-        """Begin to send what the file has, if it is enough for a piece and none is being sent."""
-        if not self._failed and (self._sending is None or self._sending.done()):
-            self._sending = self._thread.submit(self._send)
-
-    def finish(self) -> bool:
-        """Send the rest of the complete file; whether the object is there, as a whole."""
-        self._wait()
-        if self._object is not None and not self._failed:
-            self._sending = self._thread.submit(self._send, to_end=True)
-            self._wait()
-        if self._object is None or self._failed:
-            self.abandon()
-            return False
-        try:
-            self._object.commit()
-        except Exception as error:  # each store has errors of its own
-            self._fail(error)
-            self.abandon()
-            return False
-        self._object = None
-        self._thread.shutdown()
-        return True
-
-    def abandon(self) -> None:
-        """Let the store forget what was sent."""
-        self._failed = True
-        self._wait()
-        self._thread.shutdown()
-        remote, self._object = self._object, None
-        if remote is not None:
-            with suppress(Exception):  # the store forgets it in time, by its rules for incomplete uploads
-                remote.discard()
-            remote.closed = True  # else it would be sent when it is collected
-
-    def _wait(self) -> None:
-        if self._sending is not None:
-            self._sending.result()
-
-    def _send(self, *, to_end: bool = False) -> None:
-        try:
-            while not self._failed:
-                piece = max(_PIECE_BYTES, self._sent // _MOST_PIECES)
-                left = self._file.stat().st_size - self._sent
-                if left < piece and not (to_end and left):
-                    break
-                if self._object is None:
-                    system, name = self._target.store
-                    self._object = system.open(name, "wb", block_size=_PIECE_BYTES, autocommit=False)
-                with self._file.open("rb") as file:
-                    file.seek(self._sent)
-                    self._sent += self._object.write(file.read(min(piece, left)))
-            if to_end and not self._failed:
-                self._object.flush(force=True)
-        except Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self._failed = True
-        logger.info("%s is sent as a whole when it is complete: %s", self._target, error)
-
-
-def put(file: Path, target: AnyPath, upload: Upload | None = None) -> None:
+def put(file: Path, target: AnyPath) -> None:
     """Move a synced file to `target`, which is replaced; its folder is created if it is not there.
 
     Parameters
     ----------
     file, target
         The file, and where it is to be.
-    upload
-        What has sent the beginning of the file to a store.
 
     Raises
     ------
@@ -148,9 +50,7 @@ def put(file: Path, target: AnyPath, upload: Upload | None = None) -> None:
         Its folder is outside of the roots.
     """
     if isinstance(target, ObjectPath):
-        target.ask(
-            lambda system, name: _send(system, name, file, target, upload), WORK_SECONDS, "cannot write "
-        )
+        target.ask(lambda system, name: _send(system, name, file, target), WORK_SECONDS, "cannot write ")
         discard(file)
         return
     if not target.parent.exists():  # of parts
@@ -174,15 +74,21 @@ def whole_file(target: AnyPath) -> Iterator[Path]:
         The store of `target` does not take it.
     """
     local = target if isinstance(target, Path) else None
+    with as_output_error(target), _private_folder(local) as folder:
+        partial = folder / target.name
+        yield partial
+        sync(partial)
+        put(partial, target)
+
+
+@contextmanager
+def as_output_error(path: AnyPath) -> Iterator[None]:
+    """Raise errors of the system and of Arrow as an `OutputError` that names `path`."""
     try:
-        with _private_folder(local) as folder:
-            partial = folder / target.name
-            yield partial
-            sync(partial)
-            put(partial, target)
+        yield
     except (OSError, pa.ArrowException) as error:
         number = getattr(error, "errno", None)
-        raise OutputError(f"cannot write {target}: {os.strerror(number) if number else error}") from None
+        raise OutputError(f"cannot write {path}: {os.strerror(number) if number else error}") from None
 
 
 @contextmanager
@@ -262,10 +168,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _send(system: Any, name: str, file: Path, target: ObjectPath, upload: Upload | None) -> None:
-    if upload and upload.finish():
-        pass
-    elif target.protocol in _WHOLE:
+def _send(system: Any, name: str, file: Path, target: ObjectPath) -> None:
+    if target.protocol in _WHOLE:
         system.put_file(str(file), name)
     else:
         partial = target.with_name(f".{target.name}.partial").store[1]
