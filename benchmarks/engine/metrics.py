@@ -178,7 +178,6 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
             metrics_url=None,
             claim_ahead=0,
             refusals=(),
-            half_open=(),
             answers=(),
         ),
         100,

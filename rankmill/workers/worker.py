@@ -60,7 +60,7 @@ from rankmill.workers.models.sources import Reading, directory_content
 from rankmill.workers.queue.chunks import ChunkScorer
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.claims import Claims, ScoredRowsBeat
-from rankmill.workers.queue.connection import LastResort, RefusedCommands, give_up, stop_without_supervisor
+from rankmill.workers.queue.connection import LastResort, give_up, stop_without_supervisor
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from rankmill.workers.queue.intake import Intake
 from rankmill.workers.queue.orders import Orders
@@ -153,21 +153,17 @@ class ScoringWorker(RQWorker):
 
         Without `wait`, in a burst, that is when there is no job, or none for this worker.
         """
-        idle_since, refused = system.monotonic(), RefusedCommands(self._patience.seconds)
+        idle_since = system.monotonic()
         while not self.stopping:
             full = False
-            try:
-                self._claims.begin_put_aside()
-                self._orders.carry_out()
-                self.show_state(busy=bool(self._claims.unanswered))
-                drained, rest = self._orders.drained, self._refusals.rest
-                if not drained and not rest:
-                    if self._intake.claim_next(wait=wait):
-                        return True
-                    full = self._intake.full
-            except redis.ResponseError as error:  # for instance, the queue's key is not a list
-                refused.wait(error)
-                continue
+            self._claims.begin_put_aside()
+            self._orders.carry_out()
+            self.show_state(busy=bool(self._claims.unanswered))
+            drained = self._orders.drained
+            if not drained:
+                if self._intake.claim_next(wait=wait):
+                    return True
+                full = self._intake.full
             if full or drained:
                 idle_since = system.monotonic()
             if full:
@@ -177,8 +173,6 @@ class ScoringWorker(RQWorker):
                 return False  # other workers take what is left
             if drained:
                 self._orders.wait(POLL_SECONDS)
-            elif rest:
-                system.sleep(min(rest, POLL_SECONDS))
             elif not wait:
                 system.sleep(_READING_SECONDS)  # a model's files are being read
             else:
@@ -294,7 +288,6 @@ class ScoringWorker(RQWorker):
             metrics_url=self._metrics_url,
             claim_ahead=self._claim_ahead,
             refusals=(*self._refusals.reasons(), *filter(None, self._orders.cold.values())),
-            half_open=self._refusals.half_open(),
             doing=self._doing,
         )
 

@@ -8,13 +8,11 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rq.job import Job
@@ -29,8 +27,6 @@ from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import jobs_set_aside
 from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
-from rankmill.workers.queue.connection import RefusedCommands
-from rankmill.workers.worker import ScoringWorker
 from tests.conftest import Server, StartWorker, run_command, serve, start_worker, wait_for
 from tests.harness.waiting import lose_waiting, waiting_jobs
 
@@ -147,33 +143,6 @@ def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
     assert json.loads(status(server, "--json"))["set_aside"][0]["job"] == job_id
     assert worker.poll() is None
     assert "Traceback" not in (tmp_path / "worker.log").read_text()
-
-
-def test_a_worker_with_claims_put_aside_outlives_a_queue_that_cannot_be_counted(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It counts the jobs that wait, before it loads a model in the place of another."""
-    worker: Any = ScoringWorker(["rankmill"], connection=server.client, name="w")
-    server.client.hset("rq:queue:rankmill", "a", "b")
-    refused: list[str] = []
-
-    def mended(_: RefusedCommands, error: redis.ResponseError) -> None:
-        refused.append(str(error))
-        server.client.delete("rq:queue:rankmill")
-
-    monkeypatch.setattr(RefusedCommands, "wait", mended)
-    worker._patience = SimpleNamespace(seconds=60)
-    worker._claims = SimpleNamespace(
-        begin_put_aside=lambda: any(queue.count for queue in worker.queues),
-        unanswered={},
-        waiting=False,
-    )
-    worker._orders = SimpleNamespace(carry_out=lambda: None, drained=False)
-    worker._intake = SimpleNamespace(claim_next=lambda wait: False, full=False)
-    worker._refusals = SimpleNamespace(rest=0)
-    assert not worker._claim_next(None, wait=False)
-    (reason,) = refused
-    assert "WRONGTYPE" in reason
 
 
 def status(server: Server, *options: str) -> str:

@@ -22,7 +22,7 @@ from rankmill.jobs.contract.run import Settled
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.system import system
-from rankmill.workers.queue.refusals import PAUSE, ROUND, Refusals, StillRefused
+from rankmill.workers.queue.refusals import PAUSE, Refusals, StillRefused
 from tests.conftest import Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.models.tiny import make_bert
@@ -341,14 +341,12 @@ def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.M
         assert refusals.why("model") == "no such directory"
         assert refusals.why("other") is None
         assert refusals.reasons() == ("no such directory",)
-        assert not refusals.half_open()
         now += 0.2 * pause
         assert refusals.why("model") is None
         pause = min(2 * pause, PAUSE.longest)
-        assert refusals.half_open() == ("no such directory",)
         assert not refusals.reasons()
     refusals.close("model")
-    assert not refusals.half_open()
+    assert not refusals.why("model")
     refusals.open("model", "again")
     now += 1.1 * PAUSE.first
     assert refusals.why("model") is None
@@ -372,16 +370,3 @@ def test_a_refusal_counts_until_its_worker_tries_again(server: Server) -> None:
     b.take_back(run)
     assert c.record(run, "no room", seconds=60, ttl=60) == {"c": "no room"}
     assert all(server.client.ttl(key) > 0 for key in server.client.scan_iter(f"rankmill:run:{run}:refus*"))
-
-
-def test_a_worker_rests_when_it_has_seen_the_queue() -> None:
-    refusals = Refusals()
-    for job in range(ROUND):
-        refusals.sent_back(str(job))
-        assert not refusals.rest
-    refusals.sent_back("another")
-    assert refusals.rest
-    refusals = Refusals()
-    refusals.sent_back("a")
-    refusals.sent_back("a")
-    assert refusals.rest

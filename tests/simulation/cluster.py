@@ -271,7 +271,6 @@ class Worker(ScoringWorker):
             beat=system.now(),
             claim_ahead=self._claim_ahead,
             refusals=(*self._refusals.reasons(), *self._orders.cold.values()),
-            half_open=self._refusals.half_open(),
             drained=self._orders.drained,
             answers=self._orders.answers(),
             doing=self._doing,

@@ -216,7 +216,6 @@ def test_the_gpu_of_a_worker_is_in_metrics_and_report(monkeypatch: pytest.Monkey
             metrics_url=None,
             claim_ahead=0,
             refusals=(),
-            half_open=(),
             answers=(),
         )
         return found, said.gpu
@@ -269,7 +268,6 @@ def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: p
             metrics_url=None,
             claim_ahead=1,
             refusals=(),
-            half_open=(),
             answers=(),
         ).device
 
@@ -294,8 +292,8 @@ def test_a_worker_s_record_is_renewed_whatever_becomes_of_it_and_of_the_report(s
     heartbeat.start()
     try:
         wait_for(lambda: server.client.ttl(worker.key) > 0)
-        server.client.set(worker.key, "no hash")
-        wait_for(lambda: server.client.type(worker.key) == b"hash" and server.client.ttl(worker.key) > 0)
+        server.client.delete(worker.key)
+        wait_for(lambda: server.client.ttl(worker.key) > 0)
         assert server.client.hget(worker.key, "birth")
     finally:
         heartbeat.stop()

@@ -63,8 +63,3 @@ def ask_for_orders(pipe: Pipeline, worker: str, known: Sequence[bytes]) -> None:
     for raw in known:  # each by itself, so that the transaction can be repeated
         pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py takes bytes, too
     pipe.lrange(key, 0, -1)
-
-
-def forget_orders(client: redis.Redis, worker: str) -> None:
-    """Delete the worker's orders, whose key is damaged."""
-    client.delete(keys.orders(worker))

@@ -77,13 +77,12 @@ class WorkerReport(WireModel):
     ``started`` and ``beat`` (its latest heartbeat) are in seconds since 1970. ``claim_ahead`` is in pairs.
     ``stage_seconds`` has one value for each of `STAGES`. ``latency_counts`` counts chunks for each of
     `LATENCY_BUCKETS`; its last value counts slower chunks. ``refusals`` are the reasons why the worker
-    currently leaves some models or runs to other workers, ``half_open`` those that it tries again with the
-    next chunk. ``metrics_url`` is the address for Prometheus; ``None`` without metrics. ``cpu`` is the number
-    of CPU cores that the worker kept busy between its last two heartbeats, ``gpu`` is ``None`` without an
-    NVIDIA GPU, ``model_hits`` counts the chunks whose model was loaded already. ``drained``: the worker takes
-    no new chunks; ``answers`` says what became of the last orders. ``pace`` is how many padded tokens a
-    second of forward has scored lately (``None`` if none were scored), ``request_latency_counts`` are the
-    ``latency_counts`` of requests only.
+    currently leaves some models or runs to other workers. ``metrics_url`` is the address for Prometheus;
+    ``None`` without metrics. ``cpu`` is the number of CPU cores that the worker kept busy between its last
+    two heartbeats, ``gpu`` is ``None`` without an NVIDIA GPU, ``model_hits`` counts the chunks whose model
+    was loaded already. ``drained``: the worker takes no new chunks; ``answers`` says what became of the last
+    orders. ``pace`` is how many padded tokens a second of forward has scored lately (``None`` if none were
+    scored), ``request_latency_counts`` are the ``latency_counts`` of requests only.
     """
 
     device: str
@@ -92,7 +91,6 @@ class WorkerReport(WireModel):
     metrics_url: str | None = None
     models: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
-    half_open: tuple[str, ...] = ()
     drained: bool = False
     doing: Doing = ""
     pace: Annotated[float, Field(ge=0)] | None = None

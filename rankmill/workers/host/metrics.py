@@ -102,10 +102,6 @@ refusals = _gauge(
     "rankmill_refusals",
     "Models or runs whose chunks the worker leaves to others now, because it cannot score them.",
 )
-half_open_refusals = _gauge(
-    "rankmill_half_open_refusals",
-    "Models or runs that the worker has refused and tries again with the next chunk.",
-)
 drained = _gauge("rankmill_drained", "1 if the worker is drained and takes no new chunks, else 0.")
 model_loads = _counter("rankmill_model_loads_total", "Attempts to load a model: loaded, failed.", ["outcome"])
 model_load_seconds = _histogram(
@@ -245,7 +241,6 @@ def report(
     metrics_url: str | None,
     claim_ahead: int,
     refusals: tuple[str, ...],
-    half_open: tuple[str, ...],
     answers: tuple[Answer, ...],
     doing: Doing = "",
 ) -> WorkerReport:
@@ -268,7 +263,6 @@ def report(
         metrics_url=metrics_url,
         claim_ahead=claim_ahead,
         refusals=refusals,
-        half_open=half_open,
         drained=bool(whole("rankmill_drained")),
         answers=answers,
         doing=doing,

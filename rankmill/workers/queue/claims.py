@@ -165,7 +165,6 @@ class Claims:
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
         metrics.claimed_pairs.set_function(lambda: pipeline.pending)
         metrics.refusals.set_function(lambda: len(refusals.reasons()))
-        metrics.half_open_refusals.set_function(lambda: len(refusals.half_open()))
 
     @property
     def waiting(self) -> bool:
@@ -322,14 +321,13 @@ class Claims:
             in_redis=claim.in_redis,
         )
         if nobody_can:
-            self._refusals.forget(key)
+            self._refusals.close(key)
         return nobody_can
 
     def _leave(self, claim: ChunkClaim) -> None:
         """Leave a job to another worker."""
         self._order.refused(claim.run_id)
         self.hand_back(claim.job.id, left=True)
-        self._refusals.sent_back(claim.job.id)
 
     def _fail(self, claim: ChunkClaim, error: Exception) -> None:
         """Let RQ handle an exception: a failed attempt."""

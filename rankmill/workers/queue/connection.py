@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import redis
 
-from rankmill.jobs.contract.errors import ConfigError, RedisFailed, RedisUnavailable
+from rankmill.jobs.contract.errors import ConfigError, RedisUnavailable
 from rankmill.jobs.runtime.connection import check_mode, impatient, pool_for, unreachable
 from rankmill.jobs.runtime.hosts import SUPERVISED
 from rankmill.jobs.runtime.logs import set_up
@@ -38,12 +38,6 @@ BUSY_SECONDS = 10.0
 
 _MISSES = 2
 """Failed checks in a row before the process ends: on a busy host, a healthy server may be late once."""
-
-_REFUSED_SECONDS = 30
-"""How often to log that Redis refuses a command."""
-
-_PAUSE_SECONDS = 1
-"""Time between two attempts at a refused command."""
 
 logger = logging.getLogger(__name__)
 
@@ -122,37 +116,6 @@ class LastResort:
         logger.info("stopped without unregistering: Redis cannot serve")
         logging.shutdown()
         system.exit(1 if left else 0)
-
-
-class RefusedCommands:
-    """Waits while Redis refuses a command: a person may repair the cause, such as a key that is not a list.
-
-    Parameters
-    ----------
-    seconds
-        How long to wait before giving up.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._since: float | None = None
-
-    def wait(self, error: redis.ResponseError) -> None:
-        """Wait before the next attempt.
-
-        Raises
-        ------
-        RedisFailed
-            Redis has refused the command for longer than that.
-        """
-        now = system.monotonic()
-        if self._since is None or int(now - self._since) % _REFUSED_SECONDS == 0:
-            logger.error("Redis refuses a command, trying again: %s", error)
-        if self._since is None:
-            self._since = now
-        if now - self._since > self._seconds:
-            raise RedisFailed(f"Redis refuses a command: {error}")
-        system.sleep(_PAUSE_SECONDS)
 
 
 def stop_without_supervisor() -> None:

@@ -11,7 +11,7 @@ import redis
 
 from rankmill.jobs.protocol.leases import Renewals, server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
-from rankmill.jobs.protocol.orders import ask_for_orders, forget_orders
+from rankmill.jobs.protocol.orders import ask_for_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
 from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
@@ -113,8 +113,6 @@ class WorkerHeartbeat:
             replies = pipe.execute(raise_on_error=False)
         if not isinstance(replies[-1], Exception):
             self._orders.deliver(replies[-1])
-        elif str(replies[-1]).startswith("WRONGTYPE"):
-            forget_orders(worker.connection, worker.name)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply

@@ -11,12 +11,6 @@ from rankmill.jobs.system import Backoff, system
 PAUSE = Backoff(first=1.0, longest=60.0)
 """Until a worker tries again a model or run that it refused."""
 
-REST = Backoff(first=0.05, longest=1.0)
-"""How long the worker takes no job, after it has refused all jobs in the queue."""
-
-ROUND = 64
-"""Refused jobs that go back to the end of their queue before the worker rests."""
-
 _FORGET_SECONDS = 600.0
 """Time after its pause until a refusal is forgotten that no chunk has tried."""
 
@@ -40,15 +34,12 @@ class Refusals:
     """A circuit breaker for each model or run that a worker cannot score; `key` names it.
 
     Closed: the worker takes chunks. Open, after a refusal: it puts chunks back until the pause is over;
-    the pause doubles each time. Half-open, after the pause: the next chunk closes the breaker or opens it
-    again. A breaker that is half-open for long is forgotten.
+    the pause doubles each time. After the pause, the next chunk closes the breaker or opens it again; one
+    that no chunk has tried for long is forgotten.
     """
 
     def __init__(self) -> None:
         self._refused: dict[Hashable, _Refused] = {}
-        self._round: set[str] = set()
-        self._rests = 0
-        self._rests_until = 0.0
 
     def why(self, key: Hashable) -> str | None:
         """Why `key` is refused now; ``None`` if it may be tried."""
@@ -77,34 +68,13 @@ class Refusals:
             del self._refused[next(iter(self._refused))]
         return before is None
 
-    def forget(self, key: Hashable) -> None:
-        """Refuse `key` no longer: no job will ask for it."""
-        self._refused.pop(key, None)
-
     def close(self, key: Hashable) -> None:
-        """Accept `key` again, and do not rest: the queue has work for this worker."""
+        """Accept `key` again, or forget it, as no job will ask for it."""
         self._refused.pop(key, None)
-        self._round.clear()
-        self._rests = 0
-
-    def sent_back(self, job_id: str) -> None:
-        """Note that a job went back; the worker rests when it has seen the whole queue."""
-        if job_id not in self._round and len(self._round) < ROUND:
-            self._round.add(job_id)
-            return
-        self._round.clear()
-        self._rests += 1
-        self._rests_until = system.monotonic() + REST.pause(self._rests)
 
     def reasons(self) -> tuple[str, ...]:
         """Why this worker leaves chunks to others: one reason for each model or run refused now."""
         return tuple(each.reason for each in list(self._refused.values()) if system.monotonic() < each.until)
-
-    def half_open(self) -> tuple[str, ...]:
-        """Reasons of earlier refusals whose pause is over; the next chunk shows whether they still hold."""
-        now = system.monotonic()
-        found = list(self._refused.values())
-        return tuple(each.reason for each in found if each.until <= now < each.until + _FORGET_SECONDS)
 
     def seconds(self, reason: str) -> float:
         """How long the worker goes on refusing for this reason, at most."""
@@ -112,8 +82,3 @@ class Refusals:
         return max(
             (each.until - now for each in list(self._refused.values()) if each.reason == reason), default=0.0
         )
-
-    @property
-    def rest(self) -> float:
-        """Seconds in which this worker should take no job, so that others get them."""
-        return max(self._rests_until - system.monotonic(), 0.0)

@@ -181,17 +181,9 @@ class RQWorker(SimpleWorker):
             pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
 
     def write_record(self) -> None:
-        """Write the worker's record, with each beat: the server may have lost it, or it may be damaged."""
+        """Write the worker's record, with each beat: the server may have lost it."""
         connection: Any = self.connection
-        key = self.key
-        try:
-            connection.hset(key, mapping=self.serialize())
-        except redis.ResponseError as error:
-            if not str(error).startswith("WRONGTYPE"):
-                raise
-            logger.warning("%s is not a hash any more; it is written again", key)
-            connection.delete(key)
-            connection.hset(key, mapping=self.serialize())
+        connection.hset(self.key, mapping=self.serialize())
         worker_registration.register(self)
 
     def renew_leases(self) -> None:
