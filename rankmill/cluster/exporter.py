@@ -234,6 +234,8 @@ def _gauges(
         ("rankmill_redis_writable",
          "1 if Redis takes writes, else 0 (for example full, or a replica); all processes wait for it.",
          (), {(): cluster.trouble is None}),
+        ("rankmill_redis_memory_bytes", "Memory that Redis uses, and its limit (maxmemory), if it has one.",
+         ("kind",), _memory(cluster)),
         ("rankmill_workers_stopped",
          "Workers that have stopped in the last week because they computed wrong scores; at most 100.", (),
          {(): len(cluster.last_reports)}),
@@ -242,6 +244,13 @@ def _gauges(
         ("rankmill_jobs_set_aside", "Jobs that could not be read, in the last week; at most 100.", (),
          {(): len(cluster.set_aside)}),
     ]  # fmt: skip
+
+
+def _memory(cluster: Snapshot) -> dict[tuple[str, ...], float]:
+    if cluster.memory is None:
+        return {}
+    sizes = {"used": cluster.memory.used, "limit": cluster.memory.limit}
+    return {(kind,): size for kind, size in sizes.items() if size}
 
 
 _NOTHING = Snapshot(at=0, queues=(), workers=(), runs=(), runs_total=0, page=0, page_size=0)

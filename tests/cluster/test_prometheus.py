@@ -6,9 +6,13 @@ import json
 import math
 import re
 import subprocess
+import threading
 import urllib.parse
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -106,18 +110,67 @@ def prometheus(
     config = tmp_path / "prometheus.yml"
     config.write_text(re.sub(r": 15s\b", ": 250ms", text))
     (tmp_path / "alerts.yml").write_text((CONFIGS / "alerts.yml").read_text())
-    url = f"127.0.0.1:{free_port()}"
+    with running_prometheus(program, config) as url:
+        yield Prometheus(url)
+
+
+@contextmanager
+def running_prometheus(program: str, config: Path) -> Iterator[str]:
+    """A Prometheus by its configuration; its URL."""
+    folder, url = config.parent, f"127.0.0.1:{free_port()}"
     options = [
         f"--config.file={config}",
-        f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
         f"--web.listen-address={url}",
     ]
-    with (tmp_path / "prometheus.log").open("wb") as log:
+    with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([program, *options], stdout=log, stderr=log)
-    wait_for(lambda: "ready to receive" in (tmp_path / "prometheus.log").read_text(), process)
-    yield Prometheus(f"http://{url}")
+    wait_for(lambda: "ready to receive" in (folder / "prometheus.log").read_text(), process)
+    yield f"http://{url}"
     process.terminate()
     process.wait(timeout=60)
+
+
+def test_an_alert_reaches_whom_the_configuration_names(tmp_path: Path) -> None:
+    """The shipped files but for ports and times, with a receiver as their comment shows one; no exporter."""
+    alertmanager = tool("prometheus-alertmanager", "prometheus-alertmanager")
+    reached = Queue[str]()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            for alert in body["alerts"]:
+                reached.put(alert["labels"]["alertname"])
+            self.send_response(200)
+            self.end_headers()
+
+    told = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    text = (ROOT / "configs" / "alertmanager" / "alertmanager.yml").read_text()
+    text = text.replace("# webhook_configs:", "webhook_configs:").replace("#   - url:", "  - url:")
+    text = text.replace("https://example.org/alerts", f"http://127.0.0.1:{told.server_port}")
+    (tmp_path / "alertmanager.yml").write_text(text.replace("group_wait: 15s", "group_wait: 100ms"))
+    address = f"127.0.0.1:{free_port()}"
+    for name in ("prometheus.yml", "alerts.yml", "alertmanagers.yml"):
+        text = (CONFIGS / name).read_text().replace("alertmanager:9093", address)
+        text = re.sub(r"interval: 15s\b", "interval: 250ms", text)
+        (tmp_path / name).write_text(text.replace("for: 1m", "for: 0s"))
+    options = [f"--config.file={tmp_path / 'alertmanager.yml'}", f"--storage.path={tmp_path}"]
+    threading.Thread(target=told.serve_forever, daemon=True).start()
+    with (
+        told,
+        (tmp_path / "alertmanager.log").open("wb") as log,
+        running_prometheus(tool("prometheus", "prometheus"), tmp_path / "prometheus.yml"),
+    ):
+        process = subprocess.Popen(
+            [alertmanager, *options, f"--web.listen-address={address}", "--cluster.listen-address="],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            assert reached.get(timeout=60) == "RankmillExporterDown"
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+            told.shutdown()
 
 
 @pytest.mark.slow
@@ -134,7 +187,9 @@ def test_every_query_of_the_dashboard_has_an_answer(
     def all_answered() -> bool:
         client.score(pairs, timeout=60)
         left.difference_update([query for query in left if prometheus.values(query)])
-        return all("rankmill_gpu_" in query for query in left)  # there may be none
+        return all(
+            re.search("rankmill_(gpu|gateway)_|ALERTS|faults", query) for query in left
+        )  # none is here
 
     assert len(QUERIES) > 30
     wait_for(all_answered)

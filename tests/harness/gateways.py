@@ -75,14 +75,16 @@ def running_gateway(
 ) -> Iterator[Running]:
     """A gateway for as long as the ``with`` block lasts, of a server or embedded; it ends with `code`.
 
-    ``before`` is that of `rankmill_words`.
+    ``before`` is that of `rankmill_words`. On a busy machine requests wait long, and are refused only if
+    `environ` says so.
     """
+    patient = {"RANKMILL_GATEWAY_BACKLOG_SECONDS": "3600"}
     log = directory / "gateway.log"
     place = ["--redis", redis_url] if redis_url else ["--embedded"]
     command = [*rankmill_words(before), "serve", *place, "--port", "0", *options]
     with log.open("wb") as out:
         process: subprocess.Popen[bytes] = PreloadedProcess(
-            command, cwd=directory, stdout=out, stderr=out, env={**ENVIRON, **(environ or {})}
+            command, cwd=directory, stdout=out, stderr=out, env={**ENVIRON, **patient, **(environ or {})}
         )
     try:
         wait_for(lambda: " at http://" in log.read_text(), process)

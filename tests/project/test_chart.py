@@ -204,7 +204,8 @@ def test_the_scaler_asks_for_metrics_that_there_are_from_any_namespace() -> None
 
 
 def test_prometheus_finds_the_services_and_grafana_finds_prometheus() -> None:
-    documents = rendered(**VALUES["KEDA with a Prometheus of its own"])
+    monitoring = {"enabled": True, "alertmanagers": ["alertmanager.monitoring:9093"]}
+    documents = rendered(**VALUES["KEDA with a Prometheus of its own"] | {"monitoring": monitoring})
     services = {
         f"{found['metadata']['name']}:{found['spec']['ports'][0]['port']}"
         for found in documents
@@ -219,6 +220,7 @@ def test_prometheus_finds_the_services_and_grafana_finds_prometheus() -> None:
     assert files.keys() == {
         "prometheus.yml",
         "alerts.yml",
+        "alertmanagers.yml",
         "datasources.yml",
         "dashboards.yml",
         "dashboard.json",
@@ -229,6 +231,8 @@ def test_prometheus_finds_the_services_and_grafana_finds_prometheus() -> None:
     assert yaml.safe_load(files["alerts.yml"]) == yaml.safe_load(
         (ROOT / "configs/prometheus/alerts.yml").read_text()
     )
+    (told,) = yaml.safe_load(files["alertmanagers.yml"])
+    assert told == {"targets": ["alertmanager.monitoring:9093"]}
     scrapes = yaml.safe_load(files["prometheus.yml"])["scrape_configs"]
     asked = {
         target

@@ -40,11 +40,13 @@ def test_compose_takes_the_file() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_only_the_page_the_gateway_and_grafana_are_published_and_on_loopback() -> None:
+def test_what_is_published_is_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert published == {
         "exporter": ["127.0.0.1:9807:9807"],
         "gateway": ["127.0.0.1:9809:9809"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+        "alertmanager": ["127.0.0.1:9093:9093"],
         "grafana": ["127.0.0.1:3000:3000"],
     }
 
