@@ -40,7 +40,8 @@ from rankmill.extensions.lab.tune import MAX_ROWS, Changes, ReferenceScores, Tri
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.contract.spec import Precision
 from rankmill.jobs.runtime.limits import cores
-from rankmill.jobs.runtime.settings import BackendName, Settings, load_settings
+from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.workers.backends.registry import backends
 
 MIN_SPEARMAN = 0.999
 NEAR, SHARE = 0.97, 0.1
@@ -128,8 +129,8 @@ def tune(base: Settings, trials: Trials, budget: float) -> Kept:
 def grid(trials: Trials, reference: ReferenceScores, left_out: Sequence[str], records: Records) -> list[Cell]:
     """All cells; of a backend and precision that fail in the first one, only that."""
     cells = []
-    backends = [name for name in get_args(BackendName)[1:] if name not in left_out]
-    for backend, precision in itertools.product(backends, get_args(Precision)[1:]):
+    names = [name for name in backends() if name not in left_out]
+    for backend, precision in itertools.product(names, get_args(Precision)[1:]):
         for number, shape in enumerate(shapes(reference.device)):
             changes = {"backend": backend, "precision": precision, **shape}
             cell = Cell(**once(records, label(changes), partial(measure, trials, changes, reference)))

@@ -26,7 +26,7 @@ from rankmill.extensions.lab.agreement import agreement
 from rankmill.extensions.lab.machine import markdown_table
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.backends.registry import backends
 from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.cache import CacheLimits, EngineCache
 from rankmill.workers.engine.engine import Engine
@@ -78,7 +78,7 @@ def loaded(
 ) -> dict[tuple[str, str], Engine]:
     """An engine for each backend and precision that this machine has, PyTorch in fp32 first."""
     found: dict[tuple[str, str], Engine] = {}
-    for backend, kind in sorted(BACKENDS.items(), key=lambda item: item[0] != "torch"):
+    for backend, kind in sorted(backends().items(), key=lambda item: item[0] != "torch"):
         for precision in kind.precisions.get(device, ()):
             asked = {"model": model, "precision": precision, "deterministic": deterministic}
             spec = ScoreSpec.model_validate({**asked, "activation": "identity"})

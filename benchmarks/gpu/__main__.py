@@ -46,7 +46,7 @@ from rankmill.extensions.lab.machine import markdown_table
 from rankmill.jobs.runtime.hosts import thread_environ
 from rankmill.jobs.runtime.limits import cores
 from rankmill.workers.backends.base import Logits
-from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.backends.registry import backends
 from rankmill.workers.host.device import resolve_device
 
 GOAL = 100_000
@@ -172,7 +172,7 @@ class Measurement:
         self.found.matrix_tflops = matrix_tflops(self.device)
 
     def _in_fp8(self, name: str, steps: list[str]) -> None:
-        if lacking := BACKENDS["torch"].lacks(self.device, "fp8"):
+        if lacking := backends()["torch"].lacks(self.device, "fp8"):
             self._note(f"{name}, fp8: {lacking}")
         else:
             self._shape(name, steps, "fp8", f"{name}, fp8")

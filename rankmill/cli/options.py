@@ -69,7 +69,8 @@ HELP = {
     "workers": "Worker processes on this host; auto: one for each GPU, more where it waits for them; else 1.",
     "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
     "device": "Device on which workers of this host run the model; auto: cuda, else mps, else cpu.",
-    "backend": "Library that runs the model; auto: on a CPU the fastest installed, as measured; else torch.",
+    "backend": "Library that runs the model: openvino, torch, onnx, mlx, or one of another package; auto: "
+    "on a CPU the fastest installed, as measured; else torch.",
     "warm": "Models to load at the start, separated by commas.",
     "log_level": "Least severe messages to show; debug: a line for each chunk.",
     "exporter_address": "HOST or HOST:PORT to listen on.",
@@ -392,7 +393,7 @@ def new_table(output: AnyPath, why: str, *, force: bool) -> OutputFormat:
     InputError
         It cannot be written, or is a TREC run; `why` it cannot be one.
     """
-    from rankmill.producer.files.formats.table import TREC  # pyarrow, which is slow to import
+    from rankmill.producer.files.formats.trec import TREC  # pyarrow, which is slow to import
     from rankmill.producer.files.outputs import OutputFormat, check_target
 
     form = OutputFormat()

@@ -40,8 +40,11 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
     for name in ("rows_per_part", "force", "restart"):
         if request.is_given(name):
             raise click.UsageError(f"--{name.replace('_', '-')} has no effect with -o -, which is no file")
+    from rankmill.producer.files.formats.table import of_ending  # pyarrow, which is slow to import
+
     kind = request.output_format or _kind_of_input(request)
-    if kind in {"parquet", "arrow"} and sys.stdout.isatty():
+    form = of_ending(f".{kind}")
+    if form and not form.is_text and sys.stdout.isatty():
         raise click.UsageError(f"-o -: a terminal does not show {kind}; name another --output-format")
     with tempfile.TemporaryDirectory(prefix="rankmill-") as folder:
         try:
@@ -67,12 +70,12 @@ def pass_on(summary: Summary, *, quiet: bool) -> Summary:
 
 def _kind_of_input(request: FileRequest) -> str:
     """The format of the input's files, if it is one and can be written."""
-    from rankmill.producer.files.inputs import find_files  # pyarrow, which is slow to import
+    from rankmill.producer.files.inputs import find_files
 
     kinds = set()
     if request.inputs and not request.reads_stdin:
         kinds = {file.format.name for file in find_files(request.inputs) if file.format}
-    kinds = {{"json": "jsonl", "arrow stream": "arrow"}.get(kind, kind) for kind in kinds}
+    kinds = {{"json": "jsonl", "arrows": "arrow"}.get(kind, kind) for kind in kinds}
     if len(kinds) != 1:
         raise click.UsageError("-o - needs a format: --output-format jsonl, csv, tsv, parquet, arrow or trec")
     return kinds.pop()

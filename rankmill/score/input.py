@@ -10,8 +10,8 @@ from pathlib import Path
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.producer.files.corpus.datasets import DatasetPart, source_path
-from rankmill.producer.files.formats.base import ReadOptions, TextColumns
-from rankmill.producer.files.formats.table import JSON, JSONL, Format
+from rankmill.producer.files.formats.base import Format, ReadOptions, TextColumns
+from rankmill.producer.files.formats.jsonl import JSON, JSONL
 from rankmill.producer.files.inputs import (
     InputFile,
     RankingFiles,

@@ -9,7 +9,9 @@ from typing import Any
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import DATASET, FileRequest
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.files.formats.table import CSV, TREC, TSV, stem
+from rankmill.producer.files.formats.delimited import CSV, TSV
+from rankmill.producer.files.formats.table import stem
+from rankmill.producer.files.formats.trec import TREC
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.mean_scores import MeanColumn
 from rankmill.producer.files.outputs import OutputFormat, OutputPart, check_target

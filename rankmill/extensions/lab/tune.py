@@ -14,15 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import BaseModel, TypeAdapter
 
+from rankmill import plugins
 from rankmill.extensions.lab.agreement import Agreement, agreement
 from rankmill.extensions.lab.bench import Bench, BenchFailed, BenchTimeout, Records, split_requests
 from rankmill.extensions.lab.experiment import Value
 from rankmill.extensions.lab.grid import label
 from rankmill.jobs.contract.errors import EmbeddedError, RankmillError, RunFailed
 from rankmill.jobs.contract.spec import Precision
-from rankmill.jobs.runtime.hosts import FOR_TESTS, TOKEN_BUDGETS
+from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
 from rankmill.jobs.runtime.limits import cores
-from rankmill.jobs.runtime.settings import BackendName, Settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import worker_environs
 from rankmill.score.session import RunScores
@@ -373,9 +374,10 @@ class Tuner:
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
         found: list[PrecisionProbe] = []
         out_of_time = None
-        backends = self._open("backend", get_args(BackendName))
+        kinds = {name: plugins.load("rankmill.backends", name) for name in plugins.names("rankmill.backends")}
+        backends = self._open("backend", ("auto", *sorted(kinds, key=lambda name: kinds[name].preference)))
         for backend in backends:
-            if (backend, reference.device) in FOR_TESTS and len(backends) > 1:
+            if reference.device in kinds[backend].for_tests and len(backends) > 1:
                 continue
             try:
                 measure = partial(self._probe, backend, reference)

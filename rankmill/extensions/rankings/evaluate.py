@@ -15,7 +15,8 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.corpus.rankings import check_once, column_of, frame_of, read_ranking, read_table
-from rankmill.producer.files.formats.table import TSV, format_of, is_readable, open_reader
+from rankmill.producer.files.formats.delimited import TSV
+from rankmill.producer.files.formats.table import format_of, is_readable, open_reader
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 from rankmill.producer.files.stores.paths import AnyPath
 

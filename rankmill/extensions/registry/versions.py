@@ -23,7 +23,7 @@ from rankmill.jobs.contract.errors import InputError, RankmillError, RegistryAwa
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.model_files import model_files
 from rankmill.jobs.system import system
-from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.backends.registry import backends
 from rankmill.workers.host.disk_cache import Locked, lock
 
 REGISTRY = "registry"
@@ -83,7 +83,7 @@ def _entries(cache: Path) -> Iterator[_Entry]:
         if folder.is_dir() and folder.parent.name != _LOCKS:
             held = version_lock(cache, folder.parent.name, folder.name)
             yield from _entry(folder, held)
-    for backend in BACKENDS:  # each keeps what it makes of models in a folder of its name
+    for backend in backends():  # each keeps what it makes of models in a folder of its name
         for folder in (cache / backend).glob("*"):
             yield from _entry(folder, None)
 

@@ -26,8 +26,6 @@ STANDARD_STREAM = "-"
 DATASET = "irds:"
 """What names of ir_datasets' datasets begin with."""
 
-OutputKind = Literal["parquet", "csv", "tsv", "jsonl", "trec", "arrow"]
-
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 """Delimiters that are detected in CSV files, and their names in options."""
 
@@ -103,8 +101,9 @@ class FileRequest(WireModel):
     output: File | None = None
     """File to write: .parquet, .csv, .tsv, .jsonl, .trec; text also .gz or .zst; or - for standard output.
     [default: <input stem>.scored.parquet]"""
-    output_format: OutputKind | None = None
-    """Format of the output.  [default: as its name ends; of standard output as the input]"""
+    output_format: Annotated[Name, Field(title="FORMAT")] | None = None
+    """Format of the output: parquet, csv, tsv, jsonl, trec, arrow, or one of another package.
+    [default: as its name ends; of standard output as the input]"""
     top_k: Positive | None = None
     """Keep the N best passages of each query, ranked.  [default: all]"""
     tag: Column = "rankmill"

@@ -19,9 +19,6 @@ TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
 """A worker stops claiming at this many pairs, by device: its forward never waits, and others get jobs too."""
 
-FOR_TESTS = frozenset({("mlx", "cpu")})
-"""Backends that support a device only for tests; they are far slower there than the others."""
-
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 """Paths that exist on Linux if a program can reach a GPU: NVIDIA (two), Jetson, WSL, AMD."""
 

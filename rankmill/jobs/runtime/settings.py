@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
+from rankmill import plugins
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.prompts import read_template
@@ -47,8 +48,6 @@ from rankmill.jobs.runtime.passwords import mask_passwords, read_secret, sendabl
 from rankmill.jobs.runtime.yaml_files import read_yaml, shown
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-BackendName = Literal["auto", "openvino", "torch", "onnx", "mlx"]
-"""Each but ``auto`` is a folder of rankmill/workers/backends/; ``auto`` prefers the first."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
 CountOrAuto = Literal["auto"] | Annotated[int, Field(ge=1)]
@@ -65,6 +64,16 @@ _NOT_SETTINGS = re.compile(
 """rankmill's variables that are not settings, and Kubernetes' variables for a service named rankmill-…"""
 
 BASE = shipped("configs", "base.yaml")
+
+
+def _installed_backend(name: str) -> str:
+    if name != "auto" and name not in (known := plugins.names("rankmill.backends")):
+        message = "no installed package has this backend; use {known}"
+        raise PydanticCustomError("no_backend", message, {"known": ", ".join(["auto", *known])})
+    return name
+
+
+BackendName = Annotated[str, AfterValidator(_installed_backend)]
 
 GatewayKey = Annotated[
     str | None, Field(min_length=16), AfterValidator(sendable_key), BeforeValidator(without_line_end)
@@ -233,7 +242,7 @@ class SettingsOptions(TypedDict, total=False):
     inputs: Scored | None
     redis_wait_seconds: float | None
     device: Device | None
-    backend: BackendName | None
+    backend: str | None
     threads: Literal["auto"] | int | None
     token_budget: Literal["auto"] | int | None
     max_batch: Literal["auto"] | int | None

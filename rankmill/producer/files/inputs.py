@@ -18,17 +18,15 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError, OutputError
-from rankmill.producer.files.formats.base import BYTE_ORDER_MARK
+from rankmill.producer.files.formats.base import BYTE_ORDER_MARK, Format
 from rankmill.producer.files.formats.ipc import MAGIC, STREAM_MAGIC
-from rankmill.producer.files.formats.parquet import metadata_of
+from rankmill.producer.files.formats.parquet import PARQUET, metadata_of
 from rankmill.producer.files.formats.table import (
-    PARQUET,
-    READ_ENDINGS,
-    Format,
     check_readable,
     format_of,
     is_output_name,
     is_readable,
+    read_endings,
 )
 from rankmill.producer.files.outputs import part_of
 from rankmill.producer.files.stores.paths import (
@@ -123,7 +121,7 @@ def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
     if path.is_dir():
         files, root = _files_below(path), path
         if not files:
-            raise InputError(f"{name}: no file with one of the endings {READ_ENDINGS} in this directory")
+            raise InputError(f"{name}: no file with one of the endings {read_endings()} in this directory")
     elif path.exists():
         files, root = [path], path.parent if is_url(name) else _common_folder(inputs)
     elif found := matches(path):

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Writer
-from rankmill.producer.files.formats.table import FORMATS, TREC, WRITTEN_ENDINGS, Format, split_ending
+from rankmill.producer.files.formats.base import Format, Writer
+from rankmill.producer.files.formats.table import of_ending, split_ending, written_formats
+from rankmill.producer.files.formats.trec import TREC
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.places import check_replaceable, check_writable
 
@@ -20,7 +21,7 @@ PASSAGE_IDS = ("passage_id", "pid", "doc_id", "docid", "docno", "corpus_id", "co
 PART, PARTS = "rankmill.part", "rankmill.parts"
 """Metadata of a part: its number, and how many parts there are."""
 
-_NAME = re.compile(r"part-([0-9]{5,})-of-([0-9]{5,})\.[a-z]+")
+_NAME = re.compile(r"part-([0-9]{5,})-of-([0-9]{5,})\.[a-z0-9]+")
 _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
 
 
@@ -91,11 +92,13 @@ class OutputFormat:
             The name does not say it, or says another one.
         """
         ending, compression = split_ending(path)
-        named = next((each for each in FORMATS if each.writer and ending in each.endings), None)
-        found = next((each for each in FORMATS if each.name == self.kind), named)
+        named = of_ending(ending)
+        named = named if named and named.writer else None
+        found = named if self.kind is None else self._asked()
         if found is None:
+            endings = ", ".join(ending for each in written_formats() for ending in each.endings)
             raise InputError(
-                f"{path}: cannot tell the format from the name; end it in {WRITTEN_ENDINGS} (text also "
+                f"{path}: cannot tell the format from the name; end it in {endings} (text also "
                 "in .gz or .zst), or name it with --output-format"
             )
         if named not in (None, found):
@@ -104,6 +107,13 @@ class OutputFormat:
             raise InputError(
                 f"{path}: {found.name.capitalize()} is compressed inside; leave {path.suffix} out of the name"
             )
+        return found
+
+    def _asked(self) -> Format:
+        found = of_ending(f".{self.kind}")
+        if found is None or found.name != self.kind or found.writer is None:
+            known = ", ".join(each.name for each in written_formats())
+            raise InputError(f"--output-format {self.kind}: nothing installed writes it; use one of {known}")
         return found
 
     def ranks(self, path: AnyPath) -> bool:

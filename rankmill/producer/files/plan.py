@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ROW
-from rankmill.producer.files.formats.table import JSONL, TREC
+from rankmill.producer.files.formats.jsonl import JSONL
 from rankmill.producer.files.formats.text import (
     cannot_be_text,
     far_time,
@@ -20,6 +20,7 @@ from rankmill.producer.files.formats.text import (
     undictionary,
     without_times,
 )
+from rankmill.producer.files.formats.trec import TREC
 from rankmill.producer.files.mean_scores import MeanColumn, MeanScores
 from rankmill.producer.files.outputs import OutputFormat
 from rankmill.producer.files.ranking import Ranking, Repeats, starts_of

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions
-from rankmill.producer.files.formats.parquet import ParquetReader, metadata_of
-from rankmill.producer.files.formats.table import PARQUET
+from rankmill.producer.files.formats.parquet import PARQUET, ParquetReader, metadata_of
 from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, errors_name, part_of
 from rankmill.producer.files.source import Shard
 from rankmill.producer.files.stores.paths import AnyPath

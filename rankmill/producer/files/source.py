@@ -22,8 +22,9 @@ from rankmill.jobs.system import system
 from rankmill.producer.collect.pairs import OpenTables, RowsAt, as_json, cut_tables, holds_messages
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.base import ROW, Reader, ReadOptions, Survey, TextColumns, text_of
+from rankmill.producer.files.formats.delimited import CSV, TSV
 from rankmill.producer.files.formats.jsonl import with_keys, with_text
-from rankmill.producer.files.formats.table import CSV, TSV, format_of, open_reader
+from rankmill.producer.files.formats.table import format_of, open_reader
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import fingerprint

@@ -212,14 +212,17 @@ def is_rounded(precision: str) -> bool:
 class BackendKind:
     """Description of a backend, which imports none of the backend's packages.
 
-    Each backend's folder defines one as ``KIND``; it must import nothing heavy before `load` is called.
+    It is what an entry point of ``rankmill.backends`` names. Its module must import nothing heavy before
+    `load` is called.
 
     Attributes
     ----------
     name
-        Name in the settings.
+        Name in the settings, which is the entry point's.
+    preference
+        ``auto`` tries the lowest first, where it does not measure.
     extra
-        The extra of rankmill that installs the backend; by default its name.
+        The extra of rankmill that installs `packages`; empty if the backend's own package does.
     precisions
         Supported precisions, by device.
     load
@@ -228,6 +231,8 @@ class BackendKind:
         Packages that the backend imports and that rankmill itself does not need.
     added
         Further packages that a precision needs, by precision.
+    for_tests
+        Devices on which ``auto`` does not take the backend: it is far slower there than others.
     families
         Model types whose plain classifiers the backend has modules for; ``None`` if it runs any network.
     measured
@@ -260,6 +265,8 @@ class BackendKind:
     packages: tuple[str, ...] = ()
     added: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     extra: str = ""
+    preference: int = 100
+    for_tests: frozenset[str] = frozenset()
     families: frozenset[str] | None = None
     measured: frozenset[str] | None = None
     machines: tuple[str, ...] = ()
@@ -280,8 +287,8 @@ class BackendKind:
 
     @property
     def installed_by(self) -> str:
-        """The command that installs the backend."""
-        return install_line(self.extra or self.name)
+        """What installs its packages."""
+        return install_line(self.extra) if self.extra else f"it needs {', '.join(self.packages)}"
 
     def obstacle(self, config: Any, device: str, precision: str, *, plain: bool = True) -> str | None:
         """Why the backend cannot run a model on this device in this precision; ``None`` if it can.

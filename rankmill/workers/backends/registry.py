@@ -7,26 +7,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import partial
-from importlib import import_module
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from rankmill import plugins
 from rankmill.jobs.contract.errors import ConfigError, WorkerError
-from rankmill.jobs.runtime.hosts import FOR_TESTS
-from rankmill.jobs.runtime.settings import BackendName
 from rankmill.workers.backends.base import DEVICES, BackendKind
 from rankmill.workers.backends.speed import CPU_PRECISIONS, INT8, Combination, Speeds, cpu_speeds
 from rankmill.workers.host.device import gpu_precision, resolve_device
 
 logger = logging.getLogger(__name__)
 
-BACKENDS: dict[str, BackendKind] = {
-    name: import_module(f"rankmill.workers.backends.{name}").KIND
-    for name in get_args(BackendName)
-    if name != "auto"
-}
-"""All backends by name; each is a package beside this module. On a GPU ``auto`` prefers the first."""
+
+@cache
+def backends() -> dict[str, BackendKind]:
+    """All installed backends by name, in the order in which ``auto`` prefers them."""
+    names = plugins.names("rankmill.backends")
+    kinds = [(plugins.load("rankmill.backends", name), name) for name in names]
+    return {name: kind for kind, name in sorted(kinds, key=lambda each: (each[0].preference, each[1]))}
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ def choose_device(setting: str, backend: str) -> str:
         The device does not exist here, or ``auto`` finds only one on which this backend is meant for tests.
     """
     device = resolve_device(setting)
-    if setting == "auto" and (backend, device) in FOR_TESTS:
-        wanted = " or ".join(DEVICES[each] for each in BACKENDS[backend].precisions if each != device)
+    if setting == "auto" and backend != "auto" and device in (kind := backends()[backend]).for_tests:
+        wanted = " or ".join(DEVICES[each] for each in kind.precisions if each != device)
         raise ConfigError(
             f"backend {backend} finds no {wanted} here, and on a {DEVICES[device]} it is far slower than the "
             f"others; use --backend auto, or set device: {device} to use it anyway"
@@ -72,13 +71,13 @@ def choose_backend(
 ) -> BackendChoice:
     """Choose the backend and precision for a model; for ``auto``, the fastest that can run it. On a CPU
     ``auto`` measures speeds, and never chooses int8. Precision ``int8`` means a kind of int8 that is
-    measurably worth it, or else what ``auto`` would choose. On a GPU ``auto`` takes the first of `BACKENDS`
+    measurably worth it, or else what ``auto`` would choose. On a GPU ``auto`` takes the first of `backends`
     that can run the model.
 
     Parameters
     ----------
     setting
-        ``auto`` or a key of `BACKENDS`.
+        ``auto`` or a key of `backends`.
     precision
         ``auto`` or a precision.
     config
@@ -104,7 +103,7 @@ def choose_backend(
         _choose, setting, config=config, device=device, cache=cache, plain=plain, without=without
     )
     chosen = choose(precision)
-    kind = BACKENDS[chosen.backend]
+    kind = backends()[chosen.backend]
     if (
         precision != "int8"
         or alone
@@ -135,7 +134,7 @@ def _choose(
     without: Collection[Combination],
 ) -> BackendChoice:
     """Choose as `choose_backend` does, but without a measurement for int8."""
-    kinds = _automatic(device) if setting == "auto" else [BACKENDS[setting]]
+    kinds = _automatic(device) if setting == "auto" else [backends()[setting]]
     obstacles: dict[str, str] = {}
     able: list[Combination] = []
     for kind in kinds:
@@ -150,12 +149,12 @@ def _choose(
                 obstacles[kind.name] = f"its scores in {_either(unfit)} are not the model's"
         else:
             obstacles[kind.name] = obstacle
-    measured = [each for each in able if BACKENDS[each[0]].is_measured(config, plain=plain)]
+    measured = [each for each in able if backends()[each[0]].is_measured(config, plain=plain)]
     able = measured or able
     able.sort(key=lambda each: device != "cpu" and each[1] == "fp32")  # on a GPU, fp32 is the last resort
     if able:
         backend, chosen = _fastest(able, config, device, cache)
-        names = list(BACKENDS)
+        names = list(backends())
         better = {name: obstacles[name] for name in names[: names.index(backend)] if name in obstacles}
         if better:
             logger.info("backend %s, not %s", backend, _listed(better))
@@ -201,7 +200,7 @@ def _int8_gain(
     """How many times as fast as the choice int8 would be; ``None`` if no backend here can run the model in
     int8.
     """
-    kinds = [BACKENDS[name] for name, _ in able]
+    kinds = [backends()[name] for name, _ in able]
     with_int8 = [each for each in kinds if set(INT8) & set(each.timed) and each.is_measured(config)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):
         return None
@@ -209,13 +208,14 @@ def _int8_gain(
 
 
 def _speeds(able: list[Combination], config: Any, cache: Path) -> Speeds:
-    return cpu_speeds([BACKENDS[name] for name in dict.fromkeys(name for name, _ in able)], config, cache)
+    return cpu_speeds([backends()[name] for name in dict.fromkeys(name for name, _ in able)], config, cache)
 
 
 def _automatic(device: str) -> list[BackendKind]:
     """The backends that ``auto`` tries on a device, in order of preference."""
-    kinds = [kind for kind in BACKENDS.values() if device in kind.precisions]
-    return [kind for kind in kinds if (kind.name, device) not in FOR_TESTS]
+    return [
+        kind for kind in backends().values() if device in kind.precisions and device not in kind.for_tests
+    ]
 
 
 def _listed(obstacles: dict[str, str], verb: str = "") -> str:

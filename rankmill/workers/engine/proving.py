@@ -32,7 +32,7 @@ from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS, cpu_flags
 from rankmill.jobs.runtime.limits import free_memory
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Logits, OutOfMemory, is_rounded
-from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.backends.registry import backends
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.engine.probing import Probed, digest, tokens_of
 from rankmill.workers.engine.spec_check import SpecCheck
@@ -466,7 +466,7 @@ class Proving:
         from rankmill.workers.models.reference import ReferenceModel
 
         backend = self._loaded.backend
-        rounds, rounding = is_rounded(backend.precision), BACKENDS[backend.name].rounding
+        rounds, rounding = is_rounded(backend.precision), backends()[backend.name].rounding
         model = ReferenceModel(self._spec, self._loaded.source, self._loaded.revision)
         try:
             if large:
@@ -580,7 +580,7 @@ def _release() -> str:
 def _versions(backend: str, precision: str) -> dict[str, str]:
     """Versions of what computes and tokenizes, here and in the reference."""
     found = {}
-    packages = BACKENDS[backend].packages_of(precision)
+    packages = backends()[backend].packages_of(precision)
     for package in dict.fromkeys(("torch", "transformers", "tokenizers", *packages)):
         with suppress(PackageNotFoundError):  # installed under another name
             found[package] = version(package)

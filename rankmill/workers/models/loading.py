@@ -23,7 +23,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.alone import Alone
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
 from rankmill.workers.backends.families import first_position
-from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
+from rankmill.workers.backends.registry import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.models.activation import Activation, activation
 from rankmill.workers.models.description import Description, describe
@@ -173,7 +173,7 @@ def load(
     device
         ``cpu``, ``cuda`` or ``mps``.
     backend
-        ``auto``, or a key of `rankmill.workers.backends.registry.BACKENDS`.
+        ``auto``, or a key of `rankmill.workers.backends.registry.backends`.
     cache_dir
         Folder for files that are derived from models, or ``auto``.
     versions
@@ -279,7 +279,7 @@ class CannotConvert(SpecError):
 
 
 def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Backend:
-    kind = BACKENDS[choice.backend]
+    kind = backends()[choice.backend]
     try:
         loaded = kind.load(files, device, choice.precision)
         return Alone(loaded, kind) if files.alone else loaded

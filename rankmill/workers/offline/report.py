@@ -9,7 +9,7 @@ from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec, choose_output
-from rankmill.workers.backends.registry import BACKENDS, choose_device
+from rankmill.workers.backends.registry import backends, choose_device
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.loading import ANY_LENGTH, find_max_length, one_line
 from rankmill.workers.models.prompts import answers, prompt_template, tokenizer_for
@@ -101,7 +101,7 @@ def _prompt(spec: ScoreSpec, about: Description) -> str | None:
 def _backends(about: Description, device: str) -> dict[str, dict[str, str | None]]:
     """For each backend and each of its precisions: why it cannot run the model here; ``None`` if it can."""
     found: dict[str, dict[str, str | None]] = {}
-    for name, kind in BACKENDS.items():
+    for name, kind in backends().items():
         precisions = kind.precisions.get(device) or ("auto",)
         found[name] = {
             each: kind.obstacle(about.config, device, each, plain=about.plain) for each in precisions

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rankmill.extensions.lab.commands.check_precision import check_precision
-from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.backends.registry import backends
 from tests.conftest import Server, run_command
 from tests.workers.backends.test_backends import EXAMPLES
 
@@ -102,6 +102,6 @@ def test_with_workers_of_its_own_it_checks_int8() -> None:
     done = run_command("rankmill", "check-precision", *DEMO, *options)
     assert done.code == 0, done.err
     fp32, int8 = json.loads(done.out)
-    here = BACKENDS["onnx"].int8()[0]  # the kind of this CPU
+    here = backends()["onnx"].int8()[0]  # the kind of this CPU
     assert (fp32["backend"], int8["backend"], int8["precision"]) == ("onnx", "onnx", here)
     assert 0.9 < int8["spearman"] < 1

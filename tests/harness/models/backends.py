@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.backends.registry import backends
 
 
 def require(backend: str, precision: str = "fp32") -> None:
     """Skip the test if this machine lacks the backend, or its arithmetic."""
-    kind = BACKENDS[backend]
+    kind = backends()[backend]
     for package in kind.packages:
         pytest.importorskip(package)
     if lacking := kind.lacks("cpu", precision):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import polars as pl
 import pyarrow as pa
@@ -11,11 +10,13 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
+from rankmill import plugins
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.file_request import OutputKind
 from rankmill.producer.files.corpus.rankings import read_ranking
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
-from rankmill.producer.files.formats.table import CSV, FORMATS, TREC, TSV, is_output_name, open_reader
+from rankmill.producer.files.formats.delimited import CSV, TSV
+from rankmill.producer.files.formats.table import formats, is_output_name, open_reader
+from rankmill.producer.files.formats.trec import TREC
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.outputs import OutputFormat
 from rankmill.producer.files.source import open_source
@@ -23,14 +24,14 @@ from rankmill.producer.files.source import open_source
 COLUMNS = TextColumns("query", "passage")
 ENDINGS = [
     ending + compression
-    for each in FORMATS
+    for each in formats()
     for ending in each.endings
     for compression in ("", *((".gz", ".zst") if each.is_text else ()))
 ]
 
 
-def test_the_options_know_the_formats_of_the_table() -> None:
-    assert tuple(each.name for each in FORMATS if each.writer) == get_args(OutputKind)
+def test_a_format_is_an_entry_point_of_its_name() -> None:
+    assert [each.name for each in formats()] == plugins.names("rankmill.formats")
 
 
 @pytest.mark.parametrize("ending", [ending for ending in ENDINGS if is_output_name(f"a{ending}")])

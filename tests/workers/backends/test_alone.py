@@ -12,7 +12,7 @@ from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.alone import Alone
 from rankmill.workers.backends.base import Backend, OutOfMemory
-from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.backends.registry import backends
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven
@@ -90,7 +90,7 @@ def test_no_memory_is_said_when_all_rows_have_ended() -> None:
 
     mask = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0]])
     with pytest.raises(OutOfMemory):
-        Alone(Wrapped(score), BACKENDS["torch"]).submit(Batch.padded(mask, None, mask)).result()
+        Alone(Wrapped(score), backends()["torch"]).submit(Batch.padded(mask, None, mask)).result()
     assert sorted(ended) == [1, 2, 3]
 
 
@@ -98,7 +98,7 @@ def test_a_backend_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
     calls = iter(range(1000))
     noisy: Backend = Wrapped(lambda batch: np.full(len(batch.ids), next(calls) * 1e-7, np.float32))
     monkeypatch.setattr(
-        "rankmill.workers.models.loading._load_backend", lambda *_: Alone(noisy, BACKENDS["torch"])
+        "rankmill.workers.models.loading._load_backend", lambda *_: Alone(noisy, backends()["torch"])
     )
     with pytest.raises(WorkerError, match="a pair alone has not the same bits each time"):
         load_proven(

@@ -21,7 +21,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.backends.families import TRACEABLE
-from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
+from rankmill.workers.backends.registry import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.speed import INT8
 from rankmill.workers.backends.torch import backend as torch_backend
 from rankmill.workers.batches.tokens import Batch
@@ -112,7 +112,7 @@ def test_openvino_ranks_the_example_as_fp32_does(precision: str, openvino_backen
 def test_openvino_runs_the_families_it_is_known_to_score(openvino_backend: Any) -> None:
     """Whether ``auto`` takes it is a question of speed, which `test_speed` asks."""
     for family in TRACEABLE:
-        assert BACKENDS["openvino"].obstacle(AutoConfig.for_model(family), "cpu", "fp32") is None
+        assert backends()["openvino"].obstacle(AutoConfig.for_model(family), "cpu", "fp32") is None
 
 
 def test_bf16_is_never_computed_in_fp32(openvino_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_fewer_bits_without_a_package_for_them(monkeypatch: pytest.MonkeyPatch) 
     worth_it = chosen.backend == "openvino" and chosen.precision in INT8
     assert worth_it or (chosen.backend, chosen.precision) == (exact.backend, exact.precision)  # as measured
     monkeypatch.setitem(sys.modules, "openvino", None)
-    onnx = BackendChoice("onnx", BACKENDS["onnx"].int8()[0])
+    onnx = BackendChoice("onnx", backends()["onnx"].int8()[0])
     assert choose_backend("auto", "int8", config, "cpu", CACHE) == onnx
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SpecError, match=r"no backend here: openvino .*; onnx .*\[onnx\]"):

@@ -20,7 +20,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.workers.backends import torch as kind_of_torch
 from rankmill.workers.backends.base import ROW, Logits
-from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
+from rankmill.workers.backends.registry import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.torch import backend as torch_backend
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven
@@ -45,9 +45,9 @@ def on_this_cpu(monkeypatch: Patch) -> None:
     from torchao.quantization import quant_api
 
     monkeypatch.setattr(quant_api, "_check_hardware_support", lambda granularity: None)
-    kind = BACKENDS["torch"]
+    kind = backends()["torch"]
     able = replace(kind, precisions={"cpu": ("fp32", "bf16", "fp8")}, lacks=lambda device, precision: None)
-    monkeypatch.setitem(BACKENDS, "torch", able)
+    monkeypatch.setitem(backends(), "torch", able)
 
 
 @pytest.fixture(scope="module")

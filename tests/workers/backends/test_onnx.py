@@ -16,7 +16,7 @@ from rankmill import Client
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import LayerShape, ModelFiles
-from rankmill.workers.backends.registry import BACKENDS, choose_backend
+from rankmill.workers.backends.registry import backends, choose_backend
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host import device
 from rankmill.workers.models.loading import load_model
@@ -70,7 +70,7 @@ def test_int8_ranks_the_example_as_fp32_does() -> None:
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:120]
     texts = [row["query"] for row in rows], [row["passage"] for row in rows]
     ranks = []
-    for precision in ("fp32", BACKENDS["onnx"].int8()[0], "int8-dynamic-7bit"):
+    for precision in ("fp32", backends()["onnx"].int8()[0], "int8-dynamic-7bit"):
         spec = ScoreSpec.model_validate({"model": "demo", "precision": precision, "activation": "identity"})
         model = load_model(spec, "cpu", "onnx")
         assert (model.backend.name, model.backend.precision) == ("onnx", precision)

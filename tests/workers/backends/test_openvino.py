@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.backends.registry import backends
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.conftest import ENVIRON, run_command
@@ -49,7 +49,7 @@ def test_a_model_is_converted_once_for_each_content_and_kind(tmp_path: Path) -> 
     first = graphs(cache)
     assert sorted(path.name for path in first) == ["model.bin", "model.xml"]
     check(model, cache)
-    if BACKENDS["openvino"].lacks("cpu", "bf16") is None:
+    if backends()["openvino"].lacks("cpu", "bf16") is None:
         check(model, cache, "bf16")  # of the same weights
     assert graphs(cache) == first
     check(model, cache, "int8-128")

@@ -18,7 +18,7 @@ from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends import openvino, registry, speed, torch
 from rankmill.workers.backends.base import LayerShape, ModelFiles
-from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
+from rankmill.workers.backends.registry import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.speed import INT8, Speeds, cpu_speeds, measure
 from rankmill.workers.host.device import threads, use_threads
 from rankmill.workers.models.loading import load_model
@@ -68,7 +68,7 @@ def test_each_backend_is_measured_in_its_own_arithmetic(
     backend: str, tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     require(backend)
-    kind = BACKENDS[backend]
+    kind = backends()[backend]
     found = cpu_speeds([kind], SMALL, tmp_path)
     expected = {"fp32", "bf16"} & set(kind.precisions["cpu"])
     expected |= set(INT8) if backend == OPENVINO else set()
@@ -220,7 +220,7 @@ def test_a_measurement_that_fails_keeps_no_worker_from_scoring(
         return lambda: 1 / 0
 
     for name in (OPENVINO, TORCH, ONNX):
-        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], timed_layer=broken))
+        monkeypatch.setitem(backends(), name, replace(backends()[name], timed_layer=broken))
     model = load_model(ScoreSpec(model=str(tiny_model)), "cpu", "auto", str(tmp_path))
     assert model.backend.precision == "fp32"
     assert "cannot measure torch in fp32: no room" in log.text

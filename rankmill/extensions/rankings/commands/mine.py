@@ -19,8 +19,8 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import Columns, Files, OnDuplicate
 from rankmill.producer.files.corpus.datasets import source_path
 from rankmill.producer.files.corpus.texts import TextFields
-from rankmill.producer.files.formats.delimited import TsvWriter
-from rankmill.producer.files.formats.table import TSV, split_ending
+from rankmill.producer.files.formats.delimited import TSV, TsvWriter
+from rankmill.producer.files.formats.table import split_ending
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.writing import whole_file

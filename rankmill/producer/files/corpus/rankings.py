@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions
-from rankmill.producer.files.formats.table import TSV, format_of, is_readable, open_reader
+from rankmill.producer.files.formats.delimited import TSV
+from rankmill.producer.files.formats.table import format_of, is_readable, open_reader
 from rankmill.producer.files.formats.trec import LineFormat, read_lines
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
 from rankmill.producer.files.ranking import starts_of

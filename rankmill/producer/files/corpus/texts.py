@@ -11,7 +11,9 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions
-from rankmill.producer.files.formats.table import CSV, JSON, JSONL, TSV, format_of, open_reader
+from rankmill.producer.files.formats.delimited import CSV, TSV
+from rankmill.producer.files.formats.jsonl import JSON, JSONL
+from rankmill.producer.files.formats.table import format_of, open_reader
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
 from rankmill.producer.files.stores.paths import AnyPath
 

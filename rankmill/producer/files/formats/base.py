@@ -6,7 +6,7 @@ fits every row. `Reader.batches` then reads the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -141,6 +141,29 @@ class Writer(Protocol):
     def abandon(self) -> None:
         """Close the incomplete file."""
         ...
+
+
+MakeReader = Callable[[AnyPath, Sequence[str], ReadOptions], Reader]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of files: what an entry point of ``rankmill.formats`` names.
+
+    ``endings`` are those of files' names; the first is the entry point's name behind a dot. Text may be
+    compressed, and its name then ends in .gz or .zst, too. ``reader`` is ``None`` if pairs cannot be read
+    from it, ``writer`` if rows cannot be written to it.
+    """
+
+    endings: Sequence[str]
+    reader: MakeReader | None
+    writer: Callable[..., Writer] | None
+    is_text: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name for --output-format."""
+        return self.endings[0].removeprefix(".")
 
 
 def first_null(batch: pa.RecordBatch | pa.Table, texts: Sequence[str]) -> int | None:

@@ -24,6 +24,7 @@ from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.files.formats.base import (
     BYTE_ORDER_MARK,
     NOT_UTF8,
+    Format,
     ReadOptions,
     Survey,
     first_null,
@@ -339,3 +340,7 @@ class TsvWriter(TextWriter):
         broken = pc.sum(pc.match_substring_regex(text, _BREAKS)).as_py() or 0
         self._replaced += broken
         return pc.replace_substring_regex(text, _BREAKS, " ") if broken else text
+
+
+CSV = Format((".csv",), CsvReader, CsvWriter)
+TSV = Format((".tsv",), TsvReader, TsvWriter)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import ReadOptions, Survey, first_null, text_of
+from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, first_null, text_of
 from rankmill.producer.files.formats.text import refuse, undictionaried
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
@@ -161,3 +161,8 @@ class ArrowWriter:
 def _has_dictionary(kind: pa.DataType) -> bool:
     inner = [kind.field(place).type for place in range(kind.num_fields)]
     return pa.types.is_dictionary(kind) or any(map(_has_dictionary, inner))
+
+
+ARROW = Format((".arrow", ".feather"), ArrowReader, ArrowWriter, is_text=False)
+ARROWS = Format((".arrows",), ArrowReader, None, is_text=False)
+"""Streams; a file that ends in .arrow may be one, too."""

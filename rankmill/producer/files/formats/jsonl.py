@@ -28,6 +28,7 @@ from rankmill.producer.files.formats.base import (
     BYTE_ORDER_MARK,
     NOT_UTF8,
     ROW,
+    Format,
     ReadOptions,
     Survey,
     is_empty,
@@ -551,3 +552,7 @@ def _json_of(value: object) -> str:
         return _encode(value)
     except ValueError:  # NaN or infinity
         return _encode(_finite(value))
+
+
+JSONL = Format((".jsonl", ".ndjson"), JsonlReader, JsonlWriter)
+JSON = Format((".json",), JsonlReader, None)

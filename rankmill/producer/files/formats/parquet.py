@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import ReadOptions, Survey, first_null, text_of
+from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, first_null, text_of
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
@@ -132,3 +132,6 @@ def _reading(path: AnyPath) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged Parquet data: {text_of(error)}; get the file again") from None
+
+
+PARQUET = Format((".parquet", ".pq"), ParquetReader, ParquetWriter, is_text=False)

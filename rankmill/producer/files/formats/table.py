@@ -1,75 +1,53 @@
-"""The formats of files: what their names end in, and how they are read and written.
+"""The formats of files that are installed: what their names end in, and how they are read and written.
 
-A new format is a module in this folder, and its line in `FORMATS`.
+They are the entry points of ``rankmill.formats``: ours, and those of other packages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache
 
+from rankmill import plugins
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Reader, ReadOptions, Writer
-from rankmill.producer.files.formats.delimited import CsvReader, CsvWriter, TsvReader, TsvWriter
-from rankmill.producer.files.formats.ipc import ArrowReader, ArrowWriter
-from rankmill.producer.files.formats.jsonl import JsonlReader, JsonlWriter
+from rankmill.producer.files.formats.base import Format, MakeReader, Reader, ReadOptions
 from rankmill.producer.files.formats.lists import ListReader
-from rankmill.producer.files.formats.parquet import ParquetReader, ParquetWriter
-from rankmill.producer.files.formats.trec import TrecWriter
 from rankmill.producer.files.stores.paths import AnyPath
-
-MakeReader = Callable[[AnyPath, Sequence[str], ReadOptions], Reader]
-
-
-@dataclass(frozen=True)
-class Format:
-    """A format of files.
-
-    ``name`` is that of --output-format, ``endings`` are those of files' names, which may be followed by one
-    of `COMPRESSIONS` if it is text. ``reader`` and ``writer`` are ``None`` where pairs cannot be read from
-    it, or rows not written to it (a ranking in TREC's format has no texts; `corpus.rankings` reads it).
-    """
-
-    name: str
-    endings: Sequence[str]
-    reader: MakeReader | None
-    writer: Callable[..., Writer] | None
-    is_text: bool = True
-
-
-PARQUET = Format("parquet", (".parquet", ".pq"), ParquetReader, ParquetWriter, is_text=False)
-CSV = Format("csv", (".csv",), CsvReader, CsvWriter)
-TSV = Format("tsv", (".tsv",), TsvReader, TsvWriter)
-JSONL = Format("jsonl", (".jsonl", ".ndjson"), JsonlReader, JsonlWriter)
-JSON = Format("json", (".json",), JsonlReader, None)
-TREC = Format("trec", (".trec",), None, TrecWriter)
-
-FORMATS = (
-    PARQUET,
-    CSV,
-    TSV,
-    JSONL,
-    JSON,
-    TREC,
-    Format("arrow", (".arrow", ".feather"), ArrowReader, ArrowWriter, is_text=False),
-    Format("arrow stream", (".arrows",), ArrowReader, None, is_text=False),
-)
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
-READ_ENDINGS = (
-    ", ".join(ending for each in FORMATS if each.reader for ending in each.endings)
-    + " (text also as .gz or .zst)"
-)
-"""Endings of files that are read as pairs, for messages."""
 
-WRITTEN_ENDINGS = ", ".join(ending for each in FORMATS if each.writer for ending in each.endings)
+@cache
+def formats() -> tuple[Format, ...]:
+    """All formats, ours first; this imports them all."""
+    return tuple(plugins.load("rankmill.formats", name) for name in plugins.names("rankmill.formats"))
+
+
+@cache
+def of_ending(ending: str) -> Format | None:
+    """The format of an ending such as ``.csv``; if a format has that name, no other is imported."""
+    try:
+        named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))
+    except KeyError:
+        return next((each for each in formats() if ending in each.endings), None)
+    return named
+
+
+def read_endings() -> str:
+    """Endings of files that are read as pairs, for messages."""
+    endings = (ending for each in formats() if each.reader for ending in each.endings)
+    return ", ".join(endings) + " (text also as .gz or .zst)"
+
+
+def written_formats() -> tuple[Format, ...]:
+    """The formats of outputs."""
+    return tuple(each for each in formats() if each.writer)
 
 
 def format_of(path: AnyPath) -> Format | None:
     """The format that a file's name says; ``None`` if it says none."""
     ending, compression = split_ending(path)
-    found = next((each for each in FORMATS if ending in each.endings), None)
+    found = of_ending(ending)
     return None if found and compression and not found.is_text else found
 
 
@@ -89,8 +67,7 @@ def is_output_name(name: str) -> bool:
     """Whether an output can have this name."""
     return any(
         name.lower().endswith(ending + compression)
-        for each in FORMATS
-        if each.writer
+        for each in written_formats()
         for ending in each.endings
         for compression in ("", *(COMPRESSIONS if each.is_text else ()))
     )
@@ -106,7 +83,7 @@ def check_readable(path: AnyPath) -> MakeReader:
     """What makes the reader of a file; raises `InputError` if its name does not say that it can be read."""
     found = format_of(path)
     if found is None or found.reader is None:
-        raise InputError(f"{path}: cannot tell what is in it; its name must end in {READ_ENDINGS}")
+        raise InputError(f"{path}: cannot tell what is in it; its name must end in {read_endings()}")
     return found.reader
 
 

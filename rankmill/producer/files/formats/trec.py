@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import is_empty, line_blocks, text_of
+from rankmill.producer.files.formats.base import Format, is_empty, line_blocks, text_of
 from rankmill.producer.files.formats.text import TextWriter, as_text, joined
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
@@ -137,3 +137,7 @@ def _explained(
                 what = "no number" if name.startswith("run_") else "no whole number"
                 return InputError(f"{path}, line {number}: {name.removeprefix('run_')} is {shown!r}, {what}")
     return InputError(f"{path}, from line {line} on: {text_of(error)}")
+
+
+TREC = Format((".trec",), None, TrecWriter)
+"""Rankings; `corpus.rankings` reads them, as they have no texts."""

@@ -14,6 +14,9 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
 
 KIND = BackendKind(
     name="mlx",
+    extra="mlx",
+    preference=4,
+    for_tests=frozenset({"cpu"}),
     packages=("mlx",),
     precisions=dict.fromkeys(("cpu", "mps"), ("fp32", "fp16", "bf16", "int8", "int4")),
     load=_load,

@@ -48,6 +48,8 @@ def _runs_on_cuda() -> bool:
 
 KIND = BackendKind(
     name="onnx",
+    extra="onnx",
+    preference=3,
     packages=("onnx", "onnxruntime"),
     precisions={"cpu": ("fp32", "int8", *_INT8), "cuda": ("fp32", "fp16")},
     measured=TRACEABLE,

@@ -45,6 +45,7 @@ def _has_bf16() -> bool:
 
 KIND = BackendKind(
     name="openvino",
+    preference=1,
     extra="worker",
     packages=("openvino",),
     machines=("x86_64", "AMD64"),

@@ -71,6 +71,7 @@ def _lacks(device: str, precision: str) -> str | None:
 
 KIND = BackendKind(
     name="torch",
+    preference=2,
     extra="worker",
     packages=("torch", "transformers"),
     added={"fp8": ("torchao",)},
