@@ -52,7 +52,7 @@ def measure(workers: int, rows: int, chunk_size: int | Literal["auto"]) -> str:
             if not seen or seen[-1][1].rows != run.progress.rows:
                 seen.append((time.monotonic(), run.progress))
 
-        run._driver.on_wait = look
+        run._drivers[0].on_wait = look
         for _ in run.tables():
             look()
         end = time.monotonic()

@@ -14,6 +14,7 @@ from rankmill.jobs.contract.errors import InputError, WireError
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.protocol.worker_report import worker_reports
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.source import PairSource
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.score.input import find_input
@@ -106,7 +107,7 @@ def estimate(
 def _sampled(source: PairSource, sample: int) -> pa.Table:
     """Up to `sample` pairs of the first rows, chosen by chance with a fixed seed."""
     names = list(source.columns.sent)
-    with source.tables(lambda _: _AT_ONCE, names=()) as tables:
+    with source.tables(Sizing(_AT_ONCE), names=()) as tables:
         parts = [table.select(names) for table in islice(tables, _LOOK_ROWS // _AT_ONCE)]
     if not parts:
         raise InputError("the input has no rows to estimate from")

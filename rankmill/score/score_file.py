@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -30,7 +30,6 @@ from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.collector import HowScored
 from rankmill.producer.collect.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.pairs import RowsAt
 from rankmill.producer.files.manifest import manifest
 from rankmill.producer.files.shards import shard_metadata
 from rankmill.producer.files.sink import ScoredFile, ScoredParts
@@ -255,13 +254,10 @@ def _score(
     else:
         options |= {"journal": journal, "revision": revision}
 
-    def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
-        size = request.rows_per_part
-        within = (lambda row: min(rows_at(row), size - row % size)) if size else rows_at
-        return source.tables(within, journal.finished.rows, needed)
-
+    sizing = client.sizing(journals=work.journals, part_rows=request.rows_per_part)
+    tables = source.tables(sizing, journal.finished.rows, needed)
     try:
-        with session.run(cut, source.columns.sent, on_wait=look, **options) as run:
+        with session.run(tables, source.columns.sent, sizing, on_wait=look, **options) as run:
             begun.append(run)
             for part in run.tables():
                 tally.add(part)

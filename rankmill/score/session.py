@@ -21,7 +21,8 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.joined import start_several
 from rankmill.producer.client.runs import Scores, ScoringRun, as_array
 from rankmill.producer.client.sync_client import Client
-from rankmill.producer.collect.pairs import USUAL_COLUMNS, RowsAt, cut_pairs
+from rankmill.producer.collect.pairs import USUAL_COLUMNS, cut_pairs
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.producer.local.worker_watch import WorkerWatch
 
@@ -104,8 +105,9 @@ class Session:
     @contextmanager
     def run(
         self,
-        cut: Callable[[RowsAt], Iterator[pa.Table]],
+        tables: Iterator[pa.Table],
         columns: tuple[str, ...],
+        sizing: Sizing,
         *,
         on_wait: Callable[[], None] = lambda: None,
         models: Sequence[str] = (),
@@ -128,7 +130,7 @@ class Session:
             on_wait()
 
         start = partial(start_several, self.client.start, models) if models else self.client.start
-        run = start(cut, columns, on_wait=look, **options)
+        run = start(tables, columns, sizing, on_wait=look, **options)
         try:
             yield run
         except BaseException:
@@ -174,9 +176,10 @@ class Session:
         """
         started = time.perf_counter()
         inputs = options.get("inputs", self._settings.inputs)
-        cut = partial(cut_pairs, table, columns, inputs=inputs)
+        sizing = self.client.sizing(chunk_size)
+        tables = cut_pairs(table, columns, sizing, inputs)
         options.setdefault("all_labels", False)  # rankings are of one score
-        with self.run(cut, columns, rows=len(table), chunk_size=chunk_size, **options) as run:
+        with self.run(tables, columns, sizing, rows=len(table), **options) as run:
             parts = list(run.tables())
         seconds = time.perf_counter() - started
         return RunScores(

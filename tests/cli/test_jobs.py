@@ -61,7 +61,7 @@ def test_a_chunk_of_a_run_and_an_unreadable_job_are_cleared_and_not_retried(
 ) -> None:
     at = ("--redis", server.url.replace("unix://", "unix://producer:PASSWORD@"))
     run = Client(server.url, model="demo", chunk_size=10).submit([("moon", "a moon")] * 10)
-    run._driver.fill()
+    run._drivers[0].fill()
     (chunk,) = waiting_jobs(server.client, queue.name)
     server.client.zadd(queue.failed_job_registry.key, {chunk: 4e9})
     set_aside(queue, b"odd", "its data is not JSON")

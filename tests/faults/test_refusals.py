@@ -75,7 +75,7 @@ def test_a_worker_without_the_settled_precision_hands_the_chunks_back(
     assert precisions(client, PAIRS[:20]) == ({"bf16"}, {"a"}, {1})
     odd(workers, "b", AUTO="fp32", LACKS="bf16")
     run = client.submit(PAIRS)
-    client.store.settle(run._driver.run, Settled("bf16", None))  # as if worker a were the first
+    client.store.settle(run._drivers[0].run, Settled("bf16", None))  # as if worker a were the first
     parts = list(run.tables())
     assert {(part.stats.precision, part.stats.worker) for part in parts if part.stats} == {("bf16", "a")}
     assert not run.errors
@@ -87,7 +87,9 @@ def test_runs_of_one_model_with_two_precisions_are_each_scored_where_theirs_is(
 ) -> None:
     runs = {precision: client.submit(PAIRS) for precision in ("bf16", "fp32")}
     for precision, run in runs.items():
-        client.store.settle(run._driver.run, Settled(precision, None))  # as if another worker were the first
+        client.store.settle(
+            run._drivers[0].run, Settled(precision, None)
+        )  # as if another worker were the first
     odd(workers, "fp32", AUTO="fp32", LACKS="bf16")
     odd(workers, "bf16", AUTO="bf16", LACKS="fp32")
     for precision, run in runs.items():
@@ -108,7 +110,7 @@ def test_a_run_in_int8_is_scored_in_the_kind_that_its_first_worker_has(
     needs_package({"openvino": "openvino", "onnx": "onnxruntime"}[backend])
     runs = {kind: client.submit(PAIRS, precision="int8") for kind in kinds}
     for kind, run in runs.items():
-        client.store.settle(run._driver.run, Settled(kind, None))  # as if another worker were the first
+        client.store.settle(run._drivers[0].run, Settled(kind, None))  # as if another worker were the first
     workers(environ={"RANKMILL_BACKEND": backend})
     for kind, run in runs.items():
         parts = list(run.tables())

@@ -20,7 +20,7 @@ from rankmill.producer.collect.driver import RunDriver
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.live import live_run
-from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
+from rankmill.producer.collect.sizing import Sizing, WindowSize
 from tests.harness.runs import stored_run
 from tests.harness.waiting import take_out, waiting_jobs
 
@@ -41,7 +41,7 @@ class QueueByHand:
         *,
         reuse: EarlierScores | None = None,
         source: Iterator[pa.Table] | None = None,
-        chunks: ChunkSize | None = None,
+        sizing: Sizing | None = None,
         priority: Priority | None = None,
     ) -> None:
         self.store = RunStore(fakeredis.FakeRedis())
@@ -49,9 +49,9 @@ class QueueByHand:
         if journal:
             journal.begin(self.run.id)
         columns = ("query", "passage")
-        sizes = Sizes(window, chunks or ChunkSize(len(tables[0]), "m", journal, {}))
+        sizing = sizing or Sizing(len(tables[0]), journals=[journal] if journal else [])
         kept = live_run(self.store, self.run, RunCleaner(self.store), columns, journal)
-        self.driver = RunDriver(kept, source or iter(tables), sizes, reuse)
+        self.driver = RunDriver(kept, source or iter(tables), sizing, window, reuse)
         self.most_waiting = 0
         self.asked: list[str] = []
         """The queries of all pairs that were answered."""

@@ -13,6 +13,7 @@ import pytest
 
 from rankmill import Client
 from rankmill.jobs.contract.errors import RankmillError, RunCancelled
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files import source
 from tests.conftest import Server, StartWorker, run_command, wait_for
 from tests.producer.files.test_source import opened
@@ -21,6 +22,7 @@ ABANDON = """
 import gc, json, sys, threading
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.source import open_source
 from rankmill import Client
 
@@ -34,7 +36,7 @@ def abandon(rows):  # in a cycle with somebody who is dropped
 
 for name in json.loads(sys.argv[1]):
     source = open_source(find_files([name]), TextColumns("query", "passage"), allow_nulls=False)
-    abandon(source.tables(lambda row: 7))
+    abandon(source.tables(Sizing(7)))
 if len(sys.argv) > 2:
     client = Client(sys.argv[2], model="demo", chunk_size=10)
     abandon(client.submit(((str(n), "moon") for n in range(100000))).tables())
@@ -82,7 +84,7 @@ def test_an_abandoned_run_is_collected_while_a_thread_starts(server: Server, wor
 def test_the_file_of_a_reader_is_closed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_AHEAD_BATCHES", 2)
     for name in written(tmp_path):
-        with opened(Path(name)).tables(lambda row: 7) as tables:
+        with opened(Path(name)).tables(Sizing(7)) as tables:
             next(tables)
         wait_for(lambda: not is_open(name))  # noqa: B023 -- it is called in the loop
         assert next(tables, None) is None

@@ -45,6 +45,7 @@ from rankmill.jobs.protocol.worker_report import QueueWorkers
 from rankmill.producer.collect import pairs as pairs_module
 from rankmill.producer.collect.pairs import CHUNK_TEXT_BYTES
 from rankmill.producer.collect.presence import WorkerPresence
+from rankmill.producer.collect.sizing import Sizing
 from tests.conftest import Server
 from tests.harness.auto import AUTO
 from tests.harness.models.tiny import cross_encoder
@@ -94,7 +95,7 @@ def test_scores_come_one_by_one_while_the_input_goes_on(client: Client) -> None:
 def test_chunks_are_submitted_several_at_a_time(server: Server) -> None:
     client = Client(server.url, model="demo", chunk_size=1, window=8)
     run = client.submit((f"q {n}", "p") for n in range(20))
-    submitted = run._driver
+    submitted = run._drivers[0]
 
     def waiting() -> int:
         return client.store.queue("rankmill").count
@@ -230,7 +231,7 @@ def test_a_wait_for_workers_that_are_not_there_ends_with_a_word(server: Server) 
     run = client.submit(PAIRS)
     with pytest.raises(NoWorkers, match=r"no worker listens on queue 'nobody'.*score-workers.* run goes on"):
         run.scores(timeout=60)
-    assert client.store.queue("nobody").count == len(run._driver.collector.pieces)
+    assert client.store.queue("nobody").count == len(run._drivers[0].collector.pieces)
     run.cancel()
     with pytest.raises(NoWorkers, match="the run is cancelled"):
         client.score(PAIRS, timeout=60)
@@ -489,7 +490,7 @@ def test_a_generators_dataset_has_no_types_before_its_end(client: Client) -> Non
 def test_a_dataset_without_rows_has_the_columns_that_are_asked_for(inputs: Inputs) -> None:
     empty: Any = datasets.IterableDataset.from_generator(lambda: iter(()))
     columns = pairs_module.USUAL_COLUMNS[inputs]
-    assert list(pairs_module.cut_pairs(empty, columns, lambda row: 10, inputs)) == []
+    assert list(pairs_module.cut_pairs(empty, columns, Sizing(10), inputs)) == []
 
 
 class _Closed:

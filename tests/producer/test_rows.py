@@ -17,6 +17,7 @@ import pytest
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.schema import Inputs
 from rankmill.producer.collect.pairs import USUAL_COLUMNS, cut_pairs
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.workers.models.conversations import exchange, read_messages
 
 ROWS: dict[Inputs, list[Any]] = {
@@ -53,7 +54,7 @@ HOLDERS: dict[str, Callable[[str, list[Any]], Any]] = {
 
 def cut(given: Any, inputs: Inputs) -> list[Any]:
     columns = USUAL_COLUMNS[inputs]
-    tables = cut_pairs(given, columns, lambda row: 2, inputs)
+    tables = cut_pairs(given, columns, Sizing(2), inputs)
     return [row for table in tables for row in table[columns[0]].to_pylist()]
 
 

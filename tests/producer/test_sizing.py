@@ -9,10 +9,12 @@ import pytest
 
 from rankmill import Client
 from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.jobs.contract.run import new_run
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Account, Journal
-from rankmill.producer.collect.sizing import MAX_ROWS, MIN_ROWS, ChunkSize, Load, WindowSize
+from rankmill.producer.collect.sizing import MAX_ROWS, MIN_ROWS, Load, Sizing, WindowSize
 from tests.conftest import Server
 
 
@@ -22,61 +24,67 @@ class Clock:
         patch.setattr(system, "monotonic", lambda: self.now)
 
 
+def sizing(model: str, learnt: dict[str, int] | None = None) -> Sizing:
+    found = Sizing("auto", learnt)
+    found.add(new_run(ScoreSpec(model=model), queue="q", ttl=60, max_retries=1, priority="bulk"))
+    return found
+
+
 def test_chunks_follow_the_slowest_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     learnt: dict[str, int] = {}
-    size = ChunkSize("auto", "m", None, learnt)
-    assert size.at(0) == MIN_ROWS
+    size = sizing("m", learnt)
+    assert size.rows_at(0) == MIN_ROWS
     for _ in range(5):
         clock.now += 0.5
-        size.see("slow", 50)
-        size.see("fast", 5000)
-    assert size.at(0) == 100
+        size.see("m", "slow", 50)
+        size.see("m", "fast", 5000)
+    assert size.rows_at(0) == 100
     for _ in range(8):  # no more results of the slow worker
         clock.now += 10
-        size.see("fast", 50_000)
-    assert size.at(0) == 5000
+        size.see("m", "fast", 50_000)
+    assert size.rows_at(0) == 5000
     clock.now += 1
-    size.see("fast", 500_000)
+    size.see("m", "fast", 500_000)
     clock.now += 1
-    size.see("fast", 500_000)
-    assert size.at(0) == MAX_ROWS
-    assert ChunkSize("auto", "m", None, learnt).at(0) == MAX_ROWS  # the client's next run begins with it
-    assert ChunkSize("auto", "another", None, learnt).at(0) == MIN_ROWS
-    fixed = ChunkSize(7, "m", None, learnt)
-    fixed.see("w", 7)
-    assert fixed.at(0) == 7
+    size.see("m", "fast", 500_000)
+    assert size.rows_at(0) == MAX_ROWS
+    assert sizing("m", learnt).rows_at(0) == MAX_ROWS  # the client's next run begins with it
+    assert sizing("another", learnt).rows_at(0) == MIN_ROWS
+    fixed = Sizing(7)
+    fixed.see("m", "w", 7)
+    assert fixed.rows_at(0) == 7
 
 
 def test_results_that_come_together_are_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker of 1,000 pairs/s scores chunks together, and their results come at once, each half second."""
     clock = Clock(monkeypatch)
-    size = ChunkSize("auto", "m", None, {})
+    size = sizing("m")
     for burst in range(1, 40):
         for number in range(10):
             clock.now = burst * 0.5 + number * 0.01
-            size.see("w", 50)
-            assert size.at(0) <= 1200
-    assert size.at(0) >= 900
+            size.see("m", "w", 50)
+            assert size.rows_at(0) <= 1200
+    assert size.rows_at(0) >= 900
 
 
 def test_first_chunks_follow_what_a_worker_says_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second of the device's work, with the first result; then the measured speed counts."""
     clock = Clock(monkeypatch)
-    size = ChunkSize("auto", "m", None, {})
-    assert not size.known
-    size.see("w", 16, device_seconds=0.16)
-    assert size.known
-    assert size.at(0) == 100
-    size.see("slow", 16, device_seconds=0.8)
-    assert size.at(0) == 20
+    size = sizing("m")
+    assert not size.is_known
+    size.see("m", "w", 16, device_seconds=0.16)
+    assert size.is_known
+    assert size.rows_at(0) == 100
+    size.see("m", "slow", 16, device_seconds=0.8)
+    assert size.rows_at(0) == 20
     for _ in range(3):
         clock.now += 0.4
-        size.see("w", 20, device_seconds=0.2)
-        size.see("slow", 20, device_seconds=1.0)
-    assert size.at(0) == 50  # they score 50 pairs a second each: others use their devices as well
-    size.see("old", 16)  # says nothing
-    assert size.at(0) == 50
+        size.see("m", "w", 20, device_seconds=0.2)
+        size.see("m", "slow", 20, device_seconds=1.0)
+    assert size.rows_at(0) == 50  # they score 50 pairs a second each: others use their devices as well
+    size.see("m", "old", 16)  # says nothing
+    assert size.rows_at(0) == 50
 
 
 def test_few_small_chunks_are_cut_before_the_speed_is_known() -> None:
@@ -97,9 +105,29 @@ def test_a_chunk_ends_where_the_journal_has_one(tmp_path: Path) -> None:
     journal.begin("run")
     failures = {start: ChunkFailure(chunk=start, message="no", fatal=False) for start in (10, 100)}
     journal.add({start: (20, failure) for start, failure in failures.items()}, Account())
-    size = ChunkSize(64, "m", journal, {})
-    assert [size.at(start) for start in (0, 5, 10, 30, 94, 100, 120)] == [10, 5, 20, 64, 6, 20, 64]
+    size = Sizing(64, journals=[journal])
+    assert [size.rows_at(start) for start in (0, 5, 10, 30, 94, 100, 120)] == [10, 5, 20, 64, 6, 20, 64]
     journal.close()
+
+
+def test_runs_of_several_models_share_chunks_and_parts_are_no_chunk_s_middle(tmp_path: Path) -> None:
+    """The slower model decides, and both journals' chunks are cut as they were."""
+    learnt = {"quick": 500, "slow": 50}
+    journals = [Journal(tmp_path / f"{number}.db") for number in range(2)]
+    for journal, start in zip(journals, (100, 140), strict=True):
+        journal.begin("run")
+        failure = ChunkFailure(chunk=start, message="no", fatal=False)
+        journal.add({start: (20, failure)}, Account())
+    size = Sizing("auto", learnt, journals, part_rows=210)
+    for model in learnt:
+        size.add(new_run(ScoreSpec(model=model), queue="q", ttl=60, max_retries=1, priority="bulk"))
+    assert [size.rows_at(start) for start in (0, 60, 100, 120, 140, 160, 200, 210)] == [
+        50, 40, 20, 20, 20, 50, 10, 50
+    ]  # fmt: skip
+    size.see("quick", "w", 16, device_seconds=0.64)
+    assert size.rows_at(210) == 25
+    for journal in journals:
+        journal.close()
 
 
 def test_the_size_of_chunks_grows_with_the_speed(shared_queue: Server, tiny_model: Path) -> None:

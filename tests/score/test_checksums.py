@@ -14,6 +14,7 @@ from rankmill.cli.main import rankmill
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.corpus.index import in_memory, on_disk
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
@@ -81,8 +82,8 @@ def texts(path: Path) -> Path:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "input": lambda path: list(source(damaged(path)).tables(lambda _: 8)),
-    "input, pages of version 2": lambda path: list(source(damaged(path, version="2.0")).tables(lambda _: 8)),
+    "input": lambda path: list(source(damaged(path)).tables(Sizing(8))),
+    "input, pages of version 2": lambda path: list(source(damaged(path, version="2.0")).tables(Sizing(8))),
     "input, some columns": lambda path: list(source(damaged(path)).select(["doc_id"])),
     "input, nulls are looked for": lambda path: source(damaged(path), nulls=False),
     "queries": lambda path: in_memory([texts(path)]),
@@ -134,4 +135,4 @@ def test_outputs_have_checksums(tmp_path: Path) -> None:
     raw[texts.dictionary_page_offset + 100] ^= 1  # behind the page's header
     path.write_bytes(raw)
     with pytest.raises(InputError, match="CRC checksum verification"):
-        list(source(path).tables(lambda _: 8))
+        list(source(path).tables(Sizing(8)))

@@ -38,7 +38,7 @@ def test_a_table_is_scored_in_order_and_in_chunks(shared_queue: Server, tiny_mod
 
 def test_an_error_in_the_midst_of_a_run_cancels_it(server: Server) -> None:
     def fail(here: Session) -> None:
-        with here.run(lambda _: iter([PAIRS]), COLUMNS) as run:
+        with here.run(iter([PAIRS]), COLUMNS, here.client.sizing()) as run:
             assert list(server.client.scan_iter(f"rankmill:run:{run.id}:*"))
             raise ZeroDivisionError
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.producer.collect.pairs import COLUMNS
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.source import open_source
@@ -95,7 +96,7 @@ def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: s
     if label is not None:
         _check_label(source.schema, label)
     wanted = [*columns.names, *([label] if label else [])]
-    with source.tables(lambda _: 1000) as tables:
+    with source.tables(Sizing(1000)) as tables:
         parts = [table.select(wanted) for table in islice(tables, _LOOK_ROWS // 1000)]
     table = pa.concat_tables(parts) if parts else None
     if table is not None:

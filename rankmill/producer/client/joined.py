@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from itertools import tee
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rankmill.jobs.contract.run import Progress
-from rankmill.producer.client.runs import RunStats, ScoringRun, as_array
+from rankmill.producer.client.runs import Join, ScoringRun, as_array, joined
 from rankmill.producer.collect.earlier import no_earlier
-from rankmill.producer.collect.pairs import OpenTables, RowsAt
+from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.scored import ScoredTable, joined_tokens
+from rankmill.producer.collect.sizing import Sizing
 
 if TYPE_CHECKING:
     from rankmill.producer.collect.journal import Journal
@@ -24,130 +25,12 @@ if TYPE_CHECKING:
 RowNumbers = npt.NDArray[np.int64]
 
 
-class JoinedRuns(ScoringRun):
-    """Several runs that are read as one.
-
-    Parameters
-    ----------
-    runs
-        The runs.
-    tables
-        Joins their tables; each has the tables that it was made of as its parts.
-    progress
-        Joins their progress.
-    """
-
-    def __init__(
-        self,
-        runs: Sequence[ScoringRun],
-        tables: Callable[[], Iterator[ScoredTable]],
-        progress: Callable[[Sequence[Progress]], Progress],
-    ) -> None:
-        self._runs, self._join, self._join_progress = runs, tables, progress
-        self._scores, self._all = [], None
-        self.errors = {}
-        self.stats = RunStats()
-        self.labels = ()
-        self.found = []
-
-    @property
-    def id(self) -> str:
-        """The ids of the runs."""
-        return ",".join(run.id for run in self._runs)
-
-    @property
-    def model(self) -> str:
-        """The models that score."""
-        return ",".join(run.model for run in self._runs)
-
-    @property
-    def is_detached(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def rows(self) -> int | None:
-        """The number of all their pairs."""
-        return sum(run.rows or 0 for run in self._runs)  # each has a table
-
-    @property
-    def progress(self) -> Progress:
-        """The progress of all runs."""
-        return self._join_progress([run.progress for run in self._runs])
-
-    @property
-    def scoring_since(self) -> float:
-        """When a worker began to score the first of them."""
-        return min(run.scoring_since for run in self._runs)
-
-    def cancel(self) -> None:
-        """Cancel all of them."""
-        for run in self._runs:
-            run.cancel()
-
-    def _tables(self) -> Iterator[ScoredTable]:
-        return self._join()
-
-    def _wait_until(self, deadline: float) -> None:
-        for run in self._runs:
-            run._wait_until(deadline)
-
-    @property
-    def _seen(self) -> Progress:
-        return self._join_progress([run._seen for run in self._runs])
-
-    @contextmanager
-    def _looking(self, look: Callable[[], None]) -> Iterator[None]:
-        with ExitStack() as stack:
-            for run in self._runs:
-                stack.enter_context(run._looking(look))
-            yield
-
-
-class SharedTables:
-    """The tables of a run, cut once and handed to several readers.
-
-    Parameters
-    ----------
-    cut
-        As of `Client.start`.
-    journals
-        Those of the readers; chunks whose result is in one of them are cut as they were.
-    """
-
-    def __init__(
-        self, cut: Callable[[RowsAt], Iterator[pa.Table]], journals: Sequence[Journal | None]
-    ) -> None:
-        self._journals = [journal for journal in journals if journal]
-        self._sizes: list[RowsAt] = []
-        tables = cut(self._rows_at)
-        self.opened = OpenTables(tables, tables)
-        self._readers = list(tee(self.opened, len(journals)))
-        self._open = len(journals)
-
-    def reader(self, rows_at: RowsAt) -> OpenTables:
-        """The tables for one more reader, which asks for chunks of so many rows."""
-        self._sizes.append(rows_at)
-        return OpenTables(self._readers.pop(), self)
-
-    def close(self) -> None:
-        """Close the tables with the last reader."""
-        self._open -= 1
-        if not self._open:
-            self.opened.close()
-
-    def _rows_at(self, start: int) -> int:
-        known = [found for journal in self._journals if (found := journal.next_cut(start))]
-        if whole := [rows for first, rows in known if first == start]:
-            return max(whole)
-        return min([*(rows_at(start) for rows_at in self._sizes), *(first - start for first, _ in known)])
-
-
 def start_each(
     start: Callable[..., ScoringRun],
     models: Sequence[str],
-    cut: Callable[[RowsAt], Iterator[pa.Table]],
+    tables: Iterator[pa.Table],
     columns: tuple[str, ...],
+    sizing: Sizing,
     *,
     journals: Sequence[Journal | None] | None = None,
     revisions: Sequence[str | None] | None = None,
@@ -164,12 +47,12 @@ def start_each(
         The models, and for each its journal and its commit.
     apart
         Whether each run scores one of the columns, as of a pair of conversations.
-    cut, columns, options
+    tables, columns, sizing, options
         As of `Client.start`.
     """
     journals = journals or [None] * len(models)
     revisions = revisions or [None] * len(models)
-    tables = SharedTables(cut, journals)
+    readers = [OpenTables(each, tables) for each in tee(tables, len(models))]  # all of them end together
     runs: list[ScoringRun] = []
     try:
         for place, (model, journal, revision) in enumerate(zip(models, journals, revisions, strict=True)):
@@ -177,11 +60,11 @@ def start_each(
             mine = columns[place : place + 1] if apart else columns
             if apart:
                 own["reuse"] = no_earlier(mine)
-            runs.append(start(tables.reader, mine, sharers=len(models), **{**options, **own}))
+            runs.append(start(readers[place], mine, sizing, sharers=len(models), **{**options, **own}))
     except BaseException:
         for run in runs:
             run.cancel()
-        tables.opened.close()
+        OpenTables(tables, tables).close()
         raise
     return runs
 
@@ -189,19 +72,19 @@ def start_each(
 def start_several(
     start: Callable[..., ScoringRun],
     models: Sequence[str],
-    cut: Callable[[RowsAt], Iterator[pa.Table]],
+    tables: Iterator[pa.Table],
     columns: tuple[str, ...],
+    sizing: Sizing,
     **options: Any,
 ) -> ScoringRun:
     """As `start_each`, read as one run: each row has a list with a score of each model, or column."""
-    runs = start_each(start, models, cut, columns, **options)
+    runs = start_each(start, models, tables, columns, sizing, **options)
     names = [column.lstrip("\0") for column in columns] if options.get("apart") else models
 
-    def tables() -> Iterator[ScoredTable]:
-        for parts in zip(*(run.tables() for run in runs), strict=True):
-            yield _together(names, parts)
+    def together(each: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
+        return (_together(names, parts) for parts in zip(*each, strict=True))
 
-    return JoinedRuns(runs, tables, _mean_progress)
+    return joined(runs, Join(together, _mean_progress, itemgetter(0)))
 
 
 def _mean_progress(each: Sequence[Progress]) -> Progress:
@@ -278,9 +161,9 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
     """Runs that score some rows of `table` each, read as one; its scores are there when all of them are."""
     read: list[list[ScoredTable]] = [[] for _ in runs]
 
-    def tables() -> Iterator[ScoredTable]:
-        for run, found in zip(runs, read, strict=True):
-            for part in run.tables():
+    def tables(each: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
+        for mine, found in zip(each, read, strict=True):
+            for part in mine:
                 found.append(part)  # to be there if the wait ends, and is taken up again
         parts = [part for found in read for part in found]
         read[:] = [[] for _ in runs]
@@ -304,4 +187,7 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
             tokens=None if tokens is None else tokens.take(order),
         )
 
-    return JoinedRuns(runs, tables, lambda each: Progress(rows=sum(one.rows for one in each)))
+    def progress(each: Sequence[Progress]) -> Progress:
+        return Progress(rows=sum(one.rows for one in each))
+
+    return joined(runs, Join(tables, progress, lambda _: len(table)))

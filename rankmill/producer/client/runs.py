@@ -7,7 +7,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, cast
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -200,6 +202,17 @@ class RunStats:
             self.reference = part.stats.reference or self.reference
 
 
+class Join(NamedTuple):
+    """How several runs are read as one: their tables, their progress and their numbers of rows."""
+
+    tables: Callable[[Sequence[Iterator[ScoredTable]]], Iterator[ScoredTable]]
+    progress: Callable[[Sequence[Progress]], Progress]
+    rows: Callable[[Sequence[int | None]], int | None]
+
+
+_ALONE = Join(itemgetter(0), itemgetter(0), itemgetter(0))
+
+
 class ScoringRun(Generic[RowScore]):
     """A submitted run. Read its results once: all with `scores`, or in parts by iterating.
 
@@ -210,8 +223,8 @@ class ScoringRun(Generic[RowScore]):
     seconds after its submission; its tables have no columns.
     """
 
-    def __init__(self, driver: RunDriver) -> None:
-        self._driver = driver
+    def __init__(self, *drivers: RunDriver, join: Join = _ALONE) -> None:
+        self._drivers, self._join = drivers, join
         self._scores: list[npt.NDArray[np.float32]] = []
         self._all: Scores | None = None
         self.errors: dict[int, str] = {}
@@ -226,33 +239,34 @@ class ScoringRun(Generic[RowScore]):
     @property
     def id(self) -> str:
         """The run's id, as in logs and Redis keys; other processes attach to a detached run by it."""
-        return self._driver.run.id
+        return ",".join(driver.run.id for driver in self._drivers)
 
     @property
     def model(self) -> str:
         """The model that scores, with the version that an alias stood for."""
-        return self._driver.run.spec.model
+        return ",".join(driver.run.spec.model for driver in self._drivers)
 
     @property
     def is_detached(self) -> bool:
         """Whether the run needs no process."""
-        return self._driver.is_detached
+        return any(driver.is_detached for driver in self._drivers)
 
     @property
     def rows(self) -> int | None:
         """The number of pairs; ``None`` if they come from an iterator."""
-        return self._driver.run.rows
+        return self._join.rows([driver.run.rows for driver in self._drivers])
 
     @property
     def progress(self) -> Progress:
         """The rows done so far, those of unfinished chunks included, and the speed."""
-        self._driver.refresh()
-        return self._driver.progress
+        for driver in self._drivers:
+            driver.refresh()
+        return self._seen
 
     @property
     def scoring_since(self) -> float:
         """When a worker began to score the run, in `time.monotonic` seconds; infinity if none has yet."""
-        return self._driver.scoring_since
+        return min(driver.scoring_since for driver in self._drivers)
 
     def _repr_html_(self) -> str:
         return f"run {self.id}, {self.model}: {as_html(self.progress, self.rows)}"
@@ -294,7 +308,7 @@ class ScoringRun(Generic[RowScore]):
 
     def tables(self) -> Iterator[ScoredTable]:
         """Yield the input as tables in input order, each with its scores, errors and statistics."""
-        for part in self._tables():
+        for part in self._join.tables([driver.tables() for driver in self._drivers]):
             if part.errors.null_count < len(part.table):
                 reasons = enumerate(part.errors.to_pylist(), self.stats.rows)
                 self.errors |= {row: reason for row, reason in reasons if reason is not None}
@@ -308,34 +322,36 @@ class ScoringRun(Generic[RowScore]):
 
     def cancel(self) -> None:
         """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
-        self._driver.cancel()
-
-    def _tables(self) -> Iterator[ScoredTable]:
-        return self._driver.tables()
-
-    def _wait_until(self, deadline: float) -> None:
-        """Set when to stop waiting (`time.monotonic`)."""
-        self._driver.deadline = deadline
+        for driver in self._drivers:
+            driver.cancel()
 
     @property
     def _seen(self) -> Progress:
         """The progress as this reader has seen it, without a look at the server."""
-        return self._driver.progress
+        return self._join.progress([driver.progress for driver in self._drivers])
 
-    @contextmanager
-    def _looking(self, look: Callable[[], None]) -> Iterator[None]:
-        """Call `look` at least every second while the reader waits."""
-        before = self._driver.on_wait
 
-        def both() -> None:
-            before()
-            look()
+def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
+    """Several runs that are read as one; each table has those that it was made of as its parts."""
+    return ScoringRun(*(driver for run in runs for driver in run._drivers), join=join)
 
-        self._driver.on_wait = both
-        try:
-            yield
-        finally:
-            self._driver.on_wait = before
+
+@contextmanager
+def _looking(run: ScoringRun[Any], look: Callable[[], None]) -> Iterator[None]:
+    """Call `look` at least every second while the reader waits."""
+    before = [driver.on_wait for driver in run._drivers]
+
+    def both(first: Callable[[], None]) -> None:
+        first()
+        look()
+
+    for driver, first in zip(run._drivers, before, strict=True):
+        driver.on_wait = partial(both, first)
+    try:
+        yield
+    finally:
+        for driver, first in zip(run._drivers, before, strict=True):
+            driver.on_wait = first
 
 
 def read_together(
@@ -343,18 +359,19 @@ def read_together(
 ) -> list[Scores]:
     """Wait for the scores of runs over the same tables, a table of each at a time; as `ScoringRun.scores`."""
     deadline = math.inf if timeout is None else system.monotonic() + timeout
-    for run in runs:
-        run._wait_until(deadline)
+    drivers = [driver for run in runs for driver in run._drivers]
+    for driver in drivers:
+        driver.deadline = deadline
     first = runs[0]  # the others are as far, except a window
     try:
-        with shown(lambda: first._seen, first.rows, show_progress) as look, first._looking(look):
+        with shown(lambda: first._seen, first.rows, show_progress) as look, _looking(first, look):
             for parts in zip(*(run.tables() for run in runs), strict=True):
                 for run, part in zip(runs, parts, strict=True):
                     run._scores.append(as_array(part.scores))
                 look()
     finally:
-        for run in runs:
-            run._wait_until(math.inf)
+        for driver in drivers:
+            driver.deadline = math.inf
     for run in runs:
         run._all = Scores.of(run._scores, run.errors, run.labels)
         run._scores = []

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import pyarrow as pa
@@ -49,9 +48,9 @@ from rankmill.producer.collect.driver import RunDriver, collect_detached
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.live import live_run
-from rankmill.producer.collect.pairs import COLUMNS, USUAL_COLUMNS, RowsAt, cut_pairs, rows_given
+from rankmill.producer.collect.pairs import COLUMNS, USUAL_COLUMNS, cut_pairs, rows_given
 from rankmill.producer.collect.presence import WorkerPresence
-from rankmill.producer.collect.sizing import MIN_ROWS, REQUEST_ROWS, ChunkSize, Sizes, WindowSize
+from rankmill.producer.collect.sizing import Sizing, WindowSize
 from rankmill.producer.local.embedded import EmbeddedCluster, shared_cluster
 
 if TYPE_CHECKING:
@@ -189,12 +188,24 @@ class Client:
         if self._cluster is None:
             warn_of_risks(self.durability, self.url, "only in Redis")
 
+    def sizing(
+        self,
+        chunk_size: int | None = None,
+        journals: Iterable[Journal] = (),
+        part_rows: int | None = None,
+    ) -> Sizing:
+        """How large the chunks of a new run are; `chunk_size`: most rows, if not those of the setting.
+
+        Other parameters are those of `Sizing`.
+        """
+        return Sizing(chunk_size or self.settings.chunk_size, self._chunk_rows, journals, part_rows)
+
     def start(
         self,
-        cut: Callable[[RowsAt], Iterator[pa.Table]],
+        tables: Iterator[pa.Table],
         columns: tuple[str, ...],
+        sizing: Sizing,
         *,
-        chunk_size: int | None = None,
         rows: int | None = None,
         priority: Priority | None = None,
         on_wait: Callable[[], None] = lambda: None,
@@ -210,11 +221,11 @@ class Client:
 
         Parameters
         ----------
-        cut, columns
-            Returns tables to score, one chunk each; the names of their query and passage columns, or of the
-            one that is scored alone.
-        chunk_size
-            Most rows in a chunk; default: the setting.
+        tables, columns
+            What is scored, a table for each chunk; the names of its query and passage columns, or of the one
+            that is scored alone.
+        sizing
+            What was asked how large they are.
         rows
             Number of rows in all tables, if it is known.
         priority, spec
@@ -236,12 +247,8 @@ class Client:
             total = "rows as they come" if rows is None else f"{rows} rows"
             logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
         window = WindowSize(settings.window, settings.window_mib << 20, sharers)
-        least = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
-        most = chunk_size or settings.chunk_size
-        chunks = ChunkSize(most, run.spec.model, journal, self._chunk_rows, least)
-        sizes, tables = Sizes(window, chunks), cut(chunks.at)
         kept = live_run(self.store, run, self._cleaner, columns, journal, row_tokens=row_tokens)
-        driver = RunDriver(kept, tables, sizes, reuse)
+        driver = RunDriver(kept, tables, sizing, window, reuse)
         driver.deadline, driver.presence = deadline, self._presence
 
         def look() -> None:
@@ -347,10 +354,9 @@ class Client:
         if not models or len(set(models)) < len(models):
             raise ConfigError(f"models: name each once, not {', '.join(models) or 'none'}")
 
-        def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
-            return cut_pairs(pairs, columns, rows_at)
-
-        runs = start_each(self.start, models, cut, columns, priority=priority, **spec)
+        sizing = self.sizing()
+        tables = cut_pairs(pairs, columns, sizing)
+        runs = start_each(self.start, models, tables, columns, sizing, priority=priority, **spec)
         try:
             return dict(zip(models, read_together(runs, timeout), strict=True))
         except BaseException as error:
@@ -480,7 +486,7 @@ class Client:
         inputs, columns = self._kind(columns, spec)
         run = self._new_run(columns, _rows(rows), priority, **spec)
         size = _DETACHED_ROWS if settings.chunk_size == "auto" else settings.chunk_size
-        tables = cut_pairs(rows, columns, lambda start: size, inputs)
+        tables = cut_pairs(rows, columns, Sizing(size), inputs)
         return self._attached(
             run, submit_detached(self.store, run, tables, columns, settings.window_mib << 20)
         )
@@ -570,8 +576,9 @@ class Client:
     def _start(self, pairs: Rows, columns: tuple[str, ...] | None, **options: Any) -> ScoringRun:
         """Start a run of `pairs`; `options` as of `start`."""
         inputs, columns = self._kind(columns, options)
-        cut = partial(cut_pairs, pairs, columns, inputs=inputs)
-        return self.start(cut, columns, rows=_rows(pairs), **options)
+        sizing, rows = self.sizing(), _rows(pairs)
+        tables = cut_pairs(pairs, columns, sizing, inputs)
+        return self.start(tables, columns, sizing, rows=rows, **options)
 
     def _start_split(
         self,
@@ -586,7 +593,7 @@ class Client:
     ) -> ScoringRun:
         """Start a run for each version of an alias, and one of its shadow."""
         inputs, columns = self._kind(columns, spec)
-        tables = [*cut_pairs(pairs, columns, lambda _: MAX_CHUNK_ROWS, inputs)]
+        tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]
         table = pa.concat_tables(tables).select(list(columns)) if tables else pa.table({})
         queries = table[columns[0]].to_pylist() if tables else []
         rows = rows_by_version(choice.name, choice.versions, queries)

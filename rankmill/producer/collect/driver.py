@@ -32,7 +32,7 @@ from rankmill.producer.collect.live import LiveRun
 from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
+from rankmill.producer.collect.sizing import Sizing, WindowSize
 from rankmill.producer.collect.spool import Spool
 
 _SWEEP_SECONDS = 10
@@ -57,9 +57,10 @@ class RunDriver:
     ----------
     kept
         The run: one of this process, or a detached one.
-    source, sizes
-        Tables to score, one chunk each; how many chunks may be in Redis without a result, and how large the
-        source cuts them.
+    source, sizing
+        Tables to score, one chunk each; what the source asks how large they are.
+    window
+        How many chunks may be in Redis without a result.
     reuse
         As of `Collector`.
     """
@@ -68,7 +69,8 @@ class RunDriver:
         self,
         kept: LiveRun,
         source: Iterator[pa.Table],
-        sizes: Sizes,
+        sizing: Sizing,
+        window: WindowSize,
         reuse: EarlierScores | None = None,
     ) -> None:
         self.run = kept.run
@@ -80,15 +82,16 @@ class RunDriver:
         """When the scoring of a chunk began first, with its model loaded, in `time.monotonic` seconds."""
         self.presence: WorkerPresence | None = None
         """Looks for workers; ``None``: no check."""
-        self._kept, self._store, self._sizes = kept, kept.store, sizes
+        self._kept, self._store, self._sizing, self._window = kept, kept.store, sizing, window
+        sizing.add(self.run)
         self._source = OpenTables(source, source)
-        self.collector = kept.collector(sizes.window, reuse)
+        self.collector = kept.collector(window, reuse)
         self._spool = Spool(kept.folder)
         self._span = tracing.begin("run", run=self.run.id, model=self.run.spec.model, queue=self.run.queue)
         self._spans: dict[int, Span] = {}
         self._waits_since = self._collected = self._heard = system.monotonic()
         self._looked = self._heard if kept.is_brief else -math.inf
-        self._sized = sizes.chunks.known  # when workers were last looked at
+        self._sized = sizing.is_known  # when workers were last looked at
         self._cancelled = False
         self._accepting = system.RLock()  # held by whoever takes results, or cancels, as another thread may
         self._reading = system.Lock()  # held by whoever reads the source, or closes it
@@ -245,8 +248,7 @@ class RunDriver:
 
         Also end the run if they have left a note that scores are wrong.
         """
-        now, window = system.monotonic(), self._sizes.window
-        sized = self._sizes.chunks.known
+        now, window, sized = system.monotonic(), self._window, self._sizing.is_known
         just_known = window.follows_workers and sized and not self._sized
         if now - self._looked < self._patrol_seconds and not just_known:
             return
@@ -306,7 +308,8 @@ class RunDriver:
             for piece, result in accepted.taken:
                 if isinstance(result, ChunkScores):
                     stats = result.stats
-                    self._sizes.chunks.see(stats.worker, len(result.scores), stats.device_seconds)
+                    rows, model = len(result.scores), self.run.spec.model
+                    self._sizing.see(model, stats.worker, rows, stats.device_seconds)
                     self.scoring_since = min(self.scoring_since, system.monotonic() - stats.seconds)
                 if not self._kept.stays:  # whoever collects it again is told of nothing new
                     log_result(piece, result, self.run.id)
@@ -409,8 +412,8 @@ class RunDriver:
 
 def collect_detached(store: RunStore, run: Run, chunks: DetachedChunks) -> RunDriver:
     """Collects a run that some process has submitted."""
-    sizes = Sizes(WindowSize(len(chunks.chunks), 0), ChunkSize(1, run.spec.model, None, {}))
-    return RunDriver(DetachedRun(store, run, chunks), iter(()), sizes)
+    window = WindowSize(len(chunks.chunks), 0)
+    return RunDriver(DetachedRun(store, run, chunks), iter(()), Sizing(1), window)
 
 
 def log_result(piece: Piece, result: ChunkResult, run: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
@@ -15,6 +15,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import SpecOptions
 from rankmill.jobs.contract.wire import is_text, text_bytes
+from rankmill.producer.collect.sizing import Sizing
 
 if TYPE_CHECKING:
 
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
         | Table
     )
     Rows: TypeAlias = Pairs | Texts | Conversations
-
-RowsAt: TypeAlias = Callable[[int], int]
-"""How many rows the chunk gets that begins at a row of the input; it gets fewer where texts are long."""
 
 _ITEMS: Mapping[Inputs, str] = {
     "pairs": "(query, passage) tuples",
@@ -132,7 +130,7 @@ def rows_given(
     return given[0]
 
 
-def cut_pairs(pairs: Rows, columns: tuple[str, ...], rows_at: RowsAt, inputs: Inputs = "pairs") -> OpenTables:
+def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inputs = "pairs") -> OpenTables:
     """Cut pairs, or what is scored alone, into tables, one for each chunk. To close them closes a generator.
 
     Raises
@@ -143,13 +141,13 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], rows_at: RowsAt, inputs: In
     """
     found = tables_of(pairs, columns, inputs)
     if found is not None:
-        return OpenTables(cut_tables(found, columns, rows_at), found)
+        return OpenTables(cut_tables(found, columns, sizing), found)
     if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
         kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
         raise InputError(f"{inputs} are {kind}, which is not taken; give {_ITEMS[inputs]}, {_TAKEN}")
     items = rows_of(pairs, inputs) if isinstance(pairs, np.ndarray) else iter(pairs)
     rows = (row_of(item, row, columns, inputs) for row, item in enumerate(items))
-    tables = chain.from_iterable(cut_long(table, columns) for table in _tables_from(rows, columns, rows_at))
+    tables = chain.from_iterable(cut_long(table, columns) for table in _tables_from(rows, columns, sizing))
     return OpenTables(tables, *([items] if isinstance(items, GeneratorType) else []))
 
 
@@ -260,7 +258,7 @@ def _read(reader: pa.RecordBatchReader, what: str) -> Iterator[pa.Table]:
 
 
 def cut_tables(
-    tables: Iterator[pa.Table], columns: tuple[str, ...], rows_at: RowsAt, start: int = 0
+    tables: Iterator[pa.Table], columns: tuple[str, ...], sizing: Sizing, start: int = 0
 ) -> Iterator[pa.Table]:
     """Cut tables anew, into one for each chunk; `start` is the number of the first row in the input."""
     waiting = size = 0
@@ -268,7 +266,7 @@ def cut_tables(
     for table in tables:
         at = 0
         while at < len(table):
-            size = size or rows_at(start)
+            size = size or sizing.rows_at(start)
             pending.append(table.slice(at, size - waiting))
             waiting += len(pending[-1])
             at += len(pending[-1])
@@ -338,7 +336,7 @@ def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> 
 
 
 def _tables_from(
-    pairs: Iterable[tuple[str | None, ...]], columns: tuple[str, ...], rows_at: RowsAt
+    pairs: Iterable[tuple[str | None, ...]], columns: tuple[str, ...], sizing: Sizing
 ) -> Iterator[pa.Table]:
     part: list[tuple[str | None, ...]] = []
     size = 0  # in characters; counts repeated texts, because Arrow stores a copy in each row
@@ -347,17 +345,17 @@ def _tables_from(
         texts = [_texts([pair[side] for pair in part]) for side in range(len(columns))]
         return pa.table(texts, names=list(columns))
 
-    rows = rows_at(0)
+    rows = sizing.rows_at(0)
     for row, pair in enumerate(pairs):
         length = sum(len(text or "") for text in pair)
         if part and size + length > CHUNK_TEXT_BYTES:
             yield table()
-            part, size, rows = [], 0, rows_at(row)
+            part, size, rows = [], 0, sizing.rows_at(row)
         part.append(pair)
         size += length
         if len(part) == rows:
             yield table()
-            part, size, rows = [], 0, rows_at(row + 1)
+            part, size, rows = [], 0, sizing.rows_at(row + 1)
     if part:
         yield table()
 

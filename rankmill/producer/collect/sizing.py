@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from rankmill.jobs.contract.run import Run
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Journal
@@ -103,81 +105,80 @@ class WindowSize:
         return few and load.payload < self._payload_bytes
 
 
-class ChunkSize:
-    """How many rows the next chunk gets.
+class Sizing:
+    """How many rows the next chunk gets: what cuts tables asks it, and the runs that score them tell it.
 
     Parameters
     ----------
     rows
         The setting ``chunk_size``. ``auto``: about a second's work of the slowest worker, as measured in this
         run; `learnt` has the start.
-    journal
-        Where it has a result, the chunk gets the rows of that result.
     learnt
         The last size with ``auto``, by model; runs of one process share it.
-    least
-        Fewest rows with ``auto``.
+    journals
+        Where one has a result, the chunk gets the rows of that result.
+    part_rows
+        No chunk has rows of two parts of so many rows.
     """
 
     def __init__(
         self,
         rows: int | Literal["auto"],
-        model: str,
-        journal: Journal | None,
-        learnt: dict[str, int],
-        least: int = MIN_ROWS,
+        learnt: dict[str, int] | None = None,
+        journals: Iterable[Journal] = (),
+        part_rows: int | None = None,
     ) -> None:
-        self._least = least
-        self._model = model
-        self._journal = journal
-        self._learnt = learnt
         self._fixed = None if rows == "auto" else rows
-        self._results: dict[str, deque[tuple[float, int]]] = {}
-        self._stated: dict[str, float] = {}
+        self._learnt = {} if learnt is None else learnt
+        self._journals, self._part_rows = [*journals], part_rows
+        self._models: dict[str, int] = {}
+        """The models that score the chunks, with the fewest rows for each."""
+        self._results: dict[tuple[str, str], deque[tuple[float, int]]] = {}
+        """Results by model and worker."""
+        self._stated: dict[tuple[str, str], float] = {}
+
+    def add(self, run: Run) -> None:
+        """Take note of a run that scores the chunks."""
+        self._models[run.spec.model] = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether the size is set, or follows the workers' speed by now."""
-        return bool(self._fixed) or self._model in self._learnt
+        return bool(self._fixed) or self._models.keys() <= self._learnt.keys()
 
-    def at(self, start: int) -> int:
-        """Rows of the chunk that begins at row `start` of the input."""
-        rows = self._fixed or max(self._learnt.get(self._model, MIN_ROWS), self._least)
-        known = self._journal.next_cut(start) if self._journal else None
-        if known is None:
-            return rows
-        return known[1] if known[0] == start else min(rows, known[0] - start)
+    def rows_at(self, start: int) -> int:
+        """Rows of the chunk that begins at row `start` of the input; it gets fewer where texts are long."""
+        wanted = (max(self._learnt.get(model, MIN_ROWS), least) for model, least in self._models.items())
+        rows = self._fixed or min(wanted, default=MIN_ROWS)
+        known = [found for journal in self._journals if (found := journal.next_cut(start))]
+        whole = [found for first, found in known if first == start]
+        rows = max(whole) if whole else min([rows, *(first - start for first, _ in known)])
+        return min(rows, self._part_rows - start % self._part_rows) if self._part_rows else rows
 
-    def see(self, worker: str, rows: int, device_seconds: float = 0.0) -> None:
+    def see(self, model: str, worker: str, rows: int, device_seconds: float = 0.0) -> None:
         """Take note of a result of `worker` with `rows` rows, for which its device took `device_seconds`."""
         if self._fixed:
             return
         now = system.monotonic()
-        results = self._results.setdefault(worker, deque())
+        results = self._results.setdefault((model, worker), deque())
         results.append((now, rows))
         while len(results) > 2 and now - results[1][0] > _SPEED_SECONDS:
             results.popleft()
         if device_seconds:
-            self._stated[worker] = rows / device_seconds
-        wanted = [size for name in self._results if (size := self._wanted(name, now)) is not None]
+            self._stated[model, worker] = rows / device_seconds
+        theirs = [each for each in self._results if each[0] == model]
+        wanted = [size for each in theirs if (size := self._wanted(each, now)) is not None]
         if wanted:
-            before = self._learnt.get(self._model, MIN_ROWS)
-            self._learnt[self._model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)
+            before = self._learnt.get(model, MIN_ROWS)
+            self._learnt[model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)
 
-    def _wanted(self, worker: str, now: float) -> int | None:
+    def _wanted(self, whose: tuple[str, str], now: float) -> int | None:
         """Rows of a chunk for a worker, by its speed; ``None`` if it is gone, or says nothing."""
-        results = self._results[worker]
+        results = self._results[whose]
         if now - results[-1][0] > _GONE_SECONDS:
             return None
-        speed = _speed(results) or self._stated.get(worker)
+        speed = _speed(results) or self._stated.get(whose)
         return round(speed * CHUNK_SECONDS) if speed else None
-
-
-class Sizes(NamedTuple):
-    """The sizes of a run's window and of its chunks."""
-
-    window: WindowSize
-    chunks: ChunkSize
 
 
 def _speed(results: deque[tuple[float, int]]) -> float | None:

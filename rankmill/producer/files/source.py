@@ -19,8 +19,9 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.jobs.contract.wire import is_text
 from rankmill.jobs.system import system
-from rankmill.producer.collect.pairs import OpenTables, RowsAt, as_json, cut_tables, holds_messages
+from rankmill.producer.collect.pairs import OpenTables, as_json, cut_tables, holds_messages
 from rankmill.producer.collect.scored import ScoredTable
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats.base import ROW, Reader, ReadOptions, Survey, TextColumns, text_of
 from rankmill.producer.files.formats.delimited import CSV, TSV
 from rankmill.producer.files.formats.jsonl import with_keys, with_text
@@ -97,8 +98,10 @@ class PairSource(ABC):
         """Number of pairs."""
         return self._stop - self._start
 
-    def tables(self, rows_at: RowsAt, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:
-        """The pairs from row `start` on, in order, as a table for each chunk; a thread reads them ahead.
+    def tables(self, sizing: Sizing, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:
+        """The pairs from row `start` on, in order, as a table for each chunk.
+
+        A thread reads them ahead, from the first table on that is asked for.
 
         A table has what workers get, and the columns `names`; ``None``: all columns of the input.
 
@@ -111,7 +114,7 @@ class PairSource(ABC):
         """
         batches = _ReadAhead(self._batches(start, self.schema.names if names is None else names))
         tables = (pa.Table.from_batches([batch]) for batch in batches)
-        return OpenTables(cut_tables(tables, self.columns.sent, rows_at, start), batches)
+        return OpenTables(cut_tables(tables, self.columns.sent, sizing, start), batches)
 
     @abstractmethod
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -265,9 +268,12 @@ class _ReadAhead(Iterator[pa.RecordBatch]):
         self._batches = batches
         self._thread = system.Executor(1, "rankmill-ahead")
         self._pending: deque[Future[pa.RecordBatch | None]] = deque()
-        self._read(1)
+        self._begun = False
 
     def __next__(self) -> pa.RecordBatch:
+        if not self._begun:
+            self._begun = True
+            self._read(1)
         try:
             batch = self._pending.popleft().result() if self._pending else None
         except BaseException:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.collect.scored import ScoredTable
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats import jsonl
 from rankmill.producer.files.formats.base import ROW, ReadOptions, TextColumns
 from rankmill.producer.files.inputs import find_files
@@ -49,7 +50,7 @@ def scored(target: Path, source: FileSource, **form: Any) -> Path:
     plan = plan_output(source, target, OutputFormat(**form), ["score"])
     with ScoredFile(target, target.parent, plan) as output:
         row = 0
-        with source.tables(lambda _: 2, 0, plan.needed) as tables:
+        with source.tables(Sizing(2), 0, plan.needed) as tables:
             for table in tables:
                 scores = pa.array([row + n + 0.5 for n in range(len(table))], pa.float32())
                 output.write(ScoredTable(table, scores, pa.nulls(len(table), pa.string()), None, 1, "w"))
@@ -62,7 +63,7 @@ def scored(target: Path, source: FileSource, **form: Any) -> Path:
 def sent(source: FileSource) -> list[Any]:
     """The conversations that workers get."""
     (name,) = source.columns.sent
-    with source.tables(lambda _: 2, 0, ()) as tables:
+    with source.tables(Sizing(2), 0, ()) as tables:
         return [text and json.loads(text) for table in tables for text in table[name].to_pylist()]
 
 
@@ -404,7 +405,7 @@ def test_categories_of_polars_are_written_in_every_format(tmp_path: Path, ending
     )
     output = scored(tmp_path / f"o.{ending}", opened(tmp_path / "a.arrow"))
     back = opened(output)
-    (table,) = back.tables(lambda _: 9)
+    (table,) = back.tables(Sizing(9))
     expected = [{**row, "score": n + 0.5} for n, row in enumerate(frame.to_dicts())]
     if ending == "csv":
         expected = [{**row, "score": str(row["score"])} for row in expected]

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats import delimited
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.inputs import find_files
@@ -24,7 +25,7 @@ def opened(*inputs: Path | str, as_text: tuple[str, ...] = ()) -> FileSource:
 
 
 def read(*inputs: Path | str, as_text: tuple[str, ...] = ()) -> pa.Table:
-    return pa.concat_tables(list(opened(*inputs, as_text=as_text).tables(lambda _: 4)))
+    return pa.concat_tables(list(opened(*inputs, as_text=as_text).tables(Sizing(4))))
 
 
 def csv_of(path: Path, values: list[str], name: str = "n") -> Path:
@@ -145,9 +146,9 @@ def test_a_file_without_a_header_gets_the_names_that_are_given(tmp_path: Path, e
     (tmp_path / f"top1000.tsv{end}").write_bytes(pack(TOP_1000.encode()))
     (tmp_path / f"a.csv{end}").write_bytes(pack(b'"1";"a;b";q;"say ""x"""\n2;c;r;\n'))
     found = with_names(tmp_path / f"top1000.tsv{end}", *COLUMNS_OF_TOP_1000)
-    assert pa.concat_tables(found.tables(lambda _: 4)).to_pylist() == rows
+    assert pa.concat_tables(found.tables(Sizing(4))).to_pylist() == rows
     assert found.rows == 2
-    table = pa.concat_tables(with_names(tmp_path / f"a.csv{end}", *COLUMNS_OF_TOP_1000).tables(lambda _: 4))
+    table = pa.concat_tables(with_names(tmp_path / f"a.csv{end}", *COLUMNS_OF_TOP_1000).tables(Sizing(4)))
     assert [*table.to_pylist()[0].values()] == ["1", "a;b", "q", 'say "x"']
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from rankmill import plugins
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.corpus.rankings import read_ranking
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.formats.delimited import CSV, TSV
@@ -55,7 +56,7 @@ def test_what_is_written_is_read(tmp_path: Path, ending: str) -> None:
             for row in rows
         ]
     source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True)
-    assert [row for read in source.tables(lambda _: 3) for row in read.to_pylist()] == rows
+    assert [row for read in source.tables(Sizing(3)) for row in read.to_pylist()] == rows
     assert open_reader(path).shown_columns().names == table.schema.names
 
 
@@ -90,7 +91,7 @@ def test_some_columns_of_lists_have_a_row_for_each_item(tmp_path: Path, ending: 
 
 def read_all(path: Path) -> pa.Table:
     source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True)
-    return pa.concat_tables(source.tables(lambda _: 3))
+    return pa.concat_tables(source.tables(Sizing(3)))
 
 
 @pytest.mark.parametrize("ending", [".arrow", ".arrows", ".feather"])

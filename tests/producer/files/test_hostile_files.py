@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.source import open_source
@@ -32,13 +33,14 @@ _READ = """
 import resource, sys
 from pathlib import Path
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.source import open_source
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     source = open_source(find_files([sys.argv[1]]), TextColumns("query", "passage"), allow_nulls=True)
-    print(sum(map(len, source.tables(lambda _: 1024))), "rows")
+    print(sum(map(len, source.tables(Sizing(1024)))), "rows")
 except InputError as error:
     print(error)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
@@ -273,5 +275,5 @@ def test_whatever_is_damaged_in_a_file_it_is_read_or_refused(
         path.write_bytes(content)
         with suppress(InputError, InputChanged):
             source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True)
-            for table in source.tables(lambda _: 7):
+            for table in source.tables(Sizing(7)):
                 table.validate(full=True)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats import json_array
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.inputs import find_files
@@ -32,7 +33,7 @@ def opened(path: Path, passage: str = "passage", *, nulls: bool = True, **given:
 
 def read(path: Path, passage: str = "passage", **given: Any) -> list[dict[str, Any]]:
     source = opened(path, passage, **given)
-    rows = [row for table in source.tables(lambda _: 2) for row in table.to_pylist()]
+    rows = [row for table in source.tables(Sizing(2)) for row in table.to_pylist()]
     assert len(rows) == source.rows
     return rows
 

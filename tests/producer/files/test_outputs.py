@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.collect.scored import ScoredTable
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files import ranking as ranking_module
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
@@ -56,7 +57,7 @@ def make(target: Path, table: pa.Table, scores: list[float | None], rows: int = 
 def read_back(path: Path) -> list[dict[str, Any]]:
     """The file as score-file itself reads it."""
     source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True)
-    tables = list(source.tables(lambda _: 1000))
+    tables = list(source.tables(Sizing(1000)))
     return [] if not tables else list(pa.concat_tables(tables).to_pylist())
 
 
@@ -82,7 +83,7 @@ def test_what_is_written_is_read_back(rows: list[tuple[Any, ...]], kind: str, en
     with tempfile.TemporaryDirectory() as directory:
         path = make(Path(directory) / f"out{kind}{end}", table, scores)
         source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True, as_text=["note"])
-        back = pa.concat_tables(list(source.tables(lambda _: 1000))).to_pylist()
+        back = pa.concat_tables(list(source.tables(Sizing(1000)))).to_pylist()
     for row, found, score in zip(table.to_pylist(), back, scores, strict=True):
         if kind == ".csv":  # which has no types
             row |= {"n": str(row["n"]), "seen": str(row["seen"]).lower()}

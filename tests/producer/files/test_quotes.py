@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.corpus.rankings import read_ranking
 from rankmill.producer.files.corpus.texts import read_texts
 from rankmill.producer.files.formats import quotes
@@ -31,7 +32,7 @@ def read(path: Path, max_field_mib: int | None = None) -> list[dict[str, object]
     options = ReadOptions(max_field_mib=max_field_mib)
     files = find_files([str(path)])
     source = open_source(files, TextColumns("query", "passage"), allow_nulls=True, options=options)
-    return [row for table in source.tables(lambda _: 64) for row in table.to_pylist()]
+    return [row for table in source.tables(Sizing(64)) for row in table.to_pylist()]
 
 
 def changed(row: int, text: str) -> bytes:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.producer.collect import pairs as pairs_module
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files import source as source_module
 from rankmill.producer.files.formats import jsonl
 from rankmill.producer.files.formats.base import TextColumns
@@ -36,7 +37,7 @@ def opened(*paths: Path, allow_nulls: bool = True) -> FileSource:
 
 
 def read(*paths: Path, rows: int = 4) -> pa.Table:
-    return pa.concat_tables(list(opened(*paths).tables(lambda _: rows)))
+    return pa.concat_tables(list(opened(*paths).tables(Sizing(rows))))
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -93,7 +94,7 @@ def test_chunks_are_full_and_in_order(tmp_path: Path, batches: list[int], rows: 
         for size in batches:
             writer.write_table(whole.slice(start, size))
             start += size
-    chunks = list(opened(path).tables(lambda _: rows))
+    chunks = list(opened(path).tables(Sizing(rows)))
     assert [n for chunk in chunks for n in chunk["n"].to_pylist()] == list(range(total))
     assert all(len(chunk) == rows for chunk in chunks[:-1])
 
@@ -101,7 +102,7 @@ def test_chunks_are_full_and_in_order(tmp_path: Path, batches: list[int], rows: 
 def test_long_texts_make_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs_module, "CHUNK_TEXT_BYTES", 1000)
     path = write(tmp_path / "a.parquet", [{"query": "q", "passage": "p" * 300} for _ in range(10)])
-    chunks = list(opened(path).tables(lambda _: 8))
+    chunks = list(opened(path).tables(Sizing(8)))
     assert sum(map(len, chunks)) == 10
     assert max(map(len, chunks)) <= 3
 
@@ -197,7 +198,7 @@ def test_an_array_without_items_has_no_rows(tmp_path: Path) -> None:
     source = opened(tmp_path / "a.json")
     assert source.rows == 0
     assert source.schema.names == ["query", "passage"]
-    assert list(source.tables(lambda _: 4)) == []
+    assert list(source.tables(Sizing(4))) == []
 
 
 @pytest.mark.parametrize("start", ["", "\n", "\r\n\n"])
@@ -334,7 +335,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(
     source.check_unchanged()
     write(tmp_path / name, rows)
     with pytest.raises(InputChanged, match=r"has changed while it was read \(it was .* and is"):
-        list(source.tables(lambda _: 4))
+        list(source.tables(Sizing(4)))
     with pytest.raises(InputChanged, match="give the same command again"):
         source.check_unchanged()
 
@@ -350,7 +351,7 @@ def test_a_file_that_goes_or_is_damaged_while_it_is_read_is_told(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputChanged, match="has changed while it was read"):
-        list(source.tables(lambda _: 4))
+        list(source.tables(Sizing(4)))
 
 
 def test_a_file_system_that_hides_the_change_is_caught_by_the_count_of_rows(
@@ -360,7 +361,7 @@ def test_a_file_system_that_hides_the_change_is_caught_by_the_count_of_rows(
     source = opened(write(tmp_path / "a.csv", ROWS))
     write(tmp_path / "a.csv", ROWS[:7])
     with pytest.raises(InputChanged, match="it was 10 rows and is 7 rows"):
-        list(source.tables(lambda _: 4))
+        list(source.tables(Sizing(4)))
 
 
 @pytest.mark.parametrize("how", ["directory", "glob", "every file"])

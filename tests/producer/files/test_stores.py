@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, StoreError
 from rankmill.jobs.system import Backoff
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.source import FileSource, open_source
@@ -53,7 +54,7 @@ def opened(*names: str) -> FileSource:
 
 
 def read(*names: str) -> list[dict[str, object]]:
-    return [row for table in opened(*names).tables(lambda _: 7) for row in table.to_pylist()]
+    return [row for table in opened(*names).tables(Sizing(7)) for row in table.to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_an_object_that_changes_while_it_is_read_is_noticed(bucket: Bucket) -> N
     source = opened(url)
     store_object(url, lines([{**row, "query": "r"} for row in ROWS]))  # of the same size
     with pytest.raises(InputChanged, match=r"a\.jsonl has changed while it was read"):
-        list(source.tables(lambda _: 7))
+        list(source.tables(Sizing(7)))
 
 
 def test_files_of_the_hub_are_read_with_its_own_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ def test_files_of_the_hub_are_read_with_its_own_client(monkeypatch: pytest.Monke
         source = opened(f"{name}/data/a.parquet")
         files["data/a.parquet"] = parquet(list(reversed(ROWS[:9])))
         with pytest.raises(InputChanged, match=r"data/a\.parquet has changed while it was read"):
-            list(source.tables(lambda _: 7))
+            list(source.tables(Sizing(7)))
         with pytest.raises(InputError, match="no such object"):
             opened(f"{name}/data/c.parquet")
 

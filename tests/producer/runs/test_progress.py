@@ -176,7 +176,7 @@ def test_progress_moves_before_the_first_chunk_is_done(
         return 0 < seen.rows_done == run.progress.rows < 5000 and seen.seconds_left is not None
 
     parts = run.tables()
-    run._driver.on_wait = lambda: _stop_if(under_way())
+    run._drivers[0].on_wait = lambda: _stop_if(under_way())
     with pytest.raises(KeyboardInterrupt):
         wait_for(lambda: next(parts))
     assert server.client.hlen(keys.scored_rows(run.id)) == 1

@@ -29,7 +29,7 @@ from rankmill.producer.collect.driver import RunDriver
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.live import live_run
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
+from rankmill.producer.collect.sizing import Sizing, WindowSize
 from tests.conftest import Server, StartWorker
 from tests.harness.runs import stored_run
 from tests.harness.waiting import take_out, waiting_jobs
@@ -99,8 +99,8 @@ def scored(
         journal.begin(run.id)
     table = pa.table({"query": ["q"] * ROWS, "passage": ["p"] * ROWS})
     tables, columns = iter([table] * CHUNKS), ("query", "passage")
-    sizes = Sizes(WindowSize(8, 1 << 20), ChunkSize(ROWS, "m", journal, {}))
-    submission = RunDriver(live_run(store, run, RunCleaner(store), columns, journal), tables, sizes)
+    kept = live_run(store, run, RunCleaner(store), columns, journal)
+    submission = RunDriver(kept, tables, Sizing(ROWS), WindowSize(8, 1 << 20))
     attempts: dict[int, int] = {}
 
     def work() -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.producer.collect.scored import ScoredTable
+from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.corpus import index as index_module
 from rankmill.producer.files.corpus.index import SUFFIX, in_memory, on_disk
 from rankmill.producer.files.corpus.ranking_source import RankingSource
@@ -444,8 +445,8 @@ def joined(files: RankingFiles, *, allow_missing: bool = True) -> RankingSource:
 
 def test_texts_are_looked_up(files: RankingFiles) -> None:
     source = joined(files, allow_missing=False)
-    table = pa.concat_tables(list(source.tables(lambda _: 3)))
-    assert (source.rows, [len(part) for part in source.tables(lambda _: 3)]) == (4, [3, 1])
+    table = pa.concat_tables(list(source.tables(Sizing(3))))
+    assert (source.rows, [len(part) for part in source.tables(Sizing(3))]) == (4, [3, 1])
     assert table["query"].to_pylist() == ["first", "first", "second", "second"]
     assert table["passage"].to_pylist() == ["A", "B", "A", "D"]
     assert table["run_score"].to_pylist() == [9.5, 8.25, 7.0, 6.5]
@@ -453,7 +454,7 @@ def test_texts_are_looked_up(files: RankingFiles) -> None:
 
 def test_what_is_missing_is_named(files: RankingFiles) -> None:
     as_run(Path(files.ranking.path), [("1", "x", 1, 1.0), ("9", "a", 1, 1.0), ("3", "b", 1, 1.0)])
-    (table,) = joined(files).tables(lambda _: 10)
+    (table,) = joined(files).tables(Sizing(10))
     errors = pa.array(["passage is null", "query is null", "query is null"])
     part = joined(files).explain(ScoredTable(table, pa.nulls(3, pa.float32()), errors, None, 1, "w"))
     assert [error.split(" in /")[0] for error in part.errors.to_pylist()] == [
@@ -468,7 +469,7 @@ def test_what_is_missing_is_named(files: RankingFiles) -> None:
 def deep(files: RankingFiles, depth: int) -> list[str]:
     """The passages that are scored of a run, to a depth."""
     cut = RankingFiles(files.ranking, files.queries, files.corpus, depth=depth)
-    return [doc for table in joined(cut).tables(lambda _: 10) for doc in table["doc_id"].to_pylist()]
+    return [doc for table in joined(cut).tables(Sizing(10)) for doc in table["doc_id"].to_pylist()]
 
 
 def test_depth_goes_by_score_then_by_rank(files: RankingFiles) -> None:
@@ -578,7 +579,7 @@ def test_judgements_add_labels_and_what_the_run_lacks(files: RankingFiles, tmp_p
     qrels = tmp_path / "qrels.txt"
     qrels.write_text("1 0 b 2\n1 0 d 1\n2 0 a 0\n2 0 b 0\n3 0 a 1\n")
     labelled = RankingFiles(files.ranking, files.queries, files.corpus, depth=1, qrels=InputFile(qrels))
-    (table,) = joined(labelled).tables(lambda _: 10)
+    (table,) = joined(labelled).tables(Sizing(10))
     rows = list(
         zip(*(table[name].to_pylist() for name in ("query_id", "doc_id", "relevance", "in_run")), strict=True)
     )

@@ -19,7 +19,7 @@ from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.collect.sizing import ChunkSize, WindowSize
+from rankmill.producer.collect.sizing import Sizing, WindowSize
 from rankmill.producer.collect.spool import Spool
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
@@ -85,8 +85,8 @@ def test_the_window_is_filled_with_the_first_result(monkeypatch: pytest.MonkeyPa
         "tests.harness.queue_by_hand.STATS", STATS.model_copy(update={"device_seconds": 0.01})
     )
     tables = [pairs(16, 16 * chunk) for chunk in range(100)]
-    chunks = ChunkSize("auto", "m", None, {})
-    queue = QueueByHand(tables, WindowSize("auto", 1 << 20), chunks=chunks)
+    sizing = Sizing("auto")
+    queue = QueueByHand(tables, WindowSize("auto", 1 << 20), sizing=sizing)
     queue.driver.begin()
     seen: list[int] = []
 
@@ -103,9 +103,9 @@ def test_a_server_that_is_away_is_asked_for_workers_once_a_patrol(monkeypatch: p
     monkeypatch.setattr(
         "tests.harness.queue_by_hand.STATS", STATS.model_copy(update={"device_seconds": 0.01})
     )
-    chunks = ChunkSize("auto", "m", None, {})
+    sizing = Sizing("auto")
     queue = QueueByHand(
-        [pairs(16, 16 * chunk) for chunk in range(20)], WindowSize("auto", 1 << 20), chunks=chunks
+        [pairs(16, 16 * chunk) for chunk in range(20)], WindowSize("auto", 1 << 20), sizing=sizing
     )
     asked = []
 
