@@ -17,13 +17,22 @@ from typing import Any, Literal
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.installation import install_line
 
-Seam = Literal["rankmill.backends", "rankmill.commands", "rankmill.formats", "rankmill.orders"]
+Seam = Literal[
+    "rankmill.backends",
+    "rankmill.commands",
+    "rankmill.dialects",
+    "rankmill.formats",
+    "rankmill.orders",
+    "rankmill.routes",
+]
 """The groups of entry points.
 
 ``rankmill.backends``: a `rankmill.workers.backends.base.BackendKind`.
 ``rankmill.commands``: a dictionary of commands; `rankmill.cli.main.Listed` says what it has of each.
+``rankmill.dialects``: a tuple of the bodies of a dialect of the gateway; its name is the dialect's.
 ``rankmill.formats``: a `rankmill.producer.files.formats.base.Format`.
 ``rankmill.orders``: an `OrderKind` of `rankmill.extensions.runners.orders`, by the name of the kind.
+``rankmill.routes``: a subclass of the gateway's `Addition`, which says what an extension may add.
 """
 
 

@@ -89,8 +89,11 @@ _LIBRARIES_OF_WORKERS = (
 _LIBRARIES_OF_COMMANDS = (  # the gateway's ``tei.v1`` is not for forks of the other process
     "rankmill.producer.files.corpus.ranking_source",
     "rankmill.cli.exporter",
+    "rankmill.extensions.batches.routes",
     "rankmill.extensions.gateway.commands.serve",
+    "rankmill.extensions.grpc.routes",
     "rankmill.extensions.registry.commands.models",
+    "rankmill.extensions.registry.routes",
     "rankmill.extensions.runners.commands.runner",
     "rankmill.cluster.exporter",
     "rankmill.extensions.gateway.app",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
-from rankmill.extensions.gateway.dialects.routes import DIALECTS, score_paths
+from rankmill.extensions.gateway.dialects.routes import dialects, score_paths
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.producer.files.stores.paths import AnyPath
@@ -21,12 +22,11 @@ MAX_LINE_BYTES = 32 << 20
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-_PATHS: Mapping[str, ScorePath] = {
-    each.path: each for each in score_paths() if all(body.batched for body in each.bodies)
-}
 
-ENDPOINTS = tuple(_PATHS)
-"""Paths of the requests that a batch may have."""
+@cache
+def endpoints() -> Mapping[str, ScorePath]:
+    """The paths of the requests that a batch may have, by their names."""
+    return {each.path: each for each in score_paths() if all(body.batched for body in each.bodies)}
 
 
 class RequestLine(BaseModel):
@@ -74,7 +74,7 @@ def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
     """
     seen: dict[str, int] = {}
     prefix, _, rest = endpoint.removeprefix("/").partition("/")
-    named = {endpoint, f"/{rest}"} if prefix in DIALECTS else {endpoint}
+    named = {endpoint, f"/{rest}"} if prefix in dialects() else {endpoint}
     for number, raw in _lines(path):
         line = _line(number, raw)
         if line.method.upper() != "POST" or line.url not in named:
@@ -85,7 +85,7 @@ def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
         if before := seen.get(line.custom_id):
             raise WrongFile(f"line {number}: its custom_id is that of line {before}: {line.custom_id:.80}")
         seen[line.custom_id] = number
-        yield _request(number, line, _PATHS[endpoint])
+        yield _request(number, line, endpoints()[endpoint])
 
 
 def first_request(path: AnyPath, endpoint: str) -> BatchRequest:

@@ -1,10 +1,12 @@
-"""The paths of files and batches, as OpenAI's API has them."""
+"""What batches add to the gateway: the paths of files and batches, as OpenAI's API has them, and a sweep."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from shlex import quote as quote_argument
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -12,13 +14,14 @@ from fastapi import Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.records import BatchRecord, FileRecord
 from rankmill.extensions.batches.service import Batches, NewBatch, NewFile
 from rankmill.extensions.batches.views import ENDED, file_view, page
 from rankmill.extensions.gateway.bodies import uploaded
 from rankmill.extensions.gateway.dialects.base import read_as
-from rankmill.extensions.gateway.dialects.routes import SHARED
-from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.dialects.shared import SHARED
+from rankmill.extensions.gateway.gateway import Addition, Gateway
 from rankmill.extensions.gateway.http.dependencies import Caller, TheGateway, from_json, new_router
 from rankmill.extensions.gateway.http.document import body, json_body
 from rankmill.extensions.gateway.http.responses import download, event, event_stream
@@ -26,8 +29,11 @@ from rankmill.extensions.gateway.keys.admission import MOST_WAIT
 from rankmill.extensions.gateway.refusals import EXPECTED, Refusal, refusal_of
 from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.runtime.settings import Settings
 
 _LOOK_SECONDS = 0.5
+
+_SWEEP_SECONDS = 3600
 
 _FORM: dict[str, Any] = {
     "type": "object",
@@ -40,13 +46,48 @@ _FORM: dict[str, Any] = {
     },
 }
 
+logger = logging.getLogger(__name__)
 router = new_router("batches", "/v1")
 
 
+class BatchPaths(Addition):
+    """Files and batches, if the settings name a folder for them."""
+
+    router = router
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._folder = files_folder(settings.gateway_files) if settings.gateway_files else None
+        self.keeps_data = self._folder is not None
+        self.batches: Batches | None = None
+
+    def attach(self, gateway: Gateway) -> None:
+        if self._folder:
+            self.batches = Batches(self.settings, gateway.redis_url)
+
+    def advice(self, redis_url: str) -> str | None:
+        if self._folder is None:
+            return None
+        files = quote_argument(str(self._folder.path))
+        command = f"rankmill runner --redis {redis_url} --read {files} --write {files}"
+        return f"batches wait for a runner: {command}"
+
+    async def work(self) -> None:
+        """Once an hour, delete the bytes of files and batches that have expired."""
+        while self.batches:
+            try:
+                with waiting(most=MOST_WAIT):  # the end of the process waits for the thread
+                    await asyncio.to_thread(self.batches.sweep)
+            except (*EXPECTED, OSError) as error:
+                logger.warning("expired files are not deleted yet: %s", error)
+            await asyncio.sleep(_SWEEP_SECONDS)
+
+
 async def _batches(gateway: TheGateway, key: Caller) -> Batches:
-    if gateway.batches is None:
+    batches = gateway.addition(BatchPaths).batches
+    if batches is None:
         raise Refusal("not_found", "this gateway keeps no files")
-    return gateway.batches
+    return batches
 
 
 TheBatches = Annotated[Batches, Depends(_batches)]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from rankmill.extensions.batches.folder import files_folder
-from rankmill.extensions.batches.lines import ENDPOINTS, first_request, holds_requests
+from rankmill.extensions.batches.lines import endpoints, first_request, holds_requests
 from rankmill.extensions.batches.records import (
     EVERYBODY,
     BatchRecord,
@@ -184,8 +184,8 @@ class Batches:
         Refusal
             It cannot be worked on.
         """
-        if asked.endpoint not in ENDPOINTS:
-            raise Refusal("invalid", f"endpoint: one of {', '.join(ENDPOINTS)}", param="endpoint")
+        if asked.endpoint not in endpoints():
+            raise Refusal("invalid", f"endpoint: one of {', '.join(endpoints())}", param="endpoint")
         endpoint = certain(asked.endpoint, self._settings.gateway_dialect)
         file = self.find(FileRecord, key, asked.input_file_id)
         if not file.bytes:

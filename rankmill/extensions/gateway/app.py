@@ -15,9 +15,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rankmill.extensions.batches import routes as batch_routes
 from rankmill.extensions.gateway.dialects.base import wrong_field
-from rankmill.extensions.gateway.dialects.routes import DIALECTS, dialect_at
+from rankmill.extensions.gateway.dialects.routes import dialect_at, dialects
 from rankmill.extensions.gateway.gateway import Gateway
 from rankmill.extensions.gateway.http import plain_routes
 from rankmill.extensions.gateway.http.document import operation_id, with_keys
@@ -25,11 +24,8 @@ from rankmill.extensions.gateway.http.middleware import KnownHosts, Observed
 from rankmill.extensions.gateway.http.page_routes import page_router
 from rankmill.extensions.gateway.http.responses import refused
 from rankmill.extensions.gateway.http.score_routes import score_router
-from rankmill.extensions.gateway.keys.admission import KeysNeeded
 from rankmill.extensions.gateway.observation import HEADER, observation
 from rankmill.extensions.gateway.refusals import EXPECTED, Refusal, refusal_of
-from rankmill.extensions.registry import routes as registry_routes
-from rankmill.jobs.runtime.settings import Settings
 
 _ABOUT = (
     "Scores of queries and passages, in the forms that clients of TEI, Cohere, Jina, vLLM, infinity and "
@@ -37,40 +33,29 @@ _ABOUT = (
 )
 
 
-def make_app(
-    settings: Settings,
-    redis_url: str,
-    needed: KeysNeeded,
-    *,
-    is_loopback: bool = False,
-    gateway: Gateway | None = None,
-) -> FastAPI:
-    """The application for the workers of a server.
+def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
+    """The application of a gateway.
 
     Parameters
     ----------
-    settings, redis_url
-        The settings, and the server.
-    needed
-        Whether requests need keys.
+    gateway
+        Its parts.
     is_loopback
         Whether it is served on an address that only this host reaches: then, as with `gateway_hosts`, it
         answers to known names only.
-    gateway
-        Its parts; default: those for the server.
-
-    Raises
-    ------
-    ConfigError
-        A setting does not fit.
     """
-    gateway = gateway or Gateway(settings, redis_url, needed)
+    settings = gateway.settings
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(work)
-            for work in (gateway.load.watch(), gateway.admission.watch(), gateway.sweep(), gateway.warm())
+            for work in (
+                gateway.load.watch(),
+                gateway.admission.watch(),
+                gateway.warm(),
+                *(addition.work() for addition in gateway.additions),
+            )
         ]
         yield
         await gateway.close(tasks)
@@ -82,12 +67,13 @@ def make_app(
     app.state.gateway = gateway
     for kind in (*EXPECTED, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refuse)
+    added = [addition.router for addition in gateway.additions if addition.router]
     for router in (
-        score_router(settings.gateway_dialect), plain_routes.router, plain_routes.service_router,
-        batch_routes.router, registry_routes.router, page_router(),
+        score_router(settings.gateway_dialect), plain_routes.router, plain_routes.service_router, *added,
+        page_router(),
     ):  # fmt: skip
         app.include_router(router)
-    for name in DIALECTS:
+    for name in dialects():
         app.include_router(plain_routes.service_router, prefix=f"/{name}", include_in_schema=False)
     if settings.gateway_origins:
         app.add_middleware(
@@ -112,7 +98,7 @@ class _App(FastAPI):
 async def _refuse(request: Request, error: Exception) -> Response:
     """The answer in the form of the request's dialect, or of that which its path suggests."""
     path = request.url.path
-    dialect = DIALECTS.get(observation(request.scope).dialect) or dialect_at(path)
+    dialect = dialects().get(observation(request.scope).dialect) or dialect_at(path)
     if isinstance(error, RequestValidationError):
         wrong = [{**each, "loc": each["loc"][1:]} for each in error.errors()]  # without "query"
         return refused(dialect, wrong_field(wrong))

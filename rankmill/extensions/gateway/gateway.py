@@ -1,33 +1,31 @@
-"""The gateway's parts, made once for a process."""
+"""The gateway's parts, made once for a process, and what extensions add to them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Literal, Protocol
+from typing import Literal, TypeVar
 
+from fastapi import APIRouter
+
+from rankmill import plugins
 from rankmill.cluster.orders import order_workers, reachable
 from rankmill.cluster.snapshot import read_cluster
-from rankmill.extensions.batches.service import Batches
 from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.bodies import BodyMemory
-from rankmill.extensions.gateway.keys.admission import FOR_ADMINS, MOST_WAIT, Admission, KeysNeeded, key_text
+from rankmill.extensions.gateway.keys.admission import FOR_ADMINS, Admission, KeysNeeded, key_text
 from rankmill.extensions.gateway.keys.api_keys import ApiKey
 from rankmill.extensions.gateway.load_shedding import LoadShedder
 from rankmill.extensions.gateway.observation import Observation
 from rankmill.extensions.gateway.refusals import EXPECTED, Refusal
 from rankmill.extensions.gateway.score_request import RequestScores
 from rankmill.extensions.gateway.scoring import Scoring, ServedModels
-from rankmill.extensions.registry.store import RegistryStore
 from rankmill.jobs.runtime.connection import client_for, impatient
-from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.aio.connection import LoopRedis
-
-_SWEEP_SECONDS = 3600
 
 _WARM_SECONDS = 10.0
 
@@ -45,11 +43,79 @@ _RIGHTS: dict[Right, str] = {
 logger = logging.getLogger(__name__)
 
 
-class Stoppable(Protocol):
-    """A server beside HTTP's."""
+class Addition:
+    """What an extension adds to the gateway.
 
-    def stop(self) -> Awaitable[None]:
-        """Take no more calls; done when those in progress have ended."""
+    An extension overrides what it needs of this class, and names its own class in an entry point of the group
+    ``rankmill.routes``. A gateway makes one of each, and uses it in its event loop.
+
+    Attributes
+    ----------
+    router
+        Its paths. Routers of `rankmill.extensions.gateway.http.dependencies.new_router` count their requests,
+        and find the gateway in a parameter of the type ``TheGateway``.
+    hosts
+        The hosts where it listens itself: where others reach one of them, requests need keys.
+    keeps_data
+        Whether it keeps something in Redis that is nowhere else.
+
+    Parameters
+    ----------
+    settings
+        The settings.
+
+    Raises
+    ------
+    ConfigError
+        A setting does not fit.
+    """
+
+    router: APIRouter | None = None
+    hosts: Sequence[str] = ()
+    keeps_data = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def attach(self, gateway: Gateway) -> None:
+        """Take what it needs of the gateway, before all requests."""
+
+    def advice(self, redis_url: str) -> str | None:
+        """What the user has to start where ``rankmill serve`` itself starts a server and workers."""
+        return None
+
+    async def listen(self) -> str | None:
+        """Listen where it listens itself; returns this address, as the user is told it.
+
+        Raises
+        ------
+        ConfigError
+            The process cannot listen there.
+        """
+        return None
+
+    async def work(self) -> None:
+        """Do what goes on beside requests, until the task is cancelled at the gateway's end."""
+
+    def stop(self) -> None:
+        """Take nothing new: the gateway is about to end."""
+
+    async def close(self) -> None:
+        """Wait for the end of what is in progress."""
+
+
+def load_additions(settings: Settings) -> list[Addition]:
+    """What the installed extensions add to a gateway.
+
+    Raises
+    ------
+    ConfigError
+        A setting does not fit, or an extension cannot be imported.
+    """
+    return [plugins.load("rankmill.routes", name)(settings) for name in plugins.names("rankmill.routes")]
+
+
+A = TypeVar("A", bound=Addition)
 
 
 class Gateway:
@@ -61,16 +127,27 @@ class Gateway:
         The settings, and the server whose workers score.
     needed
         Whether a request must have a key.
+    additions
+        What extensions add; default: what the installed ones add.
 
     Attributes
     ----------
     redis, plain_redis
         A client whose commands wait in the event loop; one for threads, whose commands do not wait for a
         server that cannot serve.
+    names
+        What callers call paths and URLs that messages name; an extension adds its own.
     """
 
-    def __init__(self, settings: Settings, redis_url: str, needed: KeysNeeded) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        redis_url: str,
+        needed: KeysNeeded,
+        additions: Sequence[Addition] | None = None,
+    ) -> None:
         self.settings = settings
+        self.redis_url = redis_url
         self.created = int(system.now())
         self.redis = LoopRedis(redis_url, settings.redis_wait_seconds)
         self.plain_redis = impatient(client_for(redis_url, settings.redis_wait_seconds))
@@ -81,16 +158,16 @@ class Gateway:
         self.served = ServedModels(settings)
         self.load = LoadShedder(settings, self.redis)
         self.scoring = Scoring(settings, redis_url, self.served, self.admission, self.load)
-        self.batches = Batches(settings, redis_url) if settings.gateway_files else None
-        self.registry = RegistryStore(settings.registry) if settings.registry else None
         self.names = {model.model: model.name for model in self.served.all if "/" in model.model}
-        """What callers call paths and URLs that messages name."""
-        if self.registry:
-            url = self.registry.url
-            self.names |= {f"the registry {url}": "the registry", url: "the registry"}
-        self.grpc: Stoppable | None = None
         self.is_stopping = False
         self._needed = needed
+        self.additions = load_additions(settings) if additions is None else additions
+        for addition in self.additions:
+            addition.attach(self)
+
+    def addition(self, kind: type[A]) -> A:
+        """The one addition of a kind."""
+        return next(addition for addition in self.additions if isinstance(addition, kind))
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
         """The key in a request's headers; raises `Refusal` if it needs one and has none."""
@@ -131,16 +208,6 @@ class Gateway:
         for stage, seconds in scores.stages().items():
             metrics.stages.labels(stage).observe(seconds)
 
-    async def sweep(self) -> None:
-        """Once an hour, delete the bytes of files and batches that have expired."""
-        while self.batches:
-            try:
-                with waiting(most=MOST_WAIT):  # the end of the process waits for the thread
-                    await asyncio.to_thread(self.batches.sweep)
-            except (*EXPECTED, OSError) as error:
-                logger.warning("expired files are not deleted yet: %s", error)
-            await asyncio.sleep(_SWEEP_SECONDS)
-
     async def warm(self) -> None:
         """While no worker has the gateway's model, have one load it, without waiting for a request."""
         while True:
@@ -164,15 +231,15 @@ class Gateway:
             )  # fmt: skip
 
     def stop(self) -> None:
-        """Take no more gRPC calls, as HTTP takes no more requests, and end what would go on by itself."""
+        """End what would go on by itself, and what takes requests beside HTTP, which takes no more."""
         self.is_stopping = True
-        if self.grpc:
-            self.grpc.stop()
+        for addition in self.additions:
+            addition.stop()
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Wait for the last gRPC calls and the end of cancelled requests, end `tasks`, and disconnect."""
-        if self.grpc:
-            await self.grpc.stop()
+        """Wait for all additions and the end of cancelled requests, end `tasks`, and disconnect."""
+        for addition in self.additions:
+            await addition.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 while self.load.requests:  # they cancel their runs

@@ -17,12 +17,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rankmill.extensions.gateway.gateway import Gateway
 from rankmill.extensions.gateway.keys.admission import KeysNeeded
 from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.runtime.http import cannot_listen, is_loopback
+from rankmill.jobs.runtime.http import cannot_listen, is_loopback, shown_address
 from rankmill.jobs.runtime.settings import Settings
 
 PORT = 9809
-GRPC_PORT = 9810
-"""The ports for an address that names none."""
+"""The port for an address that names none."""
 
 _MOST_HEAD_BYTES = 64 << 10
 """Most bytes of a request's first line and headers."""
@@ -95,7 +94,10 @@ class _LimitedHttp(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Serves gRPC beside HTTP, and ends well when it is told to: uvicorn's own raises the signal again."""
+    """Serves HTTP and what extensions add, and ends when it is told to.
+
+    uvicorn's own server raises the signal again at its end.
+    """
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, begin: Callable[[], Awaitable[None]]
@@ -126,7 +128,6 @@ def serve(
     app: FastAPI,
     settings: Settings,
     at: tuple[str, int],
-    grpc_at: tuple[str, int] | None,
     on_start: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT; then requests in progress have `gateway_stop_seconds`.
@@ -135,10 +136,10 @@ def serve(
     ----------
     app, settings
         The application and its settings.
-    at, grpc_at
-        Hosts and ports to listen on, for HTTP and for gRPC if it is wanted; port 0 is any free one.
+    at
+        Host and port to listen on; port 0 is any free one.
     on_start
-        Called with each address as soon as connections are taken.
+        Called with each address, also of an extension, as soon as connections are taken.
 
     Raises
     ------
@@ -155,7 +156,7 @@ def serve(
             dualstack_ipv6=is_v6 and socket.has_dualstack_ipv6(),
         )
     except OSError as error:
-        raise cannot_listen("gateway_address", f"{_shown(host)}:{port}", error) from None
+        raise cannot_listen("gateway_address", shown_address(host, port), error) from None
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -170,15 +171,9 @@ def serve(
     gateway: Gateway = app.state.gateway
 
     async def begin() -> None:
-        if grpc_at:
-            from rankmill.extensions.grpc.server import GrpcServer  # its packages are needed for gRPC only
-
-            gateway.grpc = calls = GrpcServer(gateway)
-            on_start(f"{_shown(grpc_at[0])}:{await calls.start(*grpc_at)} (gRPC)")
-        on_start(f"http://{_shown(host)}:{listener.getsockname()[1]}")
+        for addition in gateway.additions:
+            if address := await addition.listen():
+                on_start(address)
+        on_start(f"http://{shown_address(host, listener.getsockname()[1])}")
 
     _Server(config, gateway, begin).run(sockets=[listener])
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -42,7 +42,7 @@ def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
         Settings by name, such as ``model`` or ``gateway_models``.
     """
     settings = load_settings({**options, "redis_url": URL})
-    return make_app(settings, URL, "if there are any", gateway=_FakeGateway(settings, workers))
+    return make_app(_FakeGateway(settings, workers))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from rankmill.extensions.gateway.refusals import EXPECTED, KINDS, Refusal, refus
 from rankmill.extensions.grpc.services import Call, TeiServices
 from rankmill.extensions.grpc.tei_pb2 import DESCRIPTOR
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.http import shown_address
 from rankmill.jobs.runtime.settings import Settings
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -70,7 +71,7 @@ class GrpcServer:
             maximum_concurrent_rpcs=self._settings.gateway_requests + _REFUSED_AT_ONCE,
         )
         names = self._add_services()
-        found = self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        found = self._listen(shown_address(host, port))
         for name in ("", *names):
             await self._state.set(name, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()

@@ -1,4 +1,4 @@
-"""The paths of the registry of models, for keys that may manage models.
+"""What the registry of models adds to the gateway: its paths, for keys that may manage models.
 
 Their functions wait for disks, networks and workers, so all of them run in threads.
 """
@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 
 from rankmill.cluster.orders import OrderOutcome
 from rankmill.extensions.gateway.bodies import UploadedBody
-from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.gateway import Addition, Gateway
 from rankmill.extensions.gateway.http.dependencies import (
     Caller,
     ModelManager,
@@ -51,6 +51,7 @@ from rankmill.extensions.registry.store import RegistryStore
 from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.hosts import require_worker_packages
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.local.offline import ProcessFailed
 
@@ -67,6 +68,21 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 router = new_router("registry", "/v1/registry")
+
+
+class RegistryPaths(Addition):
+    """The registry, if the settings name one; callers do not learn where it lies."""
+
+    router = router
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.store = RegistryStore(settings.registry) if settings.registry else None
+
+    def attach(self, gateway: Gateway) -> None:
+        if self.store:
+            url = self.store.url
+            gateway.names |= {f"the registry {url}": "the registry", url: "the registry"}
 
 
 class NewTarget(BaseModel):
@@ -132,9 +148,10 @@ class ManagedModel:
 
 
 async def _registry(gateway: TheGateway, key: ModelManager) -> RegistryStore:
-    if gateway.registry is None:
+    store = gateway.addition(RegistryPaths).store
+    if store is None:
         raise Refusal("not_found", "this gateway has no registry of models")
-    return gateway.registry
+    return store
 
 
 TheRegistry = Annotated[RegistryStore, Depends(_registry)]

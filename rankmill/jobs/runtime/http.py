@@ -260,6 +260,11 @@ def _server(host: str, port: int) -> _Server:
     return (_Server6 if ":" in host else _Server)((host, port), _Handler)
 
 
+def shown_address(host: str, port: int) -> str:
+    """``HOST:PORT``, as URLs have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def split_address(setting: str, address: str, usual: int | None = None) -> tuple[str, int]:
     """Host and port of an address that `setting` has; `usual` is the port of one that names none.
 

@@ -103,7 +103,7 @@ class GatewaySettings(BaseModel):
     gateway_open_metrics: bool
     gateway_api_key: GatewayKey
     gateway_models: Names
-    gateway_dialect: Literal["tei", "cohere", "jina", "infinity", "voyage", "vllm"] | None
+    gateway_dialect: str | None = Field(min_length=1)
     gateway_hosts: Names
     gateway_origins: Names
     gateway_body_mib: int = Field(ge=1, le=1024)
@@ -270,7 +270,7 @@ class SettingsOptions(TypedDict, total=False):
     gateway_open_metrics: bool | None
     gateway_api_key: str | None
     gateway_models: str | Sequence[str] | None
-    gateway_dialect: Literal["tei", "cohere", "jina", "infinity", "voyage", "vllm"] | None
+    gateway_dialect: str | None
     gateway_hosts: str | Sequence[str] | None
     gateway_origins: str | Sequence[str] | None
     gateway_body_mib: int | None

@@ -9,7 +9,7 @@ import pytest
 
 from rankmill.extensions.gateway.bodies import parse
 from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
-from rankmill.extensions.gateway.dialects.routes import DIALECTS, score_paths
+from rankmill.extensions.gateway.dialects.routes import dialects, score_paths
 from rankmill.extensions.gateway.dialects.tei import TEI, known_info, simple_tokens
 from rankmill.extensions.gateway.dialects.vllm import VLLM, VllmRerank
 from rankmill.extensions.gateway.refusals import KINDS, Refusal, unscorable
@@ -344,7 +344,7 @@ def test_every_dialect_words_every_refusal_in_its_form(kind: Any) -> None:
 def test_what_is_too_long_is_told_as_each_service_tells_it() -> None:
     refusal = unscorable(3, too_long("pair", 1808, 512))
     found = {
-        name: WORDING[name](each.error(refusal, each.status(refusal))) for name, each in DIALECTS.items()
+        name: WORDING[name](each.error(refusal, each.status(refusal))) for name, each in dialects().items()
     }
     for message in found.values():
         assert message.endswith(
@@ -354,7 +354,7 @@ def test_what_is_too_long_is_told_as_each_service_tells_it() -> None:
     assert "Please reduce the length of the input prompt." in found["vllm"]
     assert "You passed 1808 input tokens" in found["vllm"]
     assert VLLM.error(refusal, 400)["error"]["param"] == "input_tokens"
-    statuses = {name: each.status(refusal) for name, each in DIALECTS.items()}
+    statuses = {name: each.status(refusal) for name, each in dialects().items()}
     assert statuses == {"tei": 422, "vllm": 400, "cohere": 422, "jina": 422, "infinity": 422, "voyage": 400}
     other = unscorable(3, "the tokenizer fails")
     assert (other.kind, other.tokens) == ("unscorable", None)
@@ -415,7 +415,7 @@ def forms(path: str, owner: str | None) -> list[dict[str, Any]]:
     return [{**plain, **each} for each in extra]
 
 
-@pytest.mark.parametrize("owner", [None, *DIALECTS])
+@pytest.mark.parametrize("owner", [None, *dialects()])
 def test_a_path_has_one_scale_whatever_the_form(owner: str | None) -> None:
     for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking", "/score", "/v1/score"):
         scales = {asked(path, owner, **body).spec.get("activation") for body in forms(path, owner)}

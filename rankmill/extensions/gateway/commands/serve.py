@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from shlex import quote
 from typing import Annotated, Any
 
 import click
@@ -70,17 +69,17 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     settings = load_settings(flags, config)
     set_up(settings.log_level, settings.log_format)
     _require_packages()
-    from rankmill.extensions.batches.folder import files_folder
     from rankmill.extensions.gateway.app import make_app
+    from rankmill.extensions.gateway.dialects.routes import check_owner
+    from rankmill.extensions.gateway.gateway import Gateway, load_additions
     from rankmill.extensions.gateway.keys.api_keys import KeyStore
-    from rankmill.extensions.gateway.serve import GRPC_PORT, PORT, keys_needed
+    from rankmill.extensions.gateway.serve import PORT, keys_needed
     from rankmill.extensions.gateway.serve import serve as run
 
     host, usual = split_address("gateway_address", settings.gateway_address, PORT)
     at = (host, usual if asked.port is None else asked.port)
-    grpc_at = None
-    if (wanted := settings.gateway_grpc_address) != "none":
-        grpc_at = split_address("gateway_grpc_address", wanted, GRPC_PORT)
+    check_owner(settings.gateway_dialect)
+    additions = load_additions(settings)
     with ExitStack() as stack:
         url = settings.redis_url
         failed: list[EmbeddedError] = []
@@ -88,10 +87,9 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
             cluster = stack.enter_context(EmbeddedCluster(settings))
             url = cluster.url()
             failed = stack.enter_context(_watched(cluster))
-            if settings.gateway_files:
-                files = quote(str(files_folder(settings.gateway_files).path))
-                command = f"rankmill runner --redis {url} --read {files} --write {files}"
-                click.echo(f"batches wait for a runner: {command}", err=True)
+            for addition in additions:
+                if advice := addition.advice(url):
+                    click.echo(advice, err=True)
         if not url:
             raise ConfigError("no Redis server is named: give --redis, set REDIS_URL, or add --embedded")
         server = url
@@ -101,17 +99,15 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
                 bool(settings.gateway_api_key) or KeyStore(connect(server, settings.redis_wait_seconds)).any()
             )
 
-        hosts = [address[0] for address in (at, grpc_at) if address]
+        hosts = [host, *(host for addition in additions for host in addition.hosts)]
         needed = keys_needed(hosts, is_open=settings.gateway_open, has_keys=has_keys)
         if not asked.embedded:
-            _warn_of_losses(
-                server, "only in Redis" if settings.gateway_files or needed == "always" else "every run"
-            )
+            keeps_data = needed == "always" or any(addition.keeps_data for addition in additions)
+            _warn_of_losses(server, "only in Redis" if keeps_data else "every run")
         run(
-            make_app(settings, server, needed, is_loopback=is_loopback(host)),
+            make_app(Gateway(settings, server, needed, additions), is_loopback=is_loopback(host)),
             settings,
             at,
-            grpc_at,
             lambda at: click.echo(
                 f"rankmill serve: {', '.join(models or [settings.model])} at {at}", err=True
             ),
@@ -153,6 +149,6 @@ def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
 
 def _require_packages() -> None:
     """Raise `ConfigError` if a package of the extra is missing."""
-    for name in ("fastapi", "grpc_health", "grpc_reflection", "uvicorn"):
+    for name in ("fastapi", "uvicorn"):
         if find_spec(name) is None:
             raise ConfigError(f"serving needs packages ({name} missing): {install_line('serve')}")

@@ -101,3 +101,6 @@ def _text(place: int, document: dict[str, Value], names: list[str]) -> str:
     if not found:
         raise wrong(f"documents.{place}", f"has none of the fields {', '.join(names)}")
     return "\n".join(found)
+
+
+BODIES = (CohereRerankV1, CohereRerankV2)

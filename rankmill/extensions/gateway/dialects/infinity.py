@@ -61,3 +61,6 @@ class InfinityRerank(Body):
             "usage": usage(scores),
             "results": ranking(scores, self.top_n, shown),
         }
+
+
+BODIES = (InfinityRerank,)

@@ -45,3 +45,6 @@ class JinaRerank(Body):
             "usage": {"total_tokens": scores.tokens},
             "results": ranking(scores, self.top_n, shown if self.return_documents else None),
         }
+
+
+BODIES = (JinaRerank,)

@@ -1,152 +1,62 @@
 """All paths to which texts to score, or to tokenize, are sent, and whose form an error has at any path.
 
-Several dialects share some paths: the body decides, and where it does not, the answer fits them all.
+A package adds a dialect by an entry point of the group ``rankmill.dialects``: its name is the dialect's, and
+what it names is a tuple with the dialect's bodies.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
-from rankmill.extensions.gateway.dialects.base import Body, Dialect, JsonObject, Options, ScorePath
-from rankmill.extensions.gateway.dialects.cohere import CohereRerankV1, CohereRerankV2, envelope
-from rankmill.extensions.gateway.dialects.infinity import InfinityRerank
-from rankmill.extensions.gateway.dialects.jina import JinaRerank
-from rankmill.extensions.gateway.dialects.tei import (
-    TEI,
-    TeiDecode,
-    TeiOptions,
-    TeiPredict,
-    TeiRerank,
-    TeiTokenize,
-)
-from rankmill.extensions.gateway.dialects.vllm import (
-    ONLY_HERE,
-    VLLM,
-    VllmClassify,
-    VllmDetokenize,
-    VllmOptions,
-    VllmPooling,
-    VllmRerank,
-    VllmScore,
-    VllmTokenize,
-)
-from rankmill.extensions.gateway.dialects.voyage import VoyageOptions, VoyageRerank
-from rankmill.extensions.gateway.refusals import Refusal
-from rankmill.extensions.gateway.score_request import RequestScores
+from rankmill import plugins
+from rankmill.extensions.gateway.dialects.base import Body, Dialect, ScorePath
+from rankmill.extensions.gateway.dialects.shared import INVOKED, SHARED, SHARED_PATHS
+from rankmill.extensions.gateway.dialects.tei import TEI
+from rankmill.jobs.contract.errors import ConfigError
 
 
-def _error(refusal: Refusal, status: int) -> JsonObject:
-    found: JsonObject = {"message": refusal.message, "detail": refusal.message}
-    return {**found, **VLLM.error(refusal, status)}
+@cache
+def bodies() -> tuple[type[Body], ...]:
+    """The bodies of all installed dialects.
+
+    Raises
+    ------
+    ConfigError
+        A dialect cannot be imported, or has another name than its package says.
+    """
+    return tuple(body for name in plugins.names("rankmill.dialects") for body in _bodies_of(name))
 
 
-SHARED = Dialect("shared", _error)
+def _bodies_of(name: str) -> tuple[type[Body], ...]:
+    found: tuple[type[Body], ...] = plugins.load("rankmill.dialects", name)
+    for body in found:
+        if body.dialect.name != name:
+            raise ConfigError(
+                f"the dialect {name!r} has a body of another dialect: {body.__name__} is of "
+                f"{body.dialect.name!r}; correct its package or uninstall it"
+            )
+    return found
 
 
-class SharedRerankV1(JinaRerank):
-    """``POST /v1/rerank`` by a client of Cohere, Jina or vLLM."""
-
-    dialect = SHARED
-
-    def answer(self, scores: RequestScores) -> JsonObject:
-        found = super().answer(scores)
-        found["usage"] |= {"prompt_tokens": scores.tokens}
-        return {**found, **envelope(scores, "1")}
+def dialects() -> dict[str, Dialect]:
+    """The installed dialects by name; raises as `bodies`."""
+    return {body.dialect.name: body.dialect for body in bodies()}
 
 
-def _rerank(body: JsonObject) -> type[Body]:
-    """TEI has ``texts``; infinity's client always sends fields that vLLM does not know."""
-    if "texts" in body or "documents" not in body:
-        return TeiRerank
-    return InfinityRerank if {"return_documents", "raw_scores"} & body.keys() else VllmRerank
-
-
-def _rerank_v1(body: JsonObject) -> type[Body]:
-    if "top_k" in body or ("truncation" in body and "top_n" not in body):
-        return VoyageRerank
-    if {"rank_fields", "max_chunks_per_doc"} & body.keys():
-        return CohereRerankV1
-    return SharedRerankV1 if ONLY_HERE.isdisjoint(body) else VllmRerank
-
-
-def _rerank_v2(body: JsonObject) -> type[Body]:
-    return CohereRerankV2 if ONLY_HERE.isdisjoint(body) else VllmRerank
-
-
-def _invocation(body: JsonObject) -> type[Body]:
-    """The requests to a server behind SageMaker."""
-    if "inputs" in body:
-        return TeiPredict
-    if "texts" in body:
-        return TeiRerank
-    if {"input", "messages"} & body.keys():
-        return VllmClassify
-    return VllmRerank if "query" in body else VllmScore
-
-
-def _tokenize(body: JsonObject) -> type[Body]:
-    return VllmTokenize if "prompt" in body else TeiTokenize
-
-
-BODIES: tuple[type[Body], ...] = (
-    TeiRerank,
-    TeiPredict,
-    TeiTokenize,
-    TeiDecode,
-    VllmScore,
-    VllmRerank,
-    VllmClassify,
-    VllmPooling,
-    VllmTokenize,
-    VllmDetokenize,
-    CohereRerankV1,
-    CohereRerankV2,
-    JinaRerank,
-    InfinityRerank,
-    VoyageRerank,
-)
-"""All bodies."""
-
-_INVOCATIONS = (TeiRerank, TeiPredict, VllmRerank, VllmScore, VllmClassify)
-
-_V1 = (CohereRerankV1, JinaRerank, VoyageRerank, VllmRerank)
-
-_OPTIONS: tuple[type[Options], ...] = (TeiOptions, VllmOptions, VoyageOptions)
-
-_PATHS = (
-    ScorePath(
-        "/rerank", "TEI (texts), infinity or vLLM (documents): order texts by their score with a query",
-        (TeiRerank, VllmRerank, InfinityRerank), TEI, _rerank,
-    ),
-    ScorePath(
-        "/v1/rerank", "Cohere v1, Jina, Voyage or vLLM: order documents by their score with a query",
-        _V1, SHARED, _rerank_v1,
-    ),
-    ScorePath(
-        "/v2/rerank", "Cohere v2 or vLLM: order documents by their score with a query",
-        (CohereRerankV2, VllmRerank), SHARED, _rerank_v2,
-    ),
-    ScorePath("/reranking", "As /v1/rerank, for clients of llama.cpp", _V1, SHARED, _rerank_v1),
-    ScorePath(
-        "/v1/reranking", "As /v1/rerank, for clients of llama.cpp", _V1, SHARED, _rerank_v1
-    ),
-    ScorePath(
-        "/invocations", "TEI or vLLM behind SageMaker: what their other paths take", _INVOCATIONS, TEI,
-        _invocation,
-    ),
-)  # fmt: skip
-
-_SHARED = {each.path: replace(each, options=_OPTIONS) for each in _PATHS}
-"""Paths that several services have: the body says which form the answer has, never its scale."""
-
-_SHARED["/tokenize"] = ScorePath(
-    "/tokenize", "TEI (inputs) or vLLM (prompt): the tokens of texts", (TeiTokenize, VllmTokenize), TEI,
-    _tokenize,
-)  # fmt: skip
+def check_owner(owner: str | None) -> None:
+    """Raise `ConfigError` if the setting ``gateway_dialect`` names a dialect that is not installed."""
+    if owner is not None and owner not in dialects():
+        raise ConfigError(
+            f"gateway_dialect: no dialect {owner!r:.100} is installed; installed are {', '.join(dialects())}"
+        )
 
 
 def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
     """All paths to which texts to score, or to tokenize, are sent.
+
+    A path of two dialects that `SHARED_PATHS` does not have is that of the first; the other has it below its
+    prefix.
 
     Parameters
     ----------
@@ -154,15 +64,15 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
         Name of the dialect whose paths without a prefix these are, as far as it has them; ``None``: each is
         that of the dialect that `ScorePath.dialect` names.
     """
-    found = dict(_SHARED)
-    for body in BODIES:
+    found = dict(SHARED_PATHS)
+    for body in bodies():
         dialect = body.dialect
         for path in body.paths:
             alone = ScorePath(path, body.summary, (body,), dialect)
             if dialect.name == owner or path not in found:
                 found[path] = alone
             found[f"/{dialect.name}{path}"] = replace(alone, path=f"/{dialect.name}{path}")
-    for dialect in (TEI, VLLM):
+    for dialect in INVOKED:
         path = f"/{dialect.name}/invocations"
         found[path] = replace(found["/invocations"], path=path, dialect=dialect, options=())
         if dialect.name == owner:
@@ -172,15 +82,15 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
 
 def certain(path: str, owner: str | None) -> str:
     """A path that means the same at every gateway: with the owner's prefix, if it is the owner's."""
-    mine = any(path in body.paths and body.dialect.name == owner for body in BODIES)
+    mine = any(path in body.paths and body.dialect.name == owner for body in bodies())
     return f"/{owner}{path}" if mine else path
 
 
-_BY_PATH = {"/info": TEI} | {each.path: each.dialect for each in score_paths()}
-DIALECTS = {body.dialect.name: body.dialect for body in BODIES}
-"""By name."""
+@cache
+def _by_path() -> dict[str, Dialect]:
+    return {"/info": TEI} | {each.path: each.dialect for each in score_paths()}
 
 
 def dialect_at(path: str) -> Dialect:
     """The dialect of errors at a path, be it there or not: that of the path or of its prefix, else all."""
-    return _BY_PATH.get(path) or DIALECTS.get(path.lstrip("/").partition("/")[0]) or SHARED
+    return _by_path().get(path) or dialects().get(path.lstrip("/").partition("/")[0]) or SHARED

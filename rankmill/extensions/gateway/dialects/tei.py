@@ -246,3 +246,6 @@ class TeiDecode(Body):
 
     def answer(self, scores: RequestScores) -> object:
         return [found.text for found in scores.found]
+
+
+BODIES = (TeiRerank, TeiPredict, TeiTokenize, TeiDecode)

@@ -375,3 +375,6 @@ _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), 
 
 def _texts(some: Some) -> list[str]:
     return texts_of(some if isinstance(some, list) else [some])
+
+
+BODIES = (VllmScore, VllmRerank, VllmClassify, VllmPooling, VllmTokenize, VllmDetokenize)

@@ -51,3 +51,6 @@ class VoyageRerank(VoyageOptions, RerankBody):
             "model": scores.model,
             "usage": {"total_tokens": scores.tokens},
         }
+
+
+BODIES = (VoyageRerank,)

@@ -16,7 +16,7 @@ from rankmill.cluster.orders import OrderOutcome, order_workers, reachable
 from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.cluster.usage import listed
 from rankmill.extensions.gateway import metrics
-from rankmill.extensions.gateway.dialects.routes import DIALECTS
+from rankmill.extensions.gateway.dialects.routes import dialects
 from rankmill.extensions.gateway.dialects.tei import known_info
 from rankmill.extensions.gateway.gateway import Gateway
 from rankmill.extensions.gateway.http.dependencies import (
@@ -98,7 +98,8 @@ async def find_model(
 def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
     requests = gateway.load.requests
     prefix = request.url.path.lstrip("/").partition("/")[0]
-    owner = prefix if prefix in DIALECTS else gateway.settings.gateway_dialect  # infinity's client wants its
+    # infinity's client wants its own name here
+    owner = prefix if prefix in dialects() else gateway.settings.gateway_dialect
     return {
         "id": name, "object": "model", "created": gateway.created, "owned_by": owner or "rankmill",
         "root": name, "parent": None, "max_model_len": gateway.settings.max_length,  # as vLLM has it

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rankmill import Client
-from rankmill.extensions.gateway.dialects.routes import DIALECTS, score_paths
+from rankmill.extensions.gateway.dialects.routes import dialects, score_paths
 from tests.harness.gateways import PAIR, Reply, Running
 from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server, nothing_left
@@ -77,7 +77,7 @@ def test_the_gateway_is_ready_once_a_worker_has_its_model(gateway: Running) -> N
     wait_for(lambda: gateway.get("/ready").status == 200)
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", dialects())
 def test_a_prefix_is_a_whole_address(gateway: Running, name: str) -> None:
     for path in ("/health", "/ping", "/version", "/metrics", "/info", "/v1/models/demo"):
         reply = gateway.get(f"/{name}{path}")

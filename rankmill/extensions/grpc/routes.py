@@ -1,0 +1,60 @@
+"""What gRPC adds to the gateway: a second address to listen on."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from rankmill.extensions.gateway.gateway import Addition, Gateway
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.http import shown_address, split_address
+from rankmill.jobs.runtime.installation import install_line
+from rankmill.jobs.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from rankmill.extensions.grpc.server import GrpcServer
+
+PORT = 9810
+"""The port for an address that names none."""
+
+
+class GrpcListener(Addition):
+    """Listens for calls of gRPC, if the settings name an address."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._at: tuple[str, int] | None = None
+        self._server: GrpcServer | None = None
+        if (wanted := settings.gateway_grpc_address) != "none":
+            _require_packages()
+            self._at = split_address("gateway_grpc_address", wanted, PORT)
+            self.hosts = self._at[:1]
+
+    def attach(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def listen(self) -> str | None:
+        if self._at is None:
+            return None
+        from rankmill.extensions.grpc.server import GrpcServer  # its packages are needed only here
+
+        self._server = GrpcServer(self._gateway)
+        host, port = self._at
+        return f"{shown_address(host, await self._server.start(host, port))} (gRPC)"
+
+    def stop(self) -> None:
+        if self._server:
+            self._server.stop()
+
+    async def close(self) -> None:
+        if self._server:
+            await self._server.stop()
+
+
+def _require_packages() -> None:
+    """Raise `ConfigError` if a package is missing."""
+    for name in ("grpc_health", "grpc_reflection"):
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"gateway_grpc_address: gRPC needs packages ({name} missing): {install_line('serve')}"
+            )

@@ -1,0 +1,134 @@
+"""What packages add to a gateway: paths of extensions, and dialects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from fastapi.testclient import TestClient
+
+from rankmill import plugins
+from rankmill.extensions.gateway.dialects import routes
+from rankmill.extensions.gateway.dialects.base import Dialect, RerankBody
+from rankmill.extensions.gateway.dialects.routes import score_paths
+from rankmill.extensions.gateway.dialects.tei import TEI, TeiRerank
+from rankmill.extensions.gateway.gateway import Addition, Gateway
+from rankmill.extensions.gateway.http.dependencies import TheGateway, new_router
+from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.extensions.gateway.testing import gateway_app
+from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.testing import FakeWorkers
+
+pytestmark = pytest.mark.own_precision
+
+RERANK: dict[str, Any] = {"query": "q", "texts": ["x", "abc"]}
+
+Installed = dict[plugins.Seam, dict[str, Any]]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
+    """What packages add, by seam and name: a test changes it."""
+    seams: tuple[plugins.Seam, ...] = ("rankmill.routes", "rankmill.dialects")
+    added: Installed = {
+        seam: {name: plugins.load(seam, name) for name in plugins.names(seam)} for seam in seams
+    }
+    monkeypatch.setattr(plugins, "names", lambda seam: list(added[seam]))
+    monkeypatch.setattr(plugins, "load", lambda seam, name: added[seam][name])
+    caches = (routes.bodies, routes._by_path)
+    for cached in caches:
+        cached.cache_clear()
+    yield added
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_a_gateway_serves_without_other_extensions(installed: Installed) -> None:
+    installed["rankmill.routes"].clear()
+    with TestClient(gateway_app(FakeWorkers(), model="m")) as client:
+        assert client.post("/rerank", json=RERANK).status_code == 200
+        for path in ("/v1/files", "/v1/registry"):
+            assert "there is no path" in client.get(path).text
+        assert client.get("/openapi.json").status_code == 200
+
+
+class Counter(Addition):
+    """An extension of somebody else."""
+
+    router = new_router("counter", "/counter")
+    ended: ClassVar[list[str]] = []
+
+    def attach(self, gateway: Gateway) -> None:
+        gateway.names |= {"/private/place": "the place"}
+
+    async def work(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.append("work")
+
+    async def close(self) -> None:
+        self.ended.append("requests")
+
+
+@Counter.router.get("/most")
+def most(gateway: TheGateway, ask: str) -> dict[str, int]:
+    """The most pairs."""
+    if ask != "pairs":
+        raise InputError(f"/private/place has no {ask}")
+    return {"most": gateway.settings.gateway_pairs}
+
+
+def test_an_extension_adds_paths_and_work_and_hides_what_is_private(installed: Installed) -> None:
+    installed["rankmill.routes"]["counter"] = Counter
+    with TestClient(gateway_app(FakeWorkers(), gateway_pairs=7)) as client:
+        assert client.get("/counter/most?ask=pairs").json() == {"most": 7}
+        assert "the place has no texts" in client.get("/counter/most?ask=texts").text
+        assert "/counter/most" in client.get("/openapi.json").json()["paths"]
+        assert not Counter.ended
+    assert Counter.ended == ["requests", "work"]
+
+
+MINE = Dialect("mine", lambda refusal, status: {"oh": refusal.message}, {"invalid": 418}, scale="identity")
+
+
+class MyRerank(RerankBody):
+    """A body of somebody else's dialect, at one path of TEI and one of its own."""
+
+    dialect = MINE
+    paths = ("/rerank", "/mine")
+    summary = "mine: texts by score"
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts, self.model)
+
+    def answer(self, scores: RequestScores) -> object:
+        return {"mine": scores.scores}
+
+
+def test_a_dialect_of_another_package_has_its_paths(installed: Installed) -> None:
+    installed["rankmill.dialects"]["mine"] = (MyRerank,)
+    body = {"query": "q", "documents": ["x", "abc"]}
+    with TestClient(gateway_app(FakeWorkers(), model="m")) as client:
+        for path in ("/mine/rerank", "/mine", "/mine/mine"):
+            assert list(client.post(path, json=body).json()) == ["mine"]
+            assert client.post(path, json={}).status_code == 418
+        assert client.post("/rerank", json=RERANK).json()[0].keys() == {"index", "score"}
+        assert client.get("/mine/nothing").json().keys() == {"oh"}
+        assert client.get("/mine/v1/models").json()["data"][0]["owned_by"] == "mine"
+    with TestClient(gateway_app(FakeWorkers(), model="m", gateway_dialect="mine")) as client:
+        assert list(client.post("/rerank", json=body).json()) == ["mine"]
+
+
+def test_of_two_dialects_with_a_path_the_first_has_it(installed: Installed) -> None:
+    installed["rankmill.dialects"]["mine"] = (type("MyPredict", (MyRerank,), {"paths": ("/predict",)}),)
+    found = {each.path: each.dialect for each in score_paths()}
+    assert (found["/predict"], found["/mine/predict"]) == (TEI, MINE)
+
+
+def test_a_dialect_under_another_name_is_refused(installed: Installed) -> None:
+    installed["rankmill.dialects"]["mine"] = (TeiRerank,)
+    with pytest.raises(ConfigError, match=r"^the dialect 'mine' has a body of another dialect: TeiRerank is"):
+        gateway_app(FakeWorkers())
