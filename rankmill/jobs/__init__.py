@@ -1,1 +1,1 @@
-"""What producers and workers share: the contract and the protocol. Light: never torch."""
+"""What producers and workers share: the contract, the protocol and the runtime. It never imports torch."""

@@ -16,12 +16,14 @@ from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
 
 _ACL_ENTRY = struct.Struct("<HHI")
-"""Tag, rights and number of an entry of Linux's access control lists, which follow a version of 4 bytes."""
+"""Tag, rights and number of an entry of Linux's access control lists; a version of 4 bytes precedes the
+entries.
+"""
 
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
 
 _MODE = 0o775
-"""Most that others may do with a folder of the cache, whatever the umask allows."""
+"""The most that others may do with a folder of the cache, whatever the umask allows."""
 
 
 def cache_folder(setting: str) -> Path:
@@ -30,7 +32,7 @@ def cache_folder(setting: str) -> Path:
     Raises
     ------
     ConfigError
-        It is in the home of this user, who has none.
+        The folder is in this user's home, which does not exist.
     """
     given = Path(setting if setting != "auto" else os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     folder = of_user(given, "cache_dir (RANKMILL_CACHE_DIR)")
@@ -38,7 +40,7 @@ def cache_folder(setting: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of the cache, and those above it; strangers cannot write to them. Raises `OSError`."""
+    """Make a folder of the cache and those above it; strangers cannot write there. Raises `OSError`."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -47,18 +49,19 @@ def make_folder(folder: Path) -> None:
 
 
 def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir") -> str | None:
-    """Why what lies in a folder may be a stranger's, in one line; ``None`` if it cannot be, or is not there.
+    """Why a stranger may have written what is in a folder, in one line; ``None`` if not, or if it does not
+    exist.
 
-    A stranger is any user but root and this process's, and a group that the process is not in: the group
-    of a pod (``fsGroup``) may write. Who can write to a folder above can put another folder in the place of
-    this one, unless that one is sticky, as /tmp is.
+    A stranger is any user except root and this process's user, and any group that the process is not in. So
+    the group of a pod (``fsGroup``) may write. Whoever can write to a folder above can replace this folder,
+    unless the one above is sticky, as /tmp is.
 
     Parameters
     ----------
     folder, top
-        The folder, and the cache folder above it; ``None``: the folder is the cache folder.
+        The folder, and the cache folder above it; ``None`` if the folder is the cache folder.
     setting
-        What says where the folder is.
+        Name of the setting that says where the folder is.
     """
     top = top or folder
     within = [folder, *(each for each in folder.parents if each.is_relative_to(top))]
@@ -85,7 +88,7 @@ def _strangers(folder: Path, *, above: bool = False) -> str | None:
     if about.st_mode & stat.S_IWGRP and not is_sticky:
         if about.st_gid not in _groups():
             return f"can be written by group {about.st_gid}, which is none of this process"
-        if listed := _in_its_list(folder):  # whose mask are the group's bits of a mode
+        if listed := _in_its_list(folder):  # the list's mask is the group's bits of the mode
             return f"can be written by {listed}, as its access control list says"
     owner = about.st_uid
     if owner in {0, os.geteuid()} or owner == _owner_in(folder) or (above and owner in _unmapped()):
@@ -98,10 +101,10 @@ def _groups() -> set[int]:
 
 
 def _in_its_list(folder: Path) -> str | None:
-    """A stranger who may write by the folder's POSIX access control list; ``None`` if there is none."""
+    """A stranger who may write by the folder's POSIX access control list; ``None`` if it names none."""
     try:
         listed = os.getxattr(folder, "system.posix_acl_access")
-    except (OSError, AttributeError):  # it has none, or this system has no such lists
+    except (OSError, AttributeError):  # no list, or this system does not have such lists
         return None
     for tag, rights, number in _ACL_ENTRY.iter_unpack(listed[4:]):
         if rights & os.W_OK and tag == _ACL_USER and number not in {0, os.geteuid()}:
@@ -112,7 +115,7 @@ def _in_its_list(folder: Path) -> str | None:
 
 
 def _owner_in(folder: Path) -> int | None:
-    """Whom a file belongs to that this process makes in a folder: some file systems give all to one user."""
+    """The owner of files that this process makes in a folder; some file systems give all to one user."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid
@@ -121,7 +124,7 @@ def _owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """The user who root is in a container that knows only its own users; none elsewhere."""
+    """The user that stands for root in a container that knows only its own users; empty elsewhere."""
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
         unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -150,25 +153,27 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 Facts = tuple[int, int, int, int, int]
-"""A file's device, inode, size and the times of its last change, of which a program can set only one."""
+"""A file's device, inode, size and the times of its last changes, only one of which a program can set."""
 
 _SETTLED_SECONDS = 2.0
-"""A file that changed more recently may change again at the same time: clocks of file systems are coarse."""
+"""A file that changed within these seconds may change again with the same time, as clocks are coarse."""
 
 _SMALL = 1 << 20
-"""Smaller files (bytes) are read each time: to remember them would take as long."""
+"""Smaller files (bytes) are always read, because remembering their digest would take as long."""
 
 
 def facts_of(about: os.stat_result) -> Facts:
-    """What changes when the file or its content does."""
+    """Facts about a file that change when the file or its content changes."""
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def file_digest(path: Path, cache: Path | None = None) -> str:
-    """The SHA-256 of a file; of large weights, to read them takes seconds to minutes. Threads may call it.
+    """The SHA-256 of a file; reading large weights takes seconds to minutes.
 
-    With `cache`, the cache folder, it is remembered there for as long as the file's facts are the same.
-    A folder that strangers can write is not believed.
+    Threads may call this.
+
+    With `cache`, the digest is remembered in this cache folder as long as the file's facts stay the same. A
+    folder that strangers can write to is not trusted.
 
     Raises
     ------
@@ -191,7 +196,7 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 
 
 def _remembered(path: Path, cache: Path | None) -> Path | None:
-    """Where the digest of a file is remembered; ``None``: nowhere."""
+    """The file in which a digest is remembered; ``None`` if it is not remembered."""
     if cache is None or strangers(cache / "digests", cache):
         return None
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]

@@ -2,7 +2,7 @@
 
 A model may name files of its own: an index names the files of its weights, and ``modules.json`` names
 folders. A file that is named so is part of the model, wherever it lies in the directory. A name that leads
-out of the directory is refused: the directory would be another model on another host, under one digest.
+out of the directory is refused, because the same digest would stand for another model on another host.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rankmill.jobs.contract.home import expanded
 
 WORDS = frozenset({".md", ".yaml", ".yml", ".csv", ".tsv", ".html", ".svg", ".png", ".jpg", ".pdf"})
 PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
-"""Endings, and names, of files in a model's directory that are for people."""
+"""Endings and names of files in a model's directory that are for people."""
 
 _UNREAD = WORDS | PLAIN | {".py"}
 _OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".ckpt"})
-"""Beside the safetensors, where nothing reads them; below, a file of ONNX may have any name."""
+"""Weights beside the safetensors, which nothing reads; in subfolders, a file of ONNX may have any name."""
 
 _LEFT_OUT = re.compile(r"\..*|__pycache__|checkpoint-\d+")
-"""Hidden files and folders, and those in which a training keeps its state."""
+"""Hidden files and folders, and folders in which a training keeps its state."""
 
 _OF_WEIGHTS = ("weight_map", "transformers_weights")
 _OF_CONFIGS = ("configuration_files", "fast_tokenizer_files")
@@ -39,34 +39,34 @@ _OF_CONFIGS = ("configuration_files", "fast_tokenizer_files")
 _MODULES = "modules.json"
 
 _WITHOUT_NAMES = re.compile(r"(^|/)tokenizer\.json$|(?<!\.safetensors)\.index\.json$")
-"""Strings of a vocabulary, which are no names, and the index of weights that are not read."""
+"""JSON files whose strings are not names: tokenizers' vocabularies, and indexes of unread weights."""
 
 _LARGEST_JSON = 64 << 20
-"""Bytes of a JSON file that may name others; the index of a model of 100 GB has two million."""
+"""Most bytes of a JSON file that may name others; the index of a model of 100 GB has two million."""
 
 _LONGEST = 100
-"""Characters of a name that are shown, at most."""
+"""Most characters of a name that are shown."""
 
 
 def model_folder(model: str) -> Path | None:
-    """The directory that a model's name stands for on this host; ``None`` if there is none."""
+    """The directory that a model's name stands for on this host; ``None`` if it does not exist."""
     folder = expanded(model)
     try:
         return folder if model != "demo" and folder.is_dir() else None
-    except (OSError, ValueError):  # no name of a file
+    except (OSError, ValueError):  # not the name of a file
         return None
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """The files of a model's directory on which its scores may depend, by their path in it, in order.
+    """The files of a model's directory on which its scores may depend, by relative path, in order.
 
-    These are all files but hidden ones, words for people, code, and weights in formats that are not read.
-    Of these, too, the files that a JSON file of the model names are among them.
+    ¶ These are all files except hidden ones, texts for people, code, and weights in formats that are not
+    read. Even these are included if a JSON file of the model names them.
 
     Raises
     ------
     SpecError
-        A file names another one outside of the directory.
+        A file names a file outside of the directory.
     OSError
         A file cannot be read.
     """
@@ -83,12 +83,12 @@ def model_files(folder: Path) -> dict[str, Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's weights: the safetensors at the top, and those that an index names.
+    """The files of a model's weights: safetensors in the top folder, and those that an index names.
 
     Raises
     ------
     SpecError, OSError
-        As `model_files` does.
+        As in `model_files`.
     """
     files = model_files(folder)
     indexed = {weights for name in files for weights in _names_in(folder, name).weights}
@@ -100,17 +100,17 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def model_facts(folder: Path) -> dict[str, Facts]:
-    """The facts of these files: when they are the same, so is the content. Raises as `model_files` does."""
+    """The facts of a model's files; if they are the same, so is the content. Raises as `model_files` does."""
     return {name: facts_of(path.stat()) for name, path in model_files(folder).items()}
 
 
 def model_content(folder: Path, cache: Path | None = None) -> str:
-    """The digest of the names and contents of these files; `cache` as of `file_digest`.
+    """The digest of the names and contents of a model's files; `cache` is as in `file_digest`.
 
     Raises
     ------
     SpecError, OSError
-        As `model_files` does.
+        As in `model_files`.
     """
     files = model_files(folder).items()
     return digest_of((name, path.stat().st_size, file_digest(path, cache)) for name, path in files)
@@ -127,7 +127,7 @@ def check_named_files(file: Path) -> None:
     Raises
     ------
     SpecError
-        The message has the file and the name.
+        A name leads out of the model; the message contains the file and the name.
     OSError
         The file cannot be read.
     """
@@ -136,7 +136,7 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """Names in a JSON file: those of weights in an index, and those that `_walk` leaves out."""
+    """The names in a JSON file: names of weights in an index, and names of files that `_walk` leaves out."""
 
     weights: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
@@ -150,7 +150,7 @@ def _names_in(folder: Path, name: str) -> _Names:
 
 @lru_cache(maxsize=10_000)
 def _read_names(folder: Path, name: str, facts: Facts) -> _Names:
-    """The names in a file; `facts` are its own, so that it is read again when it changes."""
+    """The names in a file; `facts` are the file's, so that a changed file is read again."""
     this, size = folder / name, facts[2]
     if size > _LARGEST_JSON:
         raise SpecError(f"{this} has {size:,} bytes, and at most {_LARGEST_JSON:,} are read")
@@ -158,7 +158,7 @@ def _read_names(folder: Path, name: str, facts: Facts) -> _Names:
         found = json.loads((folder / name).read_text(encoding="utf-8"))
     except RecursionError:
         raise SpecError(f"{this} cannot be read: it has too many levels") from None
-    except ValueError:  # whoever loads the model says what is wrong with it
+    except ValueError:  # loading the model reports what is wrong
         return _Names()
     entries = found if isinstance(found, dict) else {}
     modules = found if isinstance(found, list) and name == _MODULES else []
@@ -184,7 +184,7 @@ def _normal(name: str) -> str:
 
 
 def _strings(found: Any) -> Iterator[str]:
-    """All strings in a value of JSON but the keys."""
+    """All strings in a JSON value, except keys."""
     values = [found]
     while values:
         value = values.pop()
@@ -206,10 +206,10 @@ def _is_left_out(name: str) -> bool:
 
 
 def _named(path: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
-    """The file of a name, or those in the folder of a name, if it is one of either."""
+    """The file at a path, or the files in the folder at a path; empty if neither exists."""
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # the string is no name
+    except (OSError, ValueError):  # the string is not a name
         return
     if stat.S_ISREG(mode):
         yield path
@@ -226,7 +226,7 @@ def _walk(folder: Path, seen: set[tuple[int, int]], *, top: bool = True) -> Iter
             mode = path.stat().st_mode
         except FileNotFoundError:  # a dangling link, which no worker can read
             continue
-        if stat.S_ISDIR(mode) and (place := _place(path)) not in seen:  # links to folders may go in a circle
+        if stat.S_ISDIR(mode) and (place := _place(path)) not in seen:  # links to folders may form a circle
             yield from _walk(path, seen | {place}, top=False)
         elif stat.S_ISREG(mode) and not {path.suffix, path.name} & left_out:
             yield path

@@ -1,8 +1,8 @@
-"""The operating system as this package uses it: clocks, pauses, threads, chance, disks, processes.
+"""The operating system as this package uses it: clocks, pauses, threads, randomness, disks, processes.
 
-Whatever decides when or in which order something happens is asked for here, by ``system.monotonic()`` and the
-like. So one thread can drive the real code in virtual time, once it has put its own functions in their place.
-Tasks need no such seam: their event loop is their clock.
+Everything that decides when or in which order something happens is called here, as ``system.monotonic()`` and
+so on. So a simulation can replace these functions, and drive the real code in virtual time from one thread.
+Asynchronous tasks do not need this: their event loop is their clock.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ def _unique_id() -> str:
 
 @dataclass
 class System:
-    """What processes ask of their host.
+    """The functions and classes through which a process uses its host.
 
     Attributes
     ----------
     now, monotonic
-        Seconds since 1970, which may jump; seconds since some time, which never go back.
+        Seconds since 1970, which may jump; seconds since an unspecified time, which never go back.
     sleep
         Pauses the calling thread for some seconds.
     Thread, Event, Lock, RLock, Condition, Semaphore, Executor
         As `threading` and `concurrent.futures` have them.
     thread_id
-        A number of the calling thread that no other has at the same time.
+        A number of the calling thread that no other thread has at the same time.
     uniform
-        A random number between two.
+        A random number between two numbers.
     unique_id
-        32 hexadecimal digits, unique.
+        A unique text of 32 hexadecimal digits.
     fsync
         Returns when what was written to a file descriptor is on the disk.
     Popen
@@ -71,19 +71,19 @@ class System:
 
 
 system = System()
-"""This process's host."""
+"""The host of this process."""
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long to pause after so many failures in a row.
+    """How long to pause after failures in a row.
 
     Attributes
     ----------
     first, longest
         Seconds of the first pause, and of the longest.
     jitter
-        Share by which a pause may be longer or shorter, so that those who failed together do not come back
+        Share by which a pause may be longer or shorter, so that callers who failed together do not try again
         together.
     """
 
@@ -92,7 +92,7 @@ class Backoff:
     jitter: float = 0.0
 
     def pause(self, failures: int) -> float:
-        """Seconds to pause after `failures` in a row, from 1.
+        """Seconds to pause after this many failures in a row, counted from 1.
 
         >>> [Backoff(0.5, 3.0).pause(failures) for failures in (1, 2, 3, 4, 5000)]
         [0.5, 1.0, 2.0, 3.0, 3.0]
@@ -102,22 +102,22 @@ class Backoff:
 
 
 class Periodic:
-    """Calls `do` every `seconds` in a thread of its own; the next one follows what it raises.
+    """Calls `do` every `seconds` seconds in a thread; if it raises, the next call still follows.
 
-    An error that is raised again and again is logged once.
+    ¶ An error that is raised again and again is logged only once.
 
     Parameters
     ----------
     name
-        The thread's name; also what failed, in the log.
+        The thread's name, which the log also names if a call fails.
     do
-        What to call.
+        The function to call.
     seconds
-        From the end of a call to the next.
+        Seconds from the end of a call to the next one.
     at_once
-        Whether the first call comes at the start, and not after `seconds`.
+        Whether the first call comes at the start instead of after `seconds`.
     woken
-        Set by others who want the next call now; default: only `wake` does.
+        An event that others set to make the next call now; by default only `wake` does this.
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class Periodic:
         self._thread.start()
 
     def wake(self) -> None:
-        """Let the next call come now."""
+        """Make the next call now."""
         self._woken.set()
 
     def stop(self, seconds: float | None = 5.0) -> None:
-        """Let no further call begin, and wait for the present one, at most `seconds` (``None``: any time)."""
+        """Begin no further call, and wait at most `seconds` for the present one (``None`` for any time)."""
         self._stopped = True
         self._woken.set()
         if self._thread.is_alive():
@@ -161,7 +161,7 @@ class Periodic:
             try:
                 self._do()
                 self._failed = ""
-            except Exception as error:  # whatever it is: leases must be renewed, and others must be seen
+            except Exception as error:  # whatever fails, leases must be renewed and live workers be seen
                 if repr(error) != self._failed:
                     logger.exception("%s failed, trying again", self._name)
                 self._failed = repr(error)

@@ -1,1 +1,1 @@
-"""Workers: they take chunks of pairs off the queue and score them."""
+"""Workers, which take chunks of pairs off the queue and score them."""

@@ -1,24 +1,26 @@
-"""The RQ worker, put together: it claims jobs ahead, renews their leases while they are scored, ends them.
+"""ScoringWorker, the RQ worker: claims jobs ahead, renews their leases while they are scored, and ends them.
 
 Its threads: main (claims, fetches, tokenizes, loads), forward (scores), writer (answers), heartbeat,
 scored-rows, last-resort, bell, those of the health server, and one for each model whose files are read or
-whose tokenizer is proven. What two of them touch, and by which lock:
+whose tokenizer is proven. What two threads share, and the lock that protects it:
 
-- `Pipeline`: lanes, waiting rows, answers, turns, times of batches: its condition. Flights: only forward.
-- `Engine` and its `BatchSize`: only forward, once a chunk is put into the pipeline; main only
-  reads the limits. So main scores only with a model that it has just loaded (`EngineCache.warm`).
-- Tokenizers, which have a state: `Model.lock`. Forward scores the probes again, main prepares chunks.
+- `Pipeline`: lanes, waiting rows, answers, turns, and times of batches are protected by its condition. Only
+  forward touches flights.
+- `Engine` and its `BatchSize`: only forward touches these once a chunk is in the pipeline; main only reads
+  the limits. So main scores only with a model that it has just loaded (`EngineCache.warm`).
+- Tokenizers have state, protected by `Model.lock`: forward scores the probes again, main prepares chunks.
 - `Claims.unanswered`: `Claims._lock` decides which thread ends a claim. A `ChunkClaim` and its `Work` are
-  main's until they are put into the pipeline, then forward's, then the writer's; others read numbers.
+  main's until they are put into the pipeline, then forward's, then the writer's; other threads read only
+  numbers.
 - Answered runs (`Claims`): the writer adds, forward forgets those of a model whose probes are right.
-- RQ's ``executions``: main adds, main and writer remove. Whoever walks through takes a copy (`list`) first.
-- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main. Metrics get values, not views.
-- `Orders`: answers and drains by its lock; new orders are a deque; ``cold`` is replaced, never changed.
+- RQ's ``executions``: main adds, main and writer remove. Loops over them take a copy (`list`) first.
+- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main. Metrics read values, not views.
+- `Orders`: its lock protects answers and drains; new orders are a deque; ``cold`` is replaced, never changed.
 - `Refusals`: only main writes; the heartbeat takes a copy first.
-- `Patience`, metrics, `ModelFigures`: locks of their own. Redis clients, and files of the cache: safe.
-- Flags (``stopping``, ``drained``, ``signals``, ``loading``): one writer, and whole values.
+- `Patience`, metrics and `ModelFigures` have their own locks. Redis clients and cached files are safe.
+- Flags (``stopping``, ``drained``, ``signals``, ``loading``): each has one writer, which sets whole values.
 
-Tests that use the fixture ``interleaved`` run these with a switch of threads after 10 µs.
+Tests with the fixture ``interleaved`` run all this with a switch of threads every 10 µs.
 """
 
 from __future__ import annotations
@@ -69,14 +71,17 @@ from rankmill.workers.rq.penalty import DeathPenalty, TooLong
 from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker, WorkOptions
 
 LOAD_SECONDS = 1800
-"""Longest time to load a model and to prove its scores, its download included; then the worker refuses it."""
+"""Most seconds to load a model and prove its scores, including the download; then the worker refuses the
+model.
+"""
 
 _READING_SECONDS = 0.05
-"""In a burst, until the worker looks again whether a model can be loaded."""
+"""Seconds, in a burst, until the worker looks again whether a model can be loaded."""
 
 _SWITCH_SECONDS = 0.0001
-"""How long a thread keeps Python's lock while another waits. The forward's thread gives the lock up at each
-launch on a GPU. One run each on an H200: 94,554 pairs/s, and 91,192 with Python's own 5 ms."""
+"""Seconds that a thread keeps Python's lock while another waits. The forward's thread releases the lock at
+each launch on a GPU. One run each on an H200: 94,554 pairs/s, and 91,192 with Python's own 5 ms.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +89,8 @@ logger = logging.getLogger(__name__)
 class ScoringWorker(RQWorker):
     """One long-lived process that scores chunks on one device.
 
-    Start it with RQ's own command line; settings come from the environment (``RANKMILL_DEVICE``
-    and so on, see ``configs/base.yaml``)::
+    Start it with RQ's command line; settings come from the environment (``RANKMILL_DEVICE`` and so on, see
+    ``configs/base.yaml``)::
 
         rq worker rankmill --worker-class rankmill.ScoringWorker --serializer json
 
@@ -93,15 +98,15 @@ class ScoringWorker(RQWorker):
 
     - Jobs are JSON, and only `rankmill.score_chunk` and `rankmill.score_pairs` run, whatever the command line
       or the queue says.
-    - The next jobs are claimed, fetched and tokenized while others are scored, and share batches
-      with them (`Pipeline`).
-    - A heartbeat thread renews the leases of all claimed jobs. The jobs of a dead worker go to
-      others when their lease (``lease_seconds``) ends; a long job keeps its lease.
+    - The next jobs are claimed, fetched and tokenized while others are scored, and share batches with them
+      (`Pipeline`).
+    - A heartbeat thread renews the leases of all claimed jobs. When a lease (``lease_seconds``) ends, the job
+      goes to another worker; a long job keeps its lease.
     - A chunk's scores are written in the transaction that finishes its job.
 
-    On SIGTERM the worker finishes the batch in progress, writes the results of the chunks that are
-    complete with it and puts the other claimed jobs back at the front of their queue. A second
-    SIGTERM puts them back at once.
+    On SIGTERM the worker finishes the batch in progress, writes the results of the chunks that this batch
+    completes, and puts the other claimed jobs back at the front of their queue. A second SIGTERM puts them
+    back at once.
     """
 
     _doing: Doing = ""
@@ -149,9 +154,9 @@ class ScoringWorker(RQWorker):
         return bool(taken)
 
     def _claim_next(self, max_idle_time: int | None, *, wait: bool) -> bool:
-        """Wait until there is room for another claim, then for a job; return ``False`` to stop.
+        """Wait for room for another claim, then for a job; returns ``False`` to stop.
 
-        Without `wait`, in a burst, that is when there is no job, or none for this worker.
+        Without `wait`, as in a burst, it returns ``False`` when no job waits for this worker.
         """
         idle_since = system.monotonic()
         while not self.stopping:
@@ -170,7 +175,7 @@ class ScoringWorker(RQWorker):
                 self._intake.wait_for_room()
                 continue
             if not wait and not self._claims.waiting:
-                return False  # other workers take what is left
+                return False  # other workers take the remaining jobs
             if drained:
                 self._orders.wait(POLL_SECONDS)
             elif not wait:
@@ -183,7 +188,7 @@ class ScoringWorker(RQWorker):
         return False
 
     def _finish(self) -> None:
-        """Finish the batch in progress, or all work in a burst; hand back the rest; unregister."""
+        """Finish the batch in progress, or in a burst all work; hand back the rest; unregister."""
         try:
             self._pipeline.close(finish=not self.stopping)
         finally:
@@ -191,12 +196,12 @@ class ScoringWorker(RQWorker):
             if self._claims.wrong:
                 write_last_report(self.connection, self._claims.wrong)
             self._scored_rows.stop()
-            self._heartbeat.stop()  # a beat after the next line would announce the worker again
+            self._heartbeat.stop()  # a heartbeat after the next line would announce the worker again
             self.teardown()  # type: ignore[no-untyped-call]
             logger.info("stopped")
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        """Prepare the device, and put the worker together."""
+        """Prepare the device, and create the worker's parts."""
         self._settings, self._started = settings, system.now()
         self.lease_seconds = settings.lease_seconds
         self._device = device = prepare_device(settings)
@@ -235,9 +240,9 @@ class ScoringWorker(RQWorker):
         metrics.heartbeat_age.set_function(self._heartbeat.age)
 
     def _warm_up(self) -> None:
-        """Load the models of ``warm``, while producers and people see that this worker is there.
+        """Load the models of ``warm``, while producers and operators already see this worker.
 
-        Its first signal ends that: it has claimed nothing.
+        The first signal ends this, because the worker has claimed nothing yet.
         """
         self._warms_up = True
         try:
@@ -247,7 +252,7 @@ class ScoringWorker(RQWorker):
             self._warms_up = False
 
     def load(self, spec: ScoreSpec) -> Loaded:
-        """Load a model and prove its scores; tests and simulations override it with models of their own."""
+        """Load a model and prove its scores; tests and simulations override this with their own models."""
         return load_proven(
             spec,
             self._device,
@@ -258,7 +263,7 @@ class ScoringWorker(RQWorker):
         )
 
     def _load(self, spec: ScoreSpec) -> Loaded:
-        """Load a model, and tell producers meanwhile."""
+        """Load a model, and tell producers so meanwhile."""
         self._tell("loading")
         try:
             with self.limit(LOAD_SECONDS):
@@ -271,16 +276,16 @@ class ScoringWorker(RQWorker):
             self._tell("")
 
     def _tell(self, doing: Doing) -> None:
-        """Send a heartbeat now that says what this worker does."""
+        """Send a heartbeat at once, which says what this worker does."""
         self._doing = doing
         self._orders.news.set()
 
     def _spec(self, model: str) -> ScoreSpec:
-        """The score spec with which a model is loaded before chunks need it."""
+        """The score spec to load a model with before chunks need it."""
         return self._aliases.pinned(self._settings.spec(model))
 
     def _report(self) -> WorkerReport:
-        """The worker's report, with the answers first, so that the figures are at least as new as these."""
+        """The worker's report; answers are read first, so that the figures are at least as new."""
         return metrics.report(
             answers=self._orders.answers(),
             device=self._device,
@@ -292,7 +297,9 @@ class ScoringWorker(RQWorker):
         )
 
     def _obstacle(self) -> str | None:
-        """Why the worker cannot score now, if so; a missing model that no run needs is no reason."""
+        """Why the worker cannot score now; ``None`` if it can. A missing model that no run needs is not a
+        reason.
+        """
         if self.stopping:
             return "the worker is stopping"
         if self._patience.trouble:
@@ -312,14 +319,16 @@ class ScoringWorker(RQWorker):
         self._last_resort.signals = signals
 
     def stop_soon(self) -> None:
-        """Stop at the next check, and not in the middle of what the signal interrupted, but for a warm-up."""
+        """Stop at the next check, and not in the middle of what the signal interrupted, unless that is a
+        warm-up.
+        """
         self._pipeline.stopping = True
         if self._warms_up:
             raise SystemExit(0)
 
 
 def prepare_device(settings: WorkerSettings) -> str:
-    """Set the number of threads, and choose the device.
+    """Set the number of CPU threads, and choose the device.
 
     Raises
     ------

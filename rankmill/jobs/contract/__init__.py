@@ -1,1 +1,1 @@
-"""What both sides share: specs, runs, the wire format, results, errors, names of keys and jobs."""
+"""What producers and workers share: specs, runs, the wire format, results, errors, names of keys and jobs."""

@@ -1,4 +1,4 @@
-"""pyarrow in the processes of workers and of score-file, which seldom need pandas."""
+"""Importing pyarrow without pandas, which workers and score-file seldom need."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class _NoPandas(MetaPathFinder):
 
 
 def leave_out_pandas() -> None:
-    """Keep pyarrow from importing pandas with the first array, which would take a third of a second.
+    """Keep pyarrow from importing pandas with its first array, which would take a third of a second.
 
-    It asks once whether there is pandas, and remembers the answer. What needs pandas imports it as before.
+    pyarrow asks once whether pandas is installed, and remembers the answer. Other code can still import
+    pandas.
     """
     import pyarrow as pa
 

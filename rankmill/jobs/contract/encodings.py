@@ -1,4 +1,4 @@
-"""Rows of a run that asks for tokens, and what is found of each: both are JSON."""
+"""The rows of a run that asks for tokens, and their results; both are JSON."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
 class TokensAsked(WireModel):
-    """A text whose tokens are asked for, or the ids of tokens whose text is: one of the two.
+    """A request for the tokens of a text, or for the text of token ids; exactly one of ``text`` and ``ids``
+    is set.
 
-    ``special``: the text gets the tokenizer's special tokens; a text of ids keeps them. ``about``: what is
-    asked for is the model instead.
+    With ``special``, a text gets the tokenizer's special tokens, and the text of ids keeps them. With
+    ``about``, the request is about the model instead.
     """
 
     text: str | None = None
@@ -33,16 +34,17 @@ class TokensAsked(WireModel):
 
     @property
     def size(self) -> int:
-        """Characters, or ids."""
+        """Number of characters, or of ids."""
         return len(self.text or self.ids or ())
 
 
 class TokensFound(WireModel):
-    """The tokens of a text; or of ids only their ``text``, which is empty else.
+    """The tokens of a text; for ids, only their ``text``, which is empty otherwise.
 
-    ``words`` are as in the vocabulary. ``special`` tokens are not of the text; ``spans`` are the first
-    character of each token in the text and the one after its last. ``most`` is the length (tokens) of what
-    the model takes. A text is not cut to it. ``labels`` names the model's outputs, if they were asked for.
+    ``words`` are the tokens as the vocabulary has them. ``special`` says which tokens do not come from the
+    text. ``spans`` are the index of each token's first character in the text and the index after its last.
+    ``most`` is the most tokens that the model takes; the text is not cut to it. ``labels`` are the names of
+    the model's outputs, if the request is about the model.
     """
 
     text: str

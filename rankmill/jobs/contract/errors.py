@@ -1,7 +1,7 @@
-"""Every error rankmill raises on purpose.
+"""The errors that rankmill raises on purpose.
 
-The message of each is one line for a person: what is wrong, where, and the way out.
-Commands print it as it is, never with a traceback, and end with the exit code of its class.
+¶ The message of each is one line that says what is wrong, where, and what to do. Commands print it as it is,
+never with a traceback, and end with the exit code of its class.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ class ExitCode(IntEnum):
     USAGE = 2
     """The command line, the settings or the input must be changed; nothing was done."""
     ROW_ERRORS = 3
-    """Done, but some rows have no score."""
+    """The command has finished, but some rows have no score."""
     INTERRUPTED = 130
-    """Ended by Ctrl-C or SIGTERM."""
+    """Ctrl-C or SIGTERM ended the command."""
 
 
 class Fault(Enum):
-    """Who caused a chunk to get no scores; it decides what happens to the chunk."""
+    """The cause of a chunk without scores; it decides what happens to the chunk."""
 
     ATTEMPT = "attempt"
-    """The attempt's, or unknown: the chunk is tried again, as often as its run allows. If it fails each
-    time, its producer splits it until the faulty row is alone."""
+    """This attempt, or an unknown cause: the chunk is tried again, as often as its run allows. If all
+    attempts fail, the producer splits the chunk until the faulty row is in a chunk of its own.
+    """
     WORKER = "worker"
-    """The worker's or its host's: another worker scores it, unless all live ones refuse."""
+    """The worker or its host: another worker scores the chunk, unless all live workers refuse it."""
     JOB = "job"
-    """The job's or its payload's, which cannot be read: it is set aside, and submitted again."""
+    """The job or its payload, which cannot be read: the job is set aside, and the chunk submitted again."""
     RUN = "run"
-    """The run's: no worker could score it, so it ends."""
+    """The run: no worker could score it, so it ends."""
 
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
-"""Why a row has an error instead of a score, while its neighbours have scores: a text is null, the tokenizer
-fails, the pair is too long and must not be cut, the model fails, or its output is not a number."""
+"""Why a row has an error, while the rows beside it have scores: a text is null, the tokenizer fails, the pair
+is too long and must not be cut, the model fails, or its output is not a number.
+"""
 
 
 class RankmillError(Exception):
     """Base of all expected errors.
 
-    ``fault`` tells a worker what to do if it occurs while a chunk is scored. As text it has no character that
-    a terminal acts on: files of models, and names, come from anywhere.
+    ``fault`` tells a worker what to do if the error occurs while it scores a chunk. The error's text escapes
+    every character that a terminal would act on, because names and models' files may come from anywhere.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
@@ -72,11 +74,11 @@ class InputError(RankmillError):
 
 
 class OutputBusy(InputError):
-    """Another process is making the same output."""
+    """Another process is writing the same output."""
 
 
 class InputChanged(RankmillError):
-    """The input has changed since its scoring began, so no output can be made from it."""
+    """The input has changed since its scoring began, so its output cannot be completed."""
 
 
 class OutputError(RankmillError):
@@ -84,7 +86,7 @@ class OutputError(RankmillError):
 
 
 class StoreError(RankmillError):
-    """An object store refuses, or did not serve for the longest time that a command waits."""
+    """An object store refuses, or was away for the longest time that a command waits."""
 
 
 class ConnectionFailed(RankmillError):
@@ -92,21 +94,21 @@ class ConnectionFailed(RankmillError):
 
 
 class RedisUnavailable(RankmillError):
-    """The server could not serve for the longest time that a command waits."""
+    """The server was away for the longest time that a command waits."""
 
 
 class RedisFailed(RankmillError):
-    """The server refused a command, for a reason that does not go away by waiting."""
+    """The server refused a command for a reason that does not pass with time."""
 
 
 class ValueRefused(RedisFailed):
-    """The server, or a proxy before it, takes no value as large as one of a run."""
+    """The server, or a proxy before it, does not accept a value as large as one of this run's."""
 
     fault = Fault.RUN
 
 
 class WireError(RankmillError):
-    """Data from Redis is damaged, over a limit, or of another format than this release reads."""
+    """Data from Redis are damaged, exceed a limit, or have another format than this release reads."""
 
 
 class FormatError(WireError):
@@ -123,7 +125,7 @@ class SpecError(RankmillError):
     message
         What is wrong.
     option
-        Name of the spec's field that does not fit the model, on whatever worker; ``None``: another reason.
+        Name of the spec's field that does not fit the model on any worker; ``None`` for other reasons.
     """
 
     fault = Fault.WORKER
@@ -134,7 +136,7 @@ class SpecError(RankmillError):
 
 
 class WorkerError(SpecError):
-    """It is this worker or its host that cannot score a chunk; it leaves all runs of the model to others."""
+    """The worker or its host cannot score a chunk; the worker leaves all runs of the model to others."""
 
 
 class WrongWorkerError(RankmillError):
@@ -151,9 +153,9 @@ class RunFailed(RankmillError):
     Parameters
     ----------
     message
-        Why.
+        Why the run cannot be completed.
     option
-        As of `SpecError`.
+        As in `SpecError`.
     """
 
     fault = Fault.RUN
@@ -164,42 +166,44 @@ class RunFailed(RankmillError):
 
 
 class WrongScores(RunFailed):
-    """A worker that has scored rows of a run computes wrong scores: its device, or a tokenizer library."""
+    """A worker that scored rows of this run computes wrong scores, by its device or a tokenizer library."""
 
 
 class RunnerError(RankmillError):
-    """One runner cannot score the files of a submitted run, but another may: the run goes back."""
+    """One runner cannot score the files of a submitted run, but another may, so the run goes back."""
 
     fault = Fault.WORKER
 
 
 class RunExpired(InputError):
-    """There is no such run, or its results are no longer kept."""
+    """The run does not exist, or its results are no longer kept."""
 
 
 _TOO_LONG = re.compile(r"the .+ has ([\d,]+) tokens, and ([\d,]+) are taken: shorten it")
 
 
 def too_long(what: str, tokens: int, most: int) -> str:
-    """Why a row of so many tokens has no score: `most` is the limit. `what` names the row, such as a pair."""
+    """The reason why a row has no score: it has more than `most` tokens. `what` names the row, such as
+    ``pair``.
+    """
     return f"the {what} has {tokens:,} tokens, and {most:,} are taken: shorten it"
 
 
 def read_too_long(reason: str) -> tuple[int, int] | None:
-    """The numbers of a reason that `too_long` gave; ``None`` if it is another reason."""
+    """The two numbers in a reason that `too_long` wrote; ``None`` for other reasons."""
     found = _TOO_LONG.fullmatch(reason)
     return (int(found[1].replace(",", "")), int(found[2].replace(",", ""))) if found else None
 
 
 class StillWaiting(RankmillError):
-    """The wait for a run's scores has ended without all of them, and the run goes on.
+    """The wait for a run's scores has ended before all of them came, and the run goes on.
 
     Parameters
     ----------
     reason
         Why the wait has ended.
     then
-        What has become of the run.
+        What happens to the run.
     """
 
     def __init__(self, reason: str, then: str = "the run goes on: ask again, or cancel it") -> None:
@@ -207,7 +211,7 @@ class StillWaiting(RankmillError):
         self._reason = reason
 
     def of_a_cancelled_run(self) -> StillWaiting:
-        """The same error of a run that was cancelled then."""
+        """The same error, for a run that was cancelled after the wait."""
         return type(self)(self._reason, "the run is cancelled")
 
 
@@ -216,15 +220,15 @@ class RunTimeout(StillWaiting, TimeoutError):
 
 
 class NoWorkers(StillWaiting):
-    """There is no worker that could do it, and none has come while the client waited for one."""
+    """No suitable worker listens, and none has come while the client waited for one."""
 
 
 class RunCancelled(RankmillError):
-    """The run was cancelled; it has no further scores."""
+    """The run was cancelled, and gets no further scores."""
 
 
 class NotInRegistry(InputError):
-    """The registry of models has no such version or alias."""
+    """The registry of models does not have this version or alias."""
 
 
 class RegistryConflict(InputError):
@@ -244,5 +248,5 @@ class EmbeddedError(RankmillError):
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Whose fault an error is; unknown for errors that rankmill has not raised."""
+    """The fault of an error; errors that rankmill did not raise count as `Fault.ATTEMPT`."""
     return error.fault if isinstance(error, RankmillError) else Fault.ATTEMPT

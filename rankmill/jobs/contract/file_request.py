@@ -1,4 +1,4 @@
-"""What score-file is asked to do, by the names of its options; as it is sent to runners."""
+"""The request of score-file, with fields named like its options, as it is sent to runners."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, Weight
 from rankmill.jobs.contract.spec import ScoreSpec
 
 STANDARD_STREAM = "-"
-"""The name that means standard input, and of an output standard output."""
+"""The name of standard input, and for an output of standard output."""
 
 DATASET = "irds:"
-"""What names of ir_datasets' datasets begin with."""
+"""Prefix of names of ir_datasets' data sets."""
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-"""Delimiters that are detected in CSV files, and their names in options."""
+"""Delimiters that are detected in CSV files, by their names in options."""
 
 
 def _read_shard(given: object) -> object:
-    """Read ``K/N``; anything else is left as it is."""
+    """Read ``K/N``; any other value is left as it is."""
     found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given) if isinstance(given, str) else None
     if isinstance(given, str) and not found:
         raise ValueError(f"{given!r} is no part of a whole, such as 3/8")
@@ -56,7 +56,7 @@ Files = Annotated[tuple[File, ...], Field(title="FILE")]
 Column = Annotated[Name, Field(title="NAME")]
 Columns = Annotated[tuple[Column, ...], Field(title="NAME,...")]
 OnDuplicate = Literal["error", "first", "last"]
-"""What to do with an id that has two texts."""
+"""What to do with an id that has two different texts."""
 Positive = Annotated[int, Field(ge=1, title="N")]
 Shard = Annotated[
     tuple[int, int], BeforeValidator(_read_shard), AfterValidator(_check_shard), Field(title="K/N")
@@ -66,10 +66,10 @@ Delimiter = Annotated[Name, AfterValidator(_check_delimiter), Field(title="TEXT"
 
 
 class FileRequest(WireModel):
-    """Files to score, and how: the one description of a request.
+    """The files to score, and how to score them.
 
-    Each field but the first is an option of ``score-file`` and ``rankmill submit``, in this order; its text
-    is the option's help. Some are options of the gateway's batches as well.
+    Each field but the first is an option of ``score-file`` and ``rankmill submit``, in this order. The
+    field's text is the option's help. Some are options of the gateway's batches as well.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -85,15 +85,17 @@ class FileRequest(WireModel):
     queries_id: Column | None = None
     """Column with the queries' ids.  [default: the only known name]"""
     queries_text: Columns = ()
-    """Column with their texts; several are joined.  [default: the only known name]"""
+    """Column with the queries' texts; several are joined.  [default: the only known name]"""
     corpus_id: Column | None = None
     """Column with the passages' ids.  [default: the only known name]"""
     corpus_text: Columns = ()
-    """Column with their texts; several are joined.  [default: title and the only known name]"""
+    """Column with the passages' texts; several are joined.  [default: title and the only known name]"""
     on_duplicate: OnDuplicate = "error"
-    """An id with two texts in the queries or the corpus: an error, or the first or last text is taken."""
+    """An id with two texts in the queries or the corpus: stop with an error, or take the first or last."""
     depth: Positive | None = None
-    """Score only the N best passages of each query of the run, by its scores, else by its ranks."""
+    """Score only the N best passages of each query of the run, by its scores if it has some, else by its
+    ranks.
+    """
     qrels: File | None = None
     """Judgements: add labels, and the relevant passages that the run lacks."""
     with_texts: bool = False
@@ -113,11 +115,11 @@ class FileRequest(WireModel):
     passage_column: Column = "passage"
     """Column with the passage."""
     text_column: Column | None = None
-    """Column with texts that are scored alone, in place of queries and passages."""
+    """Column with single texts to score, in place of queries and passages."""
     messages_column: Columns = ()
     """Column with conversations, lists of {role, content}; two (CHOSEN,REJECTED) get a score each."""
     score_column: Column = "score"
-    """Column to add; of several models NAME_MODEL, or NAME,NAME,..."""
+    """Column to add; for several models NAME_MODEL, or give NAME,NAME,..."""
     rank_column: Column = "rank"
     """Column to add for the rank (--top-k)."""
     query_id_column: Column | None = None
@@ -127,31 +129,31 @@ class FileRequest(WireModel):
     text_columns: Columns = ()
     """Columns of JSON or Parquet to read as text."""
     list_columns: Columns = ()
-    """Lists, such as the passages of a query, to make a row of each item."""
+    """Columns with lists, such as the passages of a query; each item becomes a row."""
     columns: Columns = ()
-    """All columns of CSV or TSV files without a header, in order; of a run those of its corpus."""
+    """All columns of CSV or TSV files without a header, in order; for a run those of its corpus."""
     delimiter: Delimiter | None = None
     """Character between two fields of CSV or TSV.  [default: detected]"""
     max_field_mib: Annotated[int, Field(ge=1, le=1024, title="N")] | None = None
-    """Longest field of CSV or TSV, in MiB; a longer one is taken for an open quote.  [default: 16]"""
+    """Longest field of CSV or TSV, in MiB; a longer one counts as an open quote.  [default: 16]"""
     limit: Positive | None = None
     """Score only the first N rows."""
     shard: Shard | None = None
-    """Score only the K-th of N equal parts; rankmill merge puts them together."""
+    """Score only the K-th of N equal parts; rankmill merge joins the parts."""
     rows_per_part: Positive | None = None
-    """Write a folder of files of N rows each, which appear whole, one by one."""
+    """Write a folder of files with N rows each; each file appears when it is complete."""
     reuse: File | None = None
-    """Take scores from an earlier output of the same model; score only other pairs."""
+    """Take scores from an earlier output of the same model, and score only the other pairs."""
     models: tuple[Name, ...] = ()
-    """All models, if there are several: a column for each."""
+    """All models, if the request has several; each gets a column."""
     mean: Literal["ranks", "scores"] | None = None
-    """Of several models: add the mean of the ranks, or of the standardized scores, within a query."""
+    """For several models: add the mean of the ranks, or of the standardized scores, within each query."""
     on_null: Literal["error", "fail"] = "error"
-    """A null text: error gives that row an error, fail stops before any work."""
+    """What a null text does: error gives its row an error, fail stops before any work."""
     force: bool = False
     """Replace an existing output."""
     restart: bool = False
-    """Start over; drop the scores of an interrupted run."""
+    """Start over, and drop the scores of an interrupted run."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -181,7 +183,7 @@ class FileRequest(WireModel):
         return self
 
     def _check_rows(self) -> None:
-        """Check what goes with rows that are no pairs."""
+        """Check the options that apply to rows other than pairs."""
         option = "--text-column" if self.text_column else "--messages-column"
         if self.text_column and self.messages_column:
             raise ValueError("--text-column and --messages-column: rows are texts or conversations, not both")
@@ -197,7 +199,7 @@ class FileRequest(WireModel):
 
     @property
     def kind_of_rows(self) -> Inputs:
-        """The kind of a row."""
+        """What a row is: a pair, a text or a conversation."""
         return "texts" if self.text_column else "conversations" if self.messages_column else "pairs"
 
     def is_given(self, name: str) -> bool:
@@ -206,32 +208,32 @@ class FileRequest(WireModel):
 
     @property
     def reads_stdin(self) -> bool:
-        """Whether an input is standard input."""
+        """Whether one of the inputs is standard input."""
         return STANDARD_STREAM in self.inputs
 
     @property
     def read_names(self) -> Iterator[str]:
-        """Everything it names to read, except models."""
+        """Every path that the request reads, except models."""
         one = (self.run, self.qrels, self.reuse)
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, one))
 
     def run_models(self, model: str) -> tuple[str, ...]:
-        """The model of each run over its rows; `model` scores each column if the request names none."""
+        """The model of each run over the rows; if the request names no models, `model` scores each column."""
         return self.models or (model,) * max(len(self.messages_column), 1)
 
     @property
     def relative_path(self) -> str | None:
-        """A path that is not absolute, if there is one."""
+        """The first relative path, if the request has one."""
         given = (*self.read_names, self.output)
         return next((path for path in given if path and not _is_absolute(path)), None)
 
     def at_home(self) -> FileRequest:
-        """The same request with absolute paths, for runners, which run in other folders.
+        """The same request with absolute paths, because runners run in other folders.
 
         Raises
         ------
         InputError
-            It has no input or no output, or reads standard input.
+            The request lacks an input or an output, or reads standard input.
         """
         if not self.output:
             raise InputError("name the output of a submitted run: with -o, or output=")
@@ -255,12 +257,12 @@ class FileRequest(WireModel):
 
 
 def _is_absolute(path: str) -> bool:
-    """Whether a path, which may be a glob, a URL or a dataset, is the same in all folders."""
+    """Whether a path (or a glob, a URL or a data set) means the same in all folders."""
     return "://" in path or path.startswith(DATASET) or os.path.isabs(path)  # noqa: PTH117
 
 
 def _model_at_home(model: str) -> str:
-    """A model's directory by its absolute path; other models by their name."""
+    """The absolute path of a model's directory; the names of other models stay as they are."""
     is_name = "/" not in model and (model == "demo" or "@" in model)
     return model if is_name or not expanded(model).is_dir() else _absolute(model)
 
@@ -270,20 +272,20 @@ def _absolute(path: str) -> str:
 
 
 class BatchOrder(WireModel):
-    """A batch of the gateway, whose input is the request's only one, and whose answers go to its output.
+    """A batch of the gateway; the request's only input is the batch's, and its output gets the answers.
 
     Attributes
     ----------
     endpoint
-        Path of the requests that are the lines of the input; ``None``: its rows are pairs.
+        Path of the API that the lines of the input are requests to; ``None`` if its rows are pairs.
     owner
-        Name of the API keys whose batch it is; empty without keys.
+        Name of the API keys that own the batch; empty without keys.
     model, asked
-        Model and other fields of the spec that all lines ask for, as they name them.
+        The model and other fields of the spec, as all lines name them.
     default
-        The model of lines that name none.
+        The model of lines that do not name one.
     kept
-        Seconds for which its files are kept.
+        Seconds for which the batch's files are kept.
     """
 
     id: Name
@@ -296,11 +298,11 @@ class BatchOrder(WireModel):
 
 
 class FileOrder(WireModel):
-    """Everything a runner needs: request, model, the chunks' queue, and the webhook.
+    """Everything that a runner needs: the request, the model, the queue of chunks, and the webhook.
 
-    It is the one argument of the RQ job ``rankmill.score_file``. ``chunk_size``, ``queue`` and ``webhook``
-    may be left out: the runner's settings then say the first two. ``batch`` is there if the gateway has
-    asked, ``tenant`` and ``weight`` if there is a tenant.
+    ¶ It is the only argument of the RQ job ``rankmill.score_file``. ``chunk_size``, ``queue`` and ``webhook``
+    may be left out; the runner's settings then decide the first two. ``batch`` is set if the gateway sent the
+    order, and ``tenant`` and ``weight`` if it has a tenant.
     """
 
     optional = frozenset({"queue", "chunk_size", "webhook", "batch", "tenant", "weight"})

@@ -9,17 +9,17 @@ from rankmill.jobs.contract.errors import ConfigError
 
 
 def expanded(name: str) -> Path:
-    """The path that a name stands for; that of an unknown user, such as ``~$draft.csv``, stays as it is."""
-    return Path(os.path.expanduser(name))  # noqa: PTH111 -- Path's own raises for that one
+    """Expand ``~`` in a path; a path with an unknown user, such as ``~$draft.csv``, stays as it is."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111 -- Path's own raises for such a path
 
 
 def of_user(folder: str | Path, remedy: str) -> Path:
-    """A folder that may be in this user's home; `remedy` names what else could say where it is.
+    """Expand ``~`` in a folder's path; `remedy` names the setting that can give another folder.
 
     Raises
     ------
     ConfigError
-        This user has no home, as one of a container with a uid of its own.
+        This user has no home, as happens in containers with a uid of their own.
     """
     try:
         return Path(folder).expanduser()

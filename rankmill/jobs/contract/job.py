@@ -29,23 +29,33 @@ _BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
 """Pauses between attempts at a chunk."""
 
 LONGEST_PAUSE = 2 * _BACKOFF.longest
-"""Seconds: no pause between two attempts is longer, with its jitter."""
+"""The longest pause in seconds between two attempts, including jitter."""
 
 BASE_TIMEOUT = 900
-"""Seconds of a job's timeout for downloading and loading the model."""
+"""Seconds that a job's timeout allows for downloading and loading the model."""
 
 _SECONDS_PER_PAIR = 2
-"""Seconds of a job's timeout for each pair: more than any known model needs on any known device. A dead
-worker is detected by its missing heartbeat, not by this timeout."""
+"""Seconds that a job's timeout allows for each pair, which is more than any known model needs on any known
+device. A dead worker is detected by its missing heartbeat, not by this timeout.
+"""
 
 
 class Payload(NamedTuple):
-    """The encoded pairs of a chunk, their number (``rows``), and their trace, if any.
+    """The encoded pairs of a chunk, and facts about them for its job.
 
-    A ``suspect`` chunk may kill its worker, so a worker runs it alone. It gets one attempt, so that it
-    can be split at once; a single row gets all attempts. ``failed``: so many attempts at the chunk have
-    failed already; the job has those that are left. ``row_tokens``: the result is to have the tokens of
-    each row.
+    Attributes
+    ----------
+    pairs, rows
+        The encoded pairs, and their number.
+    trace
+        The trace that the chunk belongs to; empty without one.
+    suspect
+        Whether the chunk may kill its worker. A worker scores such a chunk by itself. It gets only one
+        attempt, so that it can be split at once; a single row gets all attempts.
+    row_tokens
+        Whether the result should have the tokens of each row.
+    failed
+        Number of attempts at the chunk that have failed; the job has the remaining ones.
     """
 
     pairs: bytes
@@ -57,7 +67,7 @@ class Payload(NamedTuple):
 
 
 def job_data(run: Run, chunk: ChunkId, payload: Payload) -> Any:
-    """Return the job's data for `Queue.enqueue_many`."""
+    """Make the job's data for `Queue.enqueue_many`."""
     return Queue.prepare_data(
         JOB_FUNCTION,
         args=(run.id, str(chunk)),
@@ -80,7 +90,7 @@ def _retries(most: int, payload: Payload) -> Retry | None:
     if (payload.suspect and payload.rows > 1) or not most:
         return None
     retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])
-    retry.max -= payload.failed  # perhaps 0, which RQ does not take from a caller
+    retry.max -= payload.failed  # may be 0, which RQ does not accept from a caller
     return retry
 
 
@@ -99,7 +109,9 @@ def chunk_of(job: Job) -> tuple[str, ChunkId]:
 
 
 def attempt(run: Run, job: Job) -> int:
-    """Number of the current attempt at the job's chunk, from 1; RQ stores only the remaining retries."""
+    """Number of the current attempt at the job's chunk, from 1; computed, as RQ stores only the remaining
+    retries.
+    """
     left = run.max_retries if job.retries_left is None else job.retries_left
     return 1 + run.max_retries - left
 
@@ -111,12 +123,12 @@ def suspect(job: Job) -> None:
 
 
 def is_suspect(job: Job) -> bool:
-    """Whether a worker must run the job alone: if it kills the worker, no other job is blamed."""
+    """Whether a worker must score the job by itself, so that no other job is blamed if the worker dies."""
     return bool(job.meta.get(_SUSPECT))
 
 
 def asks_for_row_tokens(job: Job) -> bool:
-    """Whether the result is to have the tokens of each row."""
+    """Whether the result should have the tokens of each row."""
     return bool(job.meta.get(_ROW_TOKENS))
 
 
@@ -126,7 +138,7 @@ def worker_command(queue: str) -> str:
 
 
 def wrong_worker_message(queue: str) -> str:
-    """Return the error for a queue whose workers cannot score."""
+    """The error message for a queue whose workers cannot score."""
     return (
         f"queue {queue!r} is served by a plain RQ worker, which cannot score; "
         f"start its workers with: {worker_command(queue)}"
@@ -134,7 +146,7 @@ def wrong_worker_message(queue: str) -> str:
 
 
 def no_workers_message(queue: str, url: str) -> str:
-    """One line for a queue without workers: the server, and two commands that start workers."""
+    """The error message for a queue without workers, with the server and two commands that start workers."""
     server = shlex.quote(url)
     return (
         f"no worker listens on queue {queue!r} at {server} yet; start workers with: "

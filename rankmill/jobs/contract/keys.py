@@ -1,4 +1,4 @@
-"""Names of the Redis keys that rankmill owns. Each of them has an expiry.
+"""Names of rankmill's Redis keys; each key has an expiry.
 
 RQ manages its own keys (queues, jobs, workers, registries), which start with ``rq:``.
 """
@@ -90,7 +90,7 @@ def errors(run_id: str) -> str:
 
 
 def cancelled(run_id: str) -> str:
-    """String: exists if the run was cancelled by someone other than its producer, to inform the producer."""
+    """String: exists if someone other than the producer cancelled the run; tells the producer."""
     return f"{PREFIX}:run:{run_id}:cancelled"
 
 
@@ -105,37 +105,39 @@ def failed_attempts(run_id: str) -> str:
 
 
 def precision(run_id: str) -> str:
-    """String: the precision that ``auto`` means for the run; set by the first worker that scores it."""
+    """String: the precision that ``auto`` means for the run; the first worker that scores the run sets it."""
     return f"{PREFIX}:run:{run_id}:precision"
 
 
 def revision(run_id: str) -> str:
-    """String: commit or content of the model that scores the run; set by its first worker."""
+    """String: commit or content of the model that scores the run; its first worker sets it."""
     return f"{PREFIX}:run:{run_id}:revision"
 
 
 def kind(run_id: str) -> str:
-    """String: the kind of device that scores a deterministic run; set by its first worker."""
+    """String: the kind of device that scores a deterministic run; its first worker sets it."""
     return f"{PREFIX}:run:{run_id}:kind"
 
 
 def counted(run_id: str) -> str:
-    """Set: entries of a run's results that are counted, where the results stay."""
+    """Set: the run's results that are already counted, if the results stay in Redis."""
     return f"{PREFIX}:run:{run_id}:counted"
 
 
 def usage(day: int | None = None) -> str:
-    """Hash: usage of a day, counted from 1970 in UTC; without a day, how the names of these keys begin."""
+    """Hash: the usage of a day, numbered from 1970 in UTC; without a day, the prefix of these keys."""
     return f"{PREFIX}:usage" if day is None else f"{PREFIX}:usage:{day}"
 
 
 def refusals(run_id: str) -> str:
-    """Hash: name of each worker that cannot score the run, with the time at which it tries again, and why."""
+    """Hash: for each worker that cannot score the run, by name, when it tries again, and why it cannot."""
     return f"{PREFIX}:run:{run_id}:refusals"
 
 
 def of_run(run_id: str) -> list[str]:
-    """All keys that end with a run: not those of chunks, and not the notes that it is wrong, or cancelled."""
+    """All keys that end with a run; keys of chunks, and the notes that it is wrong or cancelled, are not
+    included.
+    """
     state = (run, results, progress, errors, detached, failed_attempts, scored_rows, counted)
     workers = (precision, revision, kind, refusals)
     return [name(run_id) for name in (*state, *workers)]
@@ -167,12 +169,12 @@ def worker(name: str) -> str:
 
 
 def of_queue(queue: str) -> str:
-    """What the keys of a queue begin with; its scripts make their own of it."""
+    """The prefix of a queue's keys, from which scripts make the other names."""
     return f"{PREFIX}:queue:{queue}:"
 
 
 def capacity(queue: str) -> str:
-    """String: what the live workers of a queue claim ahead, as JSON."""
+    """String: how much the live workers of a queue claim ahead, as JSON."""
     return f"{of_queue(queue)}capacity"
 
 
@@ -187,44 +189,46 @@ def queues() -> str:
 
 
 def bell(queue: str) -> str:
-    """List: an entry for each request put into the queue lately, for workers that have room for no other."""
+    """List: an entry for each request that came lately, for workers that have room only for requests."""
     return f"{of_queue(queue)}bell"
 
 
 def waiting(queue: str, run_id: str) -> str:
-    """List: ids of a run's jobs that wait in a queue, the next first; of a tenant's requests in one."""
+    """List: ids of a run's waiting jobs in a queue, in order; requests of a tenant share one list."""
     if priority_of(run_id) == "request":
         return waiting_requests(queue, tenant_in(run_id))
     return f"{of_queue(queue)}waiting:{run_id}"
 
 
 def waiting_requests(queue: str, tenant: str) -> str:
-    """List: ids of jobs of a tenant's requests that wait in a queue, the next first."""
+    """List: ids of the waiting jobs of a tenant's requests in a queue, in order."""
     return f"{of_queue(queue)}waiting:requests:{tenant}"
 
 
 def waits(queue: str) -> str:
-    """String: how many jobs wait in such lists of a queue."""
+    """String: the number of jobs in these waiting lists of a queue."""
     return f"{of_queue(queue)}waits"
 
 
 def turns(queue: str, scope: str) -> str:
-    """Sorted set: who waits, by pairs had: tenants of ``request`` or ``bulk``, runs of ``bulk:<tenant>``."""
+    """Sorted set: tenants (of ``request`` or ``bulk``) or runs (of ``bulk:<tenant>``) that wait, by pairs
+    had.
+    """
     return f"{of_queue(queue)}turns:{scope}"
 
 
 def level(queue: str, scope: str) -> str:
-    """String: pairs had, by whoever had the last of these turns, before it; newcomers begin there."""
+    """String: pairs that the owner of the latest turn had had before it; newcomers begin there."""
     return f"{of_queue(queue)}level:{scope}"
 
 
 def waiters(queue: str) -> str:
-    """Sorted set: names of the workers that wait at RQ's list, by the time at which that expires."""
+    """Sorted set: names of the workers that wait at RQ's list, by the time at which that note expires."""
     return f"{of_queue(queue)}waiters"
 
 
 def idle(queue: str) -> str:
-    """Sorted set: names of the queue's workers without work, by the time at which that expires."""
+    """Sorted set: names of the queue's workers without work, by the time at which that note expires."""
     return f"{of_queue(queue)}idle"
 
 
@@ -239,7 +243,7 @@ def file_run_cancelled(run_id: str) -> str:
 
 
 def file_run_refusals(run_id: str) -> str:
-    """Hash: name of each runner that cannot score the submitted run, and the reason."""
+    """Hash: the reason of each runner that cannot score the submitted run, by name."""
     return f"{PREFIX}:file-run:{run_id}:refusals"
 
 
@@ -254,7 +258,7 @@ def file_queues() -> str:
 
 
 def runners(queue: str) -> str:
-    """Sorted set: names of a queue's live runners, by the time at which that expires."""
+    """Sorted set: names of a queue's live runners, by the time at which that note expires."""
     return f"{of_queue(queue)}runners"
 
 
@@ -279,7 +283,7 @@ def api_key_requests(name: str) -> str:
 
 
 def api_key_pairs(name: str) -> str:
-    """Hash: the token bucket of the pairs of the API keys of a name: what is left, and since when (µs)."""
+    """Hash: the token bucket for pairs of the API keys of a name: the rest, and when it was that (µs)."""
     return f"{PREFIX}:api-key-pairs:{name}"
 
 
@@ -289,7 +293,7 @@ def gateway_file(file_id: str) -> str:
 
 
 def gateway_files(owner: str) -> str:
-    """Sorted set: ids of the gateway's files of an owner (``*``: of all), by the time when each was made."""
+    """Sorted set: ids of an owner's gateway files (``*``: of all owners), by the time when each was made."""
     return f"{PREFIX}:gateway-files:{owner}"
 
 
@@ -299,22 +303,22 @@ def batch(batch_id: str) -> str:
 
 
 def batch_counts(batch_id: str) -> str:
-    """String: how many lines a batch has, and how many have an answer, as JSON."""
+    """String: the number of a batch's lines, and of lines with an answer, as JSON."""
     return f"{PREFIX}:batch:{batch_id}:counts"
 
 
 def batches(owner: str) -> str:
-    """Sorted set: ids of the batches of an owner (``*``: of all), by the time when each was made."""
+    """Sorted set: ids of an owner's batches (``*``: of all owners), by the time when each was made."""
     return f"{PREFIX}:batches:{owner}"
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: rung by a producer that reads many runs at once, to read one more."""
+    """Stream: a producer that reads many runs at once adds an entry here to read one more."""
     return f"{PREFIX}:reader:{reader}:bell"
 
 
 def job_id(run_id: str, chunk: ChunkId | Literal[""]) -> str:
-    """RQ's id of the job that scores a chunk; without a chunk, how the ids of a run's jobs begin."""
+    """RQ's id of the job that scores a chunk; without a chunk, the prefix of the ids of a run's jobs."""
     return f"{run_id}-{chunk}"
 
 

@@ -1,7 +1,7 @@
-"""The priority of a run, and its tenant: requests, whose caller waits for them, come before bulk work, and
-tenants get equal parts, or parts by their weight.
+"""The priority and the tenant of a run, which its id tells.
 
-The run's id carries both, so that each job's id does too: every queue of job ids can be kept in order.
+Requests, whose caller waits for them, come before bulk work. Tenants get equal parts, or parts by weight. The
+ids of a run's jobs begin with the run's id, so a queue can be kept in order by job ids only.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from rankmill.jobs.system import system
 Priority = Literal["request", "bulk"]
 
 REQUEST_ROWS = 256
-"""A run of at most so many pairs is a request, unless the caller chooses."""
+"""Most pairs of a run that counts as a request, unless the caller chooses."""
 
 GROUP = 12
-"""The last hexadecimal digits of an id, which stand for the tenant. People name runs by how ids begin."""
+"""Hexadecimal digits at the end of an id that stand for the tenant; users name runs by how ids begin."""
 
 _MARK = "r"
-"""First letter of a request's id, which is no hexadecimal digit; the rest of it, and a bulk run's id, are."""
+"""First letter of a request's id; it is not a hexadecimal digit, as all other characters of ids are."""
 
 
 def choose_priority(asked: str | None, rows: int | None) -> Priority:
-    """The priority that was asked for; else that of a run of `rows` pairs (``None``: not known).
+    """The priority that was asked for, or else that of a run of `rows` pairs (``None`` if unknown).
 
     Raises
     ------
     ConfigError
-        There is no such priority.
+        The priority that was asked for does not exist.
     """
     if asked is None:
         return "request" if rows is not None and rows <= REQUEST_ROWS else "bulk"
@@ -40,9 +40,9 @@ def choose_priority(asked: str | None, rows: int | None) -> Priority:
 
 
 class Tenant(NamedTuple):
-    """For whom a run is scored, and his weight: he gets this many times what one of weight 1 gets.
+    """A group that runs are scored for, and its weight: 2.0 gets twice as much of the workers as 1.0.
 
-    Runs without a tenant have one together, whose name is empty.
+    All runs without a tenant share one, whose name is empty.
     """
 
     name: str = ""
@@ -50,29 +50,29 @@ class Tenant(NamedTuple):
 
 
 NOBODY = Tenant()
-"""The tenant of runs that have none."""
+"""The tenant of all runs that do not name one."""
 
 
 def group_of(tenant: str) -> str:
-    """What stands for a tenant in the ids of his runs."""
+    """The digits that stand for a tenant in the ids of its runs."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:GROUP]
 
 
 def new_run_id(priority: Priority, tenant: str = "") -> str:
-    """A new id for a run of this priority and tenant."""
+    """Make a new id for a run with this priority and tenant."""
     return (_MARK if priority == "request" else "") + system.unique_id()[GROUP:] + group_of(tenant)
 
 
 def tenant_in(run_id: str) -> str:
-    """What stands for the tenant in a run's id."""
+    """The digits that stand for the tenant in a run's id."""
     return run_id[-GROUP:]
 
 
 def run_id_of_request(job_id: str) -> str:
-    """The id that stands for a run where a job brings its own pairs; such a job is a request."""
+    """The run id of a job that contains its own pairs; such a job is a request."""
     return _MARK + job_id
 
 
 def priority_of(run_id: str) -> Priority:
-    """The priority that a run's id carries."""
+    """The priority that a run's id tells."""
     return "request" if run_id.startswith(_MARK) else "bulk"

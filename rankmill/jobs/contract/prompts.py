@@ -1,4 +1,4 @@
-"""Prompt templates: Jinja, by name, from a file, or as a text. A run's spec has the text."""
+"""Prompt templates in Jinja, given by name, as a file or as text; a run's spec has the text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.shipped import shipped
 
 TEXTS_ALONE = "none"
-"""In place of a template: the two texts as they are, for a language model that was trained so."""
+"""In place of a template: the model reads the two texts as they are, because it was trained so."""
 
 MAX_TEMPLATE_CHARS = 64 << 10
 
@@ -18,12 +18,12 @@ _ANSWERS = re.compile(r"\A\{#-?\s*answers:\s*(\S+)(?:\s+(?!-?#\})(\S+))?\s*-?#\}
 
 
 def shipped_templates() -> list[str]:
-    """Names of the templates that come with rankmill."""
+    """Names of the templates that rankmill ships."""
     return sorted(path.stem for path in _SHIPPED.glob("*.jinja"))
 
 
 def read_template(given: str | None) -> str | None:
-    """The text of a template.
+    """Read the text of a template.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def read_template(given: str | None) -> str | None:
     Raises
     ------
     ConfigError
-        There is no such template, or it cannot be read.
+        The template does not exist, or cannot be read.
     """
     if given is None or given == TEXTS_ALONE or "{{" in given:
         return given
@@ -56,12 +56,12 @@ def read_template(given: str | None) -> str | None:
 
 
 def check_text(given: str | None) -> None:
-    """Check that a received template is no path, which would be read on this host.
+    """Check that a received template is not a path, which would be read on this host.
 
     Raises
     ------
     ConfigError
-        It is one.
+        The template may be a path.
     """
     if not (given is None or given == TEXTS_ALONE or "{{" in given or given in shipped_templates()):
         raise ConfigError(
@@ -70,7 +70,7 @@ def check_text(given: str | None) -> None:
 
 
 def answers_of(template: str | None) -> tuple[str, str | None] | None:
-    """The tokens for yes and no that a template names at its beginning; ``None`` if it names none.
+    """The tokens for yes and no that a template names in its first comment; ``None`` if it names no tokens.
 
     >>> answers_of("{# answers: yes no #}{{ messages }}")
     ('yes', 'no')

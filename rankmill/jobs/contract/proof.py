@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Way = Literal["alone", "packed", "shared", "padded", "equal"]
-"""How rows share a forward: not at all; without padding, and beginnings once if that can be; what they begin
-with in common once; padded to one length; only rows of equal lengths together."""
+"""How rows share a forward: ``alone``, each row by itself; ``packed``, without padding, with shared prefixes
+computed once if possible; ``shared``, with shared prefixes computed once; ``padded``, to one length;
+``equal``, only rows of equal lengths together.
+"""
 
 REFERENCES = {
     "exact": "transformers in fp32 on the CPU, each pair alone",
@@ -20,41 +22,41 @@ Figure = Annotated[float, Field(ge=0)]
 
 
 class Proof(BaseModel):
-    """The measured differences of logits of one model on one kind of device, with probe pairs.
+    """Measured differences between a model's logits and a reference, on one kind of device, with probe pairs.
 
     Attributes
     ----------
     digest
-        The SHA-256 of all bytes of the model, or its commit on the hub; ``None`` if nothing names them.
+        The SHA-256 of the model's files, or its commit on the hub; ``None`` if neither is known.
     backend, device, precision
-        As in a chunk's statistics; ``device`` is its kind (``cpu``).
+        As in `ChunkStats`; ``device`` is a kind, such as ``cpu``.
     machine
         Name of the CPU or GPU, and the number of threads.
     release
-        Of rankmill.
+        The release of rankmill.
     versions
-        Of the packages that compute, by name.
+        The versions of the packages that compute, by name.
     way
-        How rows share a forward here.
+        How rows share a forward on this device.
     reference
         What the scores were compared with: a key of `REFERENCES`.
     probes, longest
-        How many pairs were scored, and tokens of the longest of them.
+        The number of scored pairs, and of tokens of the longest one.
     rows, tokens
-        The most rows, and the most padded tokens, of a batch that was compared; larger ones are compared
-        before they are answered.
+        The most rows, and the most padded tokens, of the batches that were compared. Larger batches are
+        compared before they are answered.
     difference
         Largest difference from the reference.
     company
-        How much a logit changes, at most, with padding and the pairs beside it.
+        Largest change of a logit by padding and by the other pairs of its batch.
     own
-        Largest difference that transformers itself has in this precision from its fp32, on the same pairs.
+        Largest difference between transformers in this precision and in fp32, on the same pairs.
     bound
-        The largest difference that is allowed: what the worker promises.
+        Largest allowed difference, which the worker promises.
     spearman
         Rank correlation with the reference.
     wrong
-        What no figure says: a probe has other tokens, no score, or another score for the same logit.
+        A fault without a figure: a probe has other tokens, no score, or another score for the same logit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -81,11 +83,11 @@ class Proof(BaseModel):
 
     @property
     def holds(self) -> bool:
-        """Whether scores may be served so."""
+        """Whether the proof holds, so that the scores may be served."""
         return self.wrong is None and max(self.difference, self.company) <= self.bound
 
     def __str__(self) -> str:
-        """One line for a log."""
+        """The proof as one line for a log."""
         wrong = f"{self.wrong}; " if self.wrong else ""
         return (
             f"{self.backend} {self.precision} on {self.device}, {self.way}: {wrong}differs by "

@@ -1,4 +1,4 @@
-"""The result of a chunk, and its form in the run's result stream."""
+"""The result of a chunk, and its form as an entry of the run's result stream."""
 
 from __future__ import annotations
 
@@ -16,23 +16,42 @@ from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
 
 def worst(bounds: Collection[float | None]) -> float | None:
-    """The bound of scores with these `bounds`; ``None`` if one is not known, or there is none."""
+    """The bound of scores with these `bounds`; ``None`` if one is unknown, or if no bound is given."""
     known = [bound for bound in bounds if bound is not None]
     return max(known) if known and len(known) == len(bounds) else None
 
 
 class ChunkStats(WireModel):
-    """How a chunk was scored: for summaries, metrics and the output's metadata.
+    """How a chunk was scored, for summaries, metrics and the output's metadata.
 
-    ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding; ``attempt`` counts from 1;
-    ``seconds`` is the time from fetching the payload to having the scores, without the load of the model;
-    ``tokenize_seconds`` and ``forward_seconds`` are parts of it, the second that of the batches that have the
-    chunk's rows. ``device_seconds`` is the part of the time of the device ``device_name`` that this chunk's
-    tokens had. ``int8_gain`` is the speed of int8 on this worker as a multiple of this precision's speed, if
-    it was measured. ``windows`` counts the windows of passages that were cut; ``labels`` names the outputs,
-    where each row has several scores. ``bound`` is the largest difference between a score and the model's own
-    that the worker has proven, and ``reference`` is there where the model was too large to be compared in
-    fp32. ``kind`` is what decides the bits of a deterministic run.
+    Attributes
+    ----------
+    worker, device, device_name, backend, precision, revision
+        What scored the chunk.
+    attempt
+        Number of the attempt, from 1.
+    tokens, padded_tokens
+        Real tokens, and real tokens with padding.
+    batches
+        Number of batches that had rows of the chunk.
+    seconds
+        Time from fetching the payload to having the scores, without loading the model.
+    tokenize_seconds, forward_seconds
+        Parts of that time: tokenizing, and the batches that had rows of the chunk.
+    device_seconds
+        The share of the time of the device ``device_name`` that falls to this chunk's tokens.
+    int8_gain
+        Speed of int8 on this worker as a multiple of this precision's speed, if it was measured.
+    windows
+        Number of windows of passages that were cut.
+    labels
+        Names of the outputs, if each row has several scores.
+    bound
+        The largest difference between a score and the model's own that the worker has proven.
+    reference
+        ``own`` if the model was too large to be compared in fp32.
+    kind
+        What decides the bits of a deterministic run's scores.
     """
 
     worker: str
@@ -59,11 +78,11 @@ class ChunkStats(WireModel):
 
 @dataclass(frozen=True)
 class ChunkScores:
-    """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has one of them.
+    """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has exactly one of them.
 
-    Where the statistics have labels, a row's score is a list with one for each. ``tokens`` are those of each
-    row, int32 ``[n]``, null where they are not known, for a job that asks for them
-    (`rankmill.jobs.contract.job.asks_for_row_tokens`).
+    If the statistics have labels, a row's score is a list with one score for each label. For a job that asks
+    for them (`rankmill.jobs.contract.job.asks_for_row_tokens`), ``tokens`` are those of each row, int32
+    ``[n]``, null if unknown.
     """
 
     chunk: ChunkId
@@ -82,11 +101,11 @@ def _parse_chunk(value: object) -> ChunkId:
 
 
 class ChunkFailure(WireModel):
-    """A chunk that no worker could score. ``fatal``: no chunk of the run can be scored.
+    """A chunk that no worker could score; if ``fatal``, no chunk of the run can be scored.
 
-    ``attempts`` is the number of attempts; ``worker`` made the last one (empty if it is not known).
-    ``died``: the worker died during the last attempt, so one of the chunk's rows may kill workers.
-    ``option`` names the spec's field that does not fit the model, if that is why.
+    ``attempts`` is the number of attempts, and ``worker`` made the last one (empty if unknown). ``died`` says
+    that the worker died during the last attempt, so one of the chunk's rows may kill workers. ``option``
+    names the spec's field that does not fit the model, if that is the reason.
     """
 
     chunk: Annotated[ChunkId, BeforeValidator(_parse_chunk)]
@@ -103,14 +122,16 @@ ChunkResult = ChunkScores | ChunkFailure
 
 @dataclass(frozen=True)
 class BadResult:
-    """A stream entry that is not a valid result; ``chunk`` is ``None`` if it names no chunk of the run."""
+    """A stream entry that is not a valid result; ``chunk`` is ``None`` if it does not name a chunk of the
+    run.
+    """
 
     chunk: ChunkId | None
     reason: str
 
 
 def to_entry(run_id: str, result: ChunkResult) -> dict[str, str | int | bytes]:
-    """Return the stream entry for a result of a run."""
+    """The stream entry for a result of a run."""
     whose: dict[str, str | int | bytes] = {"run": run_id, "chunk": str(result.chunk)}
     if isinstance(result, ChunkFailure):
         return whose | {
@@ -126,7 +147,7 @@ def to_entry(run_id: str, result: ChunkResult) -> dict[str, str | int | bytes]:
 
 
 def from_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult:
-    """Read a stream entry of a run back.
+    """Read a result of a run from its stream entry.
 
     Raises
     ------
@@ -154,7 +175,7 @@ def from_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult:
 
 
 def read_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
-    """Like `from_entry`, for entries that are not trusted: an invalid one is a `BadResult`."""
+    """Like `from_entry`, but for entries that are not trusted: an invalid entry becomes a `BadResult`."""
     try:
         return from_entry(run_id, entry)
     except WireError as error:
@@ -162,5 +183,5 @@ def read_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult | BadRe
 
 
 def _chunk_named(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkId | None:
-    """The chunk that a stream entry names, if it can be read and is one of this run."""
+    """The chunk that a stream entry names; ``None`` if it cannot be read or belongs to another run."""
     return read_chunk_id(entry.get(b"chunk")) if entry.get(b"run") == run_id.encode() else None

@@ -1,4 +1,4 @@
-"""A run (one submission) and its progress, and how both are read from Redis."""
+"""A run, which is one submission, and its progress; how both are read from Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.system import system
 
 MAX_ROW_ERRORS = 200
-"""Row errors of a run in Redis, at most (the first ones); the list beside the output has all of them."""
+"""Most row errors of a run in Redis; these are the first ones. The list beside the output has all of them."""
 
 MAX_ERROR_CHARS = 500
 
@@ -39,9 +39,9 @@ def _parse_spec(value: object) -> object:
 class Run(WireModel):
     """A run as workers and other commands see it.
 
-    ``rows`` is the number of input rows; ``None`` if the producer did not know it at the start.
-    ``created`` is in seconds since 1970. ``ttl`` is in seconds; it counts from the latest change to the run.
-    ``weight`` is that of its tenant, whom its id says.
+    ``rows`` is the number of input rows, ``None`` if the producer did not know it at the start. ``created``
+    is in seconds since 1970. ``ttl`` is in seconds after the latest change to the run. ``weight`` is the
+    weight of its tenant, which its id names.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Run(WireModel):
 
     @property
     def inputs(self) -> Inputs:
-        """What a row is."""
+        """What a row of the run is."""
         return self.spec.inputs
 
     @property
@@ -78,10 +78,10 @@ class Run(WireModel):
 
 
 class Settled(NamedTuple):
-    """What all chunks of a run are scored with; ``None``: not settled.
+    """What all chunks of a run are scored with; ``None`` for what is not settled.
 
-    ``precision`` is what ``auto`` stands for. ``revision`` is the model's commit or content. ``kind``, of a
-    deterministic run, is what else decides the bits of its scores: device, versions, precision.
+    ``precision`` is what ``auto`` stands for. ``revision`` is the model's commit or content. ``kind``, for a
+    deterministic run, is what else decides the bits of its scores: device, versions and precision.
     """
 
     precision: str | None
@@ -90,10 +90,10 @@ class Settled(NamedTuple):
 
 
 class Progress(WireModel):
-    """How many rows of a run are done, those of unfinished chunks included.
+    """Number of rows of a run that are done, including rows of unfinished chunks.
 
-    ``at`` is when the latest were; ``since_rows`` were done at ``since``, about half a minute before. Both
-    are in seconds since 1970, and 0 until this run scores its first rows.
+    ``at`` is when the latest rows were done; ``since_rows`` were done at ``since``, about half a minute
+    earlier. Both times are in seconds since 1970, and 0 until the run has its first scores.
     """
 
     rows: Count = 0
@@ -103,12 +103,12 @@ class Progress(WireModel):
     at: Seconds = 0.0
 
     def rows_per_second(self) -> float | None:
-        """The speed lately; ``None`` until it can be told."""
+        """The recent speed; ``None`` if it is unknown."""
         fresh = self.rows - self.since_rows
         return fresh / (self.at - self.since) if fresh > 0 and self.at > self.since else None
 
     def seconds_left(self, total: int | None) -> float | None:
-        """The time that the rest of `total` rows takes at that speed; ``None`` if it cannot be told."""
+        """Seconds that the rest of `total` rows takes at the recent speed; ``None`` if that is unknown."""
         speed = self.rows_per_second()
         return None if total is None or speed is None else max(total - self.rows, 0) / speed
 
@@ -132,7 +132,7 @@ def new_run(
     priority: Priority | None = None,
     tenant: Tenant = NOBODY,
 ) -> Run:
-    """A new run, not written to any server yet; without a `priority`, its number of rows decides."""
+    """Make a new run, which is not in Redis yet; without a `priority`, the number of rows decides it."""
     return Run(
         id=new_run_id(choose_priority(priority, rows), tenant.name),
         weight=tenant.weight,

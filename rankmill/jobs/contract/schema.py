@@ -1,4 +1,4 @@
-"""Base of the models of all text in Redis: each is validated as a whole when it is read."""
+"""Base class of everything that Redis stores as text, which is validated as a whole when it is read."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from pydantic_core import from_json
 from rankmill.jobs.contract.errors import FormatError, WireError
 
 FORMAT = 1
-"""Version of everything that processes exchange or keep for others; a reader refuses any other version."""
+"""Version of everything that processes exchange or keep for others; readers refuse any other version."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A number of things that fits into a signed 64-bit column."""
+"""A count that fits into a signed 64-bit column."""
 
 Seconds = Annotated[float, Field(ge=0, lt=1e12)]
-"""A duration, or a time since 1970."""
+"""A duration in seconds, or a time in seconds since 1970."""
 
 Weight = Annotated[float, Field(gt=0, le=1e6)]
-"""How many times what others get a tenant gets."""
+"""Relative share of the workers: 2.0 gets twice as much as 1.0."""
 
 Scored = Literal["pairs", "texts", "conversations"]
-"""What is scored: a query and a passage, one text, or a list of messages."""
+"""What a score is for: a query and a passage, a single text, or a list of messages."""
 
 Inputs = Literal[Scored, "tokens"]
-"""What the rows of a run are: what is scored, or texts whose tokens are asked for (`TokensAsked`)."""
+"""What the rows of a run are: something to score, or requests for tokens (`TokensAsked`)."""
 
 MAX_CHUNK_ROWS = 1 << 20
 """Most rows of a chunk."""
 
 
 def none_if_empty(value: object) -> object:
-    """The value of a hash's field, where ``None`` is an empty text."""
+    """Read the field of a hash in which an empty text stands for ``None``."""
     return None if value == "" else value
 
 
@@ -49,7 +49,7 @@ def check_format(written_as: object, what: str) -> None:
 class WireModel(BaseModel):
     """Base of these models: an unknown field, a missing field or a wrong type is a `WireError`.
 
-    A release that changes what such a text may say also changes `FORMAT`.
+    A release that changes what such a text may contain also changes `FORMAT`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -74,7 +74,7 @@ class WireModel(BaseModel):
 
     @classmethod
     def read_fields(cls, raw: Mapping[bytes, bytes], what: str) -> Self:
-        """Read the fields of a hash or of a stream entry; `what` as in `read_json`."""
+        """Read the fields of a hash or of a stream entry; `what` is as in `read_json`."""
         try:
             found = {name.decode(): value.decode() for name, value in raw.items()}
         except UnicodeDecodeError:

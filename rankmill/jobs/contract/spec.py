@@ -1,4 +1,4 @@
-"""The score spec: the model and options of a run, equal for all of its workers."""
+"""The score spec: the model and options of a run, which are the same for all of its workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Precision = Literal[
 ]  # fmt: skip
 
 OPEN_PRECISIONS = frozenset({"auto", "int8"})
-"""What these stand for is measured on the machine, so the first worker of a run settles it for all."""
+"""Precisions whose meaning is measured on the machine; the first worker of a run settles it for all."""
 
 Activation = Literal["default", "identity", "sigmoid", "softmax", "probability"]
 
@@ -30,17 +30,19 @@ Long = Literal["truncate", "split", "split-mean", "refuse"]
 Side = Literal["right", "left"]
 
 CONTENT = re.compile(r"^[0-9a-f]{64}$")
-"""Pattern of a digest of content; a commit of the hub has 40 characters."""
+"""Pattern of a digest of content, which has 64 characters; a commit of the hub has 40."""
 
 RECIPE = "rankmill_quantization.json"
-"""File of a model directory that ``rankmill quantize`` writes: how workers compute the model in int8."""
+"""File in a model's directory that ``rankmill quantize`` writes; it says how workers compute the model in
+int8.
+"""
 
 RECIPE_FORMAT = 1
-"""Version of this file; workers refuse any other."""
+"""Version of the file `RECIPE`; workers refuse any other."""
 
 
 def all_labels_fit(asked: bool, info: ValidationInfo) -> bool:
-    """Check ``all_labels`` with the fields before it; `ScoreSpec` and the settings have them."""
+    """Check ``all_labels`` against earlier fields; both `ScoreSpec` and the settings use this."""
     if asked and info.data.get("label") is not None:
         raise PydanticCustomError("one_label", "label names one output: leave out one of the two")
     if asked and info.data.get("long") == "split":
@@ -49,7 +51,7 @@ def all_labels_fit(asked: bool, info: ValidationInfo) -> bool:
 
 
 def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
-    """Check ``inputs`` with the fields before it, likewise."""
+    """Check ``inputs`` against earlier fields, as `all_labels_fit` does."""
     if inputs == "pairs":
         return inputs
     for option in ("instruction", "prompt_template", "max_passage_tokens"):
@@ -66,52 +68,54 @@ def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
 
 
 class ScoreSpec(BaseModel):
-    """The model of a run and how it is applied.
+    """The model of a run, and how it is applied.
 
     Attributes
     ----------
     model
         Hugging Face hub id, a directory on the worker's disk, or ``demo`` for the shipped model.
     revision
-        Branch, tag or commit on the hub; ``None`` is the default branch. Of a directory or a version in a
-        registry, the digest of its content; ``None``: whatever it holds.
+        Branch, tag or commit on the hub; ``None`` is the default branch. For a directory or a version in a
+        registry, the digest of its content; ``None`` accepts any content.
     precision
         Number format of the forward pass; ``auto`` means the best one for the device. ``int8`` means the kind
-        that is worth it there: inputs in groups of 64 or 128 with a scale each, the rest in fp32 or bf16.
+        of int8 that is fastest there: groups of 64 or 128 inputs share a scale, and the rest is in fp32 or
+        bf16.
     max_length
-        Longest pair in tokens, special tokens included; longer pairs are truncated, the longer
-        text first. ``None`` is the model's own limit.
+        Longest pair in tokens, special tokens included; longer pairs are truncated, the longer text first.
+        ``None`` is the model's own limit.
     activation
         Function applied to the logit. ``default`` is the model's own, as
-        ``sentence_transformers.CrossEncoder`` would apply it. ``softmax``: the model's own, then the
-        softmax over its outputs. ``probability``: of logits, the softmax of several and the sigmoid of one.
+        ``sentence_transformers.CrossEncoder`` would apply it. ``softmax`` is the model's own, then the
+        softmax over its outputs. ``probability`` is the softmax of several logits, and the sigmoid of one.
     instruction
-        What the model is asked to do: text in its prompt, or before each query, as
-        ``CrossEncoder.predict(prompt=...)`` has it. ``None`` is the model's own, empty is none.
+        What the model is asked to do: a text in its prompt or before each query, as in
+        ``CrossEncoder.predict(prompt=...)``. ``None`` is the model's own; empty means no instruction.
     prompt_template
-        Jinja template of the prompt, in place of the model's own; ``none``: the two texts alone.
+        Jinja template of the prompt, in place of the model's own; ``none`` means only the two texts.
     label
-        Name or number of the output that is the score, for a model with several.
+        Name or number of the output that is the score, for a model with several outputs.
     long
-        What happens to passages, or texts that are scored alone, that are too long: ``truncate`` cuts off
-        their end, ``split`` scores overlapping windows, of which the best counts; with ``split-mean`` it is
-        the mean of their scores. ``refuse``: what is too long has an error.
+        What happens to a passage or single text that is too long: ``truncate`` cuts off its end; ``split``
+        scores overlapping windows, of which the best counts; ``split-mean`` takes the mean of the windows'
+        scores; ``refuse`` gives the row an error.
     long_stride
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
     truncation_side
-        Where texts that are too long are cut: their end (``right``), or their beginning. ``None``: as the
-        model's tokenizer does, which is mostly the end.
+        The side at which long texts are cut: the end (``right``) or the beginning (``left``). ``None`` does
+        as the model's tokenizer, which is mostly the end.
     max_passage_tokens
-        Longest passage in tokens; more are cut off, whatever room the model has. ``None``: no such limit.
+        Longest passage in tokens; the rest is cut off even if the model has room. ``None`` means no such
+        limit.
     all_labels
-        Whether each output of a model with several is a score: a row has as many scores then.
+        Whether each output of a model is a score, so that a row has several scores.
     deterministic
-        Whether a score depends on its pair alone, bit for bit: not on the pairs beside it, their order,
-        chunks, workers or threads, on devices of one kind.
+        Whether the bits of a score depend only on its pair, on devices of one kind, and not on other pairs,
+        their order, chunks, workers or threads.
     inputs
-        What a row is: a query and a passage, a text that is scored alone, or a conversation. Of the last two
-        the ``default`` activation is none, unless the model's files name one. ``tokens``: a `TokensAsked`,
-        which gets no score but a `TokensFound`.
+        What a row is: a query and a passage, a single text, or a conversation. For texts and conversations
+        the ``default`` activation is the identity, unless the model's files name another. With ``tokens``, a
+        row is a `TokensAsked`, which gets a `TokensFound` instead of a score.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -137,7 +141,7 @@ class ScoreSpec(BaseModel):
 
 
 class OtherSpecOptions(TypedDict, total=False):
-    """As `SpecOptions`, but for ``all_labels``, which decides what a row's score is."""
+    """The options of `SpecOptions` except ``all_labels``, which decides what a row's score is."""
 
     model: str
     revision: str | None
@@ -165,12 +169,12 @@ _SHOWN_OUTPUTS = 20
 
 
 def choose_output(label: str | None, labels: Sequence[str], model: str) -> int | None:
-    """Which of a model's outputs is the score; ``None`` if there is only one.
+    """Index of the output that is the score; ``None`` if the model has only one output.
 
     Parameters
     ----------
     label
-        Name or number of an output, as asked for.
+        Name or number of the output that was asked for.
     labels
         Names of the outputs, in order.
     model
@@ -179,7 +183,7 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
     Raises
     ------
     SpecError
-        The model has no such output, or has several and none was asked for.
+        The model does not have this output, or has several and none was asked for.
     """
     names = ", ".join(f"{number}: {name}" for number, name in enumerate(labels[:_SHOWN_OUTPUTS]))
     names += ", and more" if len(labels) > _SHOWN_OUTPUTS else ""
@@ -200,13 +204,15 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
 
 
 def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
-    """A hint at the `known` name most like `name`, in the form that `written` gives it; none if none is."""
+    """A hint at the `known` name that is most like `name`, in the form that `written` gives it; empty if none
+    is.
+    """
     found = get_close_matches(name, known, n=1)
     return f", the nearest is {written(found[0])}" if found else ""
 
 
 def complaint(error: ValidationError, known: Iterable[str]) -> str:
-    """The fault in options given by name, in one line: mostly one that is not in `known`."""
+    """What is wrong with options given by name, in one line; most often a name that is not in `known`."""
     wrong = error.errors(include_url=False, include_input=False, include_context=False)
     for each in wrong:
         if each["type"] == "extra_forbidden":
@@ -216,7 +222,7 @@ def complaint(error: ValidationError, known: Iterable[str]) -> str:
 
 
 def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
-    """`spec` with an open precision replaced by `precision`, which is a backend's name for it."""
+    """`spec` with an open precision replaced by `precision`, as a backend names it."""
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})
     except ValidationError:

@@ -1,4 +1,6 @@
-"""A run's usage: scored pairs and tokens, seconds by device, rows without either."""
+"""A run's usage: scored pairs and tokens, seconds of each device, and rows that needed no work or have no
+score.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,14 @@ from pydantic import Field
 from rankmill.jobs.contract.results import ChunkScores
 
 Amount = Annotated[int, Field(ge=0, lt=1 << 53)]
-"""Scripts in the server count with numbers of 64-bit floating point, exact up to this."""
+"""Most that can be counted: scripts in Redis count in 64-bit floating point, which is exact up to this."""
 
 
 class Amounts(NamedTuple):
-    """Scored pairs, their tokens and the device's microseconds; rows that took another's or a known score
-    (``cached``); rows without a score (``failed``).
+    """Scored pairs, their tokens, and microseconds of the device.
+
+    ``cached`` counts rows that took the score of another row or a known score; ``failed`` counts rows without
+    a score.
     """
 
     pairs: Amount = 0
@@ -25,21 +29,21 @@ class Amounts(NamedTuple):
     failed: Amount = 0
 
     def plus(self, other: Amounts) -> Amounts:
-        """The sums."""
+        """Add the amounts of both."""
         return Amounts(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 NOTHING = Amounts()
 
 NO_DEVICE = ""
-"""Device of rows without a score, and of rows that needed no work: none."""
+"""Name of the device for rows without a score, and for rows that needed no work."""
 
 Usage = Mapping[str, Amounts]
 """Amounts by the name of the device."""
 
 
 def used_by(result: ChunkScores) -> dict[str, Amounts]:
-    """The cost of a result."""
+    """The usage of a result."""
     stats = result.stats
     pairs = len(result.scores) - result.scores.null_count
     microseconds = round(1e6 * stats.device_seconds)
@@ -47,6 +51,6 @@ def used_by(result: ChunkScores) -> dict[str, Amounts]:
 
 
 def joined(one: Usage, other: Usage) -> dict[str, Amounts]:
-    """The sums of both."""
+    """Add the usage of both, device by device."""
     names = one.keys() | other.keys()
     return {name: one.get(name, NOTHING).plus(other.get(name, NOTHING)) for name in sorted(names)}

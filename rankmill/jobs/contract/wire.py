@@ -1,12 +1,12 @@
-"""Encoding of pairs, of other rows to score, and of scores, as Arrow.
+"""The wire format: pairs, other rows to score, and scores, encoded as Arrow.
 
-A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of
-one record batch. The whole stream is compressed with zstd, so a reader knows version and size
-before it decompresses anything. Pairs: ``query`` (dictionary-encoded, as queries repeat) and
-``passage``, both nullable text. Single texts: ``text``; conversations: ``messages``, each as JSON; texts
-whose tokens are asked for: ``asked``, as JSON. Scores: ``score`` (float32, or a list of some) and ``error``
-(text); in each row exactly one of them is null. Where they are asked for, ``tokens`` has those of each row,
-null where they are not known: how many there are (int32), or which (JSON).
+¶ A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of one record
+batch. The whole stream is compressed with zstd, so a reader knows version and size before it decompresses
+anything. Pairs have the columns ``query`` (dictionary-encoded, because queries repeat) and ``passage``, both
+nullable text. Single texts have the column ``text``, conversations ``messages`` (JSON), and requests for
+tokens ``asked`` (JSON). Scores have ``score`` (float32, or a list of them) and ``error`` (text); in each row
+exactly one is null. If they are asked for, ``tokens`` has the number of each row's tokens (int32) or the
+tokens (JSON), null if unknown.
 
 >>> import pyarrow as pa
 >>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))
@@ -26,12 +26,14 @@ from rankmill.jobs.contract.errors import RowFault, WireError
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, check_format
 
 MAX_TEXT_CHARS = 1 << 22
-"""Longest text in characters. Its row is refused if it is longer, and not cut: only the tokenizer knows where
-the tokens are that a model reads. To tokenize so many takes 10 to 30 s, and 0.6 to 2.4 GB."""
+"""Longest text in characters. A row with a longer text is refused, not cut, because only the tokenizer knows
+where tokens end. Tokenizing a text of this length takes 10 to 30 s and 0.6 to 2.4 GB.
+"""
 
 MAX_CHUNK_BYTES = 64 << 20
-"""Largest payload in bytes, compressed and decompressed. Also the most bytes of text in a chunk, counting
-a repeated query in every row; a worker has at most one token for each of these bytes."""
+"""Largest payload in bytes, compressed and decompressed. This is also the most bytes of text in a chunk,
+where a repeated query counts in every row; a worker has at most one token for each of these bytes.
+"""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
@@ -44,15 +46,16 @@ _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
 _SCORES_AND_TOKENS = _SCORES.append(pa.field("tokens", pa.int32()))
 _HEADER = struct.Struct(">4sIQ")
 _LEVEL = -5
-"""Faster than level 1, and larger: payloads live for seconds, and one producer feeds many workers. Any reader
-of zstd reads any level."""
+"""A level of zstd that is faster than level 1, with larger payloads: these live for seconds, and one producer
+feeds many workers. Any reader of zstd reads any level.
+"""
 _MAGIC = b"RKML"
 
 _MAX_METADATA = 64 << 10
 """Most bytes of metadata in a message; rankmill's messages have about 200."""
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
-"""Kinds of messages."""
+"""Kinds of Arrow messages."""
 
 
 def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
@@ -92,7 +95,7 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
 
 
 def encode_texts(texts: pa.Array, inputs: Inputs) -> bytes:
-    """Encode texts, or other rows as JSON, of shape ``[n]``; errors as of `encode_pairs`."""
+    """Encode texts, or other rows as JSON, of shape ``[n]``; raises as `encode_pairs`."""
     text = _encode_passages(texts)
     _check_text(text)
     batch = pa.record_batch([_combined(text.cast(pa.string()))], schema=_SINGLE[inputs])
@@ -100,7 +103,7 @@ def encode_texts(texts: pa.Array, inputs: Inputs) -> bytes:
 
 
 def decode_texts(payload: bytes, inputs: Inputs) -> list[str | None]:
-    """Decode and validate a payload of `encode_texts` into a list of ``[n]``; errors as of `decode_pairs`."""
+    """Decode and validate a payload of `encode_texts` into a list of ``[n]``; raises as `decode_pairs`."""
     batch = _read(payload, _SINGLE[inputs])
     _check_text(*batch.columns)
     found: list[str | None] = batch[0].to_pylist()
@@ -108,19 +111,19 @@ def decode_texts(payload: bytes, inputs: Inputs) -> list[str | None]:
 
 
 def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
-    """Encode the columns of rows: queries and passages, or what is scored alone."""
+    """Encode the columns of rows: queries and passages, or the only column of other rows."""
     return encode_pairs(*columns) if inputs == "pairs" else encode_texts(columns[0], inputs)
 
 
 def decode_rows(payload: bytes, inputs: Inputs) -> tuple[list[str | None], ...]:
-    """Decode a payload of `encode_rows` into its columns, lists of ``[n]``; errors as of `decode_pairs`."""
+    """Decode a payload of `encode_rows` into its columns, lists of ``[n]``; raises as `decode_pairs`."""
     return decode_pairs(payload) if inputs == "pairs" else (decode_texts(payload, inputs),)
 
 
 def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = None) -> bytes:
-    """Encode float32 scores (or lists of a fixed number of them) and text errors, both of shape ``[n]``.
+    """Encode float32 scores (or lists of equal length) and text errors, both of shape ``[n]``.
 
-    `tokens` are those of the rows if they are asked for: int32, or text.
+    `tokens` are the rows' tokens if they are asked for, as int32 or text.
     """
     columns, schema = [scores, errors], _with_type(_SCORES, "score", scores.type)
     if tokens is not None:
@@ -129,18 +132,18 @@ def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = 
 
 
 def outputs(scores: pa.Array) -> int:
-    """How many scores each row has, as a list; 0 where it is one that is no list."""
+    """Number of scores in each row's list; 0 if a row has a single score."""
     return int(scores.type.list_size) if pa.types.is_fixed_size_list(scores.type) else 0
 
 
 def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
-    """Decode and validate ``(scores, errors, tokens)``; the tokens are ``None`` if they are not there.
+    """Decode and validate ``(scores, errors, tokens)``; tokens are ``None`` if the payload lacks them.
 
     Raises
     ------
     WireError
-        As in `decode_pairs`; also, a row has both a score and an error, or neither, or a score is not a
-        finite number, or tokens are negative.
+        As in `decode_pairs`; or a row has both a score and an error, or neither; or a score is not a finite
+        number; or a number of tokens is negative.
     """
     batch = _read(payload, _SCORES, _SCORES_AND_TOKENS)
     scores, errors, *counted = batch.columns
@@ -157,7 +160,7 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
 
 
 def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
-    """Why a row with these texts, by their names, cannot be tokenized; ``None``: nothing is wrong with it."""
+    """Why a row with these texts, by name, cannot be tokenized; ``None`` if nothing is wrong."""
     for name, text in texts.items():
         if text is None:
             return "null", f"{name} is null"
@@ -168,12 +171,12 @@ def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
 
 
 def names_of_texts(inputs: Inputs) -> tuple[str, ...]:
-    """What the texts of a row are called in the reasons why it has no score."""
+    """The names of a row's texts, as in the reasons why it has no score."""
     return ("query", "passage") if inputs == "pairs" else (inputs.removesuffix("s"),)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type can hold queries or passages; a column of only nulls can."""
+    """Whether a column of this type can contain queries or passages; a column of only nulls can."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
@@ -181,7 +184,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def text_bytes(texts: pa.Array | pa.ChunkedArray) -> int:
-    """Total bytes of text in all rows; a text that a dictionary stores once counts in every row.
+    """Total bytes of text in all rows; a text that a dictionary stores only once counts in every row.
 
     Raises
     ------
@@ -199,7 +202,7 @@ def _lengths(texts: pa.Array) -> pa.Array:
 
 
 def _check_text(*columns: pa.Array) -> None:
-    """Refuse too much text before tokenization: a payload may be small only because its queries repeat."""
+    """Refuse too much text before it is tokenized: a payload may be small only because its queries repeat."""
     size = sum(map(text_bytes, columns))
     if size > MAX_CHUNK_BYTES:
         raise WireError(f"a chunk of {size:,} bytes of text is over the limit of {MAX_CHUNK_BYTES:,}")
@@ -223,7 +226,7 @@ def _encode_queries(texts: pa.Array | pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _encode_passages(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Encode passages; a dictionary stays one until the size of its decoded text has been checked."""
+    """Encode passages; a dictionary stays encoded until the size of its decoded text is checked."""
     return _encode_queries(texts) if pa.types.is_dictionary(texts.type) else _combined(_clip(texts))
 
 
@@ -237,7 +240,7 @@ def _simple(texts: pa.Array) -> pa.Array:
 
 
 def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Texts, as far as they are taken; those that are longer have one character more, so workers see it.
+    """Cut texts to one character more than allowed, so that workers see which are too long.
 
     Refuse them if together they exceed a chunk's limit.
     """
@@ -260,7 +263,7 @@ def _write(batch: pa.RecordBatch) -> bytes:
 
 
 def _read(payload: bytes, *schemas: pa.Schema) -> pa.RecordBatch:
-    """Read a batch that has one of some schemas; all of them have the same dictionaries."""
+    """Read a batch that has one of these schemas, which all have the same dictionaries."""
     size = _unpacked_size(payload)
     try:
         raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")
@@ -275,7 +278,7 @@ def _read(payload: bytes, *schemas: pa.Schema) -> pa.RecordBatch:
 
 
 def _unpacked_size(payload: bytes) -> int:
-    """Check the header, and the sizes before and after decompression; return the latter."""
+    """Check the header and the sizes before and after decompression; returns the size after it."""
     if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
         raise WireError("a payload does not have rankmill's header")
     _, version, size = _HEADER.unpack_from(payload)
@@ -305,8 +308,8 @@ def _check_messages(stream: memoryview, dictionaries: int) -> None:
     """Refuse a stream that needs more memory than its own bytes, before Arrow reads it.
 
     A valid stream is a schema, the given number of dictionaries and one batch; none of its messages is
-    compressed. Each message starts with a marker and the size of its metadata, a flatbuffer with the
-    body's size.
+    compressed. Each message starts with a marker and the size of its metadata, a flatbuffer with the body's
+    size.
     """
     kinds, at = [], 0
     while True:
@@ -329,7 +332,7 @@ def _check_messages(stream: memoryview, dictionaries: int) -> None:
 
 
 def _check_message(metadata: memoryview) -> tuple[int, int]:
-    """Return the kind and body size (bytes) of a message; refuse a compressed or too long batch."""
+    """Read the kind and body size (bytes) of a message; refuse a compressed or too long batch."""
     message = _number("<I", metadata, 0)
     kind = _number("<B", metadata, _field(metadata, message, 1))
     header = _table(metadata, _field(metadata, message, 2))
@@ -360,7 +363,7 @@ def _field(flatbuffer: memoryview, table: int, number: int) -> int | None:
 
 
 def _table(flatbuffer: memoryview, field: int | None) -> int:
-    """Offset of the table to which a field refers."""
+    """Offset of the table that a field refers to."""
     return (field or 0) + _number("<I", flatbuffer, field)
 
 

@@ -1,1 +1,1 @@
-"""State in Redis: runs, abandoned jobs, jobs set aside, workers' reports."""
+"""State in Redis: runs, abandoned jobs, jobs that are set aside, and workers' reports."""

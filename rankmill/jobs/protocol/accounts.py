@@ -1,7 +1,7 @@
-"""The accounts: what each tenant has used, by day, model and device, for 400 days.
+"""Accounts: what each tenant has used, by day, model and device, for 400 days.
 
-What a result has used is counted in the step that deletes its entry from the run's stream, so a transaction
-that is repeated counts nothing twice. What the server loses of the accounts is lost.
+A result's usage is counted in the step that deletes its entry from the run's stream, so a repeated
+transaction counts nothing twice. If the server loses accounts, they are lost.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from rankmill.jobs.system import system
 KEPT_DAYS = 400
 
 MOST_ENTRIES = 2000
-"""Tenants, models and devices that a day tells apart; what more there are is added up as one."""
+"""Most tenants, models and devices that a day lists separately; all others are added up as one entry."""
 
 _DAY = 86400
 _NAMES = 10_000
 """Names of tenants that a producer remembers."""
 
 _LONGEST = 200
-"""Characters of a name in the accounts."""
+"""Most characters of a name in the accounts."""
 
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Stands for the entry of what is known at a run's end."""
+"""Stands for an entry that counts what is known only at a run's end."""
 
 logger = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
-    """A tenant's usage of a model and a device on a day; days are counted from 1970, in UTC.
+    """A tenant's usage of a model on a device on one day; days are counted from 1970, in UTC.
 
-    What a day does not tell apart has no tenant, model and device, and is ``other``.
+    If ``other``, the entry adds up all that the day does not list, and has no tenant, model or device.
     """
 
     day: int
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
 
 class Accountant:
-    """Counts what runs use. One for each client; threads may share it."""
+    """Counts what runs use; each client has one, which threads may share."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -78,14 +78,12 @@ class Accountant:
     def count(
         self, pipe: Any, run: Run, used: Mapping[str, Usage], *, group: str | None = None, stays: bool = False
     ) -> bool:
-        """Add a command to `pipe` that counts what results have used, by their entries, which it deletes.
+        """Add a command to `pipe` that counts what results have `used`, by their entries, and deletes these.
 
-        `END` stands for the whole stream, which it deletes as well. If results `stays`, a set has what is
-        counted. `group` is that of the tenant, if the run's id does not say it.
+        ¶ `END` stands for the whole stream, which is deleted too. If the results' entries `stays`, a set
+        records which are counted. `group` stands for the tenant if the run's id does not.
 
-        Returns
-        -------
-        Whether there is a command; `heard` takes its reply.
+        Returns ------- Whether a command was added; give its reply to `heard`.
         """
         parts: list[object] = []
         for entry, usage in used.items():
@@ -103,7 +101,7 @@ class Accountant:
         return True
 
     def heard(self, reply: Any) -> None:
-        """Tell once what is wrong with the accounts, if something is."""
+        """Log, once, what is wrong with the accounts, if the reply says so."""
         if reply and not self._told:
             self._told = True
             why = reply.decode(errors="replace")
@@ -115,7 +113,7 @@ def _plain(device: str) -> str:
 
 
 def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> list[Entry]:
-    """The usage of the last `days`, today included; only that of `tenant`, if given."""
+    """The usage of the last `days` days, including today; only that of `tenant` if it is given."""
     today = int(system.now() // _DAY)
     wanted = range(today - min(days, KEPT_DAYS) + 1, today + 1)
     found = each_reply(client, [("hgetall", keys.usage(day)) for day in wanted])
@@ -128,7 +126,7 @@ def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> 
 
 
 def _texts(raw: Any) -> dict[str, str]:
-    """The fields of a hash; none of a key that is damaged."""
+    """The fields of a hash; empty if the key is damaged."""
     if not isinstance(raw, dict):
         return {}
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}

@@ -1,7 +1,7 @@
 """The functions that scoring jobs name, `rankmill.score_chunk` and `rankmill.score_pairs`; both always fail.
 
-RQ calls one by name in a worker that is not a ScoringWorker. A ScoringWorker reads the job and scores it
-itself, so these need no engine.
+RQ calls them by name in a worker that is not a ScoringWorker. A ScoringWorker reads the job and scores it
+itself, so these functions need no engine.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 
 
 def score_chunk(run_id: str, chunk: str) -> NoReturn:
-    """Fail, or go back to the queue if it has a ScoringWorker.
+    """Fail; if the queue has a ScoringWorker, the job first goes back to it.
 
-    If it has none, a failure with the right worker command is written to the run, so the producer does not
+    Otherwise a failure with the right worker command is written to the run, so that the producer does not
     wait.
 
     Raises
@@ -40,7 +40,7 @@ def score_chunk(run_id: str, chunk: str) -> NoReturn:
 
 
 def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
-    """Fail, or go back to the queue if it has a ScoringWorker.
+    """Fail; if the queue has a ScoringWorker, the job first goes back to it.
 
     Parameters
     ----------
@@ -69,12 +69,13 @@ def _wrong_worker(function: str) -> tuple[Job, str]:
 
 
 def _leave_to_others(job: Job) -> bool:
-    """Whether a job that has reached a plain RQ worker goes back to its queue, as a ScoringWorker is there.
+    """Put a job that a plain RQ worker has taken back into its queue if it has a ScoringWorker; returns
+    whether.
 
-    That counts as no attempt.
+    This does not count as an attempt.
     """
     found = bool(queue_workers(job.connection, job.origin).scoring)
     if found:
         job.retries_left = (job.retries_left or 0) + 1
-        job.retry_intervals = None  # after a pause, the one that waits longest takes it: this one, again
+        job.retry_intervals = None  # after a pause, the worker that waits longest takes it: this one again
     return found

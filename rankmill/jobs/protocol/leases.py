@@ -1,11 +1,11 @@
-"""Leases: who holds something until when, unless it is renewed.
+"""Leases: who holds something, and until when unless the lease is renewed.
 
-A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock: no two
-hosts compare theirs. `Leases` are forgotten when they lapse. Those of chunks and submitted runs, in RQ's
-registries of started jobs, stay until a worker takes the work.
+A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock, so hosts
+never compare their clocks. `Leases` are forgotten when they lapse. Leases of chunks and submitted runs, in
+RQ's registries of started jobs, stay until a worker takes the work.
 
-The server's clock may jump, when another host takes over. If it jumps ahead, all leases lapse at once: see
-`Renewals`. If it jumps back, those of the dead would last for as long: see `BOUND`.
+The server's clock may jump when another host takes over. If it jumps ahead, all leases lapse at once: see
+`Renewals`. If it jumps back, leases of dead processes would last longer by the jump: see `BOUND`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.system import system
 
 UNRENEWED_SECONDS = 120
-"""No live process leaves what it holds unrenewed for so long: ``heartbeat_seconds`` is a minute at most."""
+"""No live process leaves a lease unrenewed for this long (s): ``heartbeat_seconds`` is a minute at most."""
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
 """Bounds leases by `UNRENEWED_SECONDS`, for scripts that use it; see its file."""
@@ -34,7 +34,7 @@ _HOLD = Script("jobs/protocol/lua/hold.lua")
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
-    """Begin or renew a lease that stays when it has lapsed, until a worker takes the work."""
+    """Begin or renew a lease that stays after it has lapsed, until a worker takes the work."""
     _HOLD.run(pipe, [key], holder, seconds, int(only_renew))
 
 
@@ -46,24 +46,26 @@ def move(
     do: Callable[[Pipeline], object],
     until: float = math.inf,
 ) -> bool:
-    """End a lease or a pause in the transaction that moves its job, by the commands of `do`; return whether.
+    """End a lease or a pause in the transaction that moves its job, by the commands of `do`; returns whether.
 
-    It is not moved again if the reply was lost, nor if another process has moved it: the entry is gone then.
+    ¶ If the reply was lost, or another process has moved the job, the entry is gone and the job is not moved
+    again.
 
     Parameters
     ----------
     client, key, holder
-        The server, the sorted set there, and its entry.
+        The server, the key of the sorted set, and its entry.
     job
         The job's key, which the commands change.
     do
-        Adds them to a pipeline.
+        Adds the commands to a pipeline.
     until
-        It is not moved if the entry lasts for longer (s since 1970): somebody has renewed it meanwhile.
+        The job is not moved if the entry ends later than this (s since 1970), because it was renewed
+        meanwhile.
     """
     connection: Any = client
     wanted = connection.pipeline()
-    do(wanted)  # before a connection is held: another one may be dead, and cost its timeout
+    do(wanted)  # before a connection is held, because another one may be dead and cost its timeout
     wanted.zrem(key, holder)
     while True:
         with connection.pipeline() as pipe:
@@ -81,12 +83,12 @@ def move(
             except (redis.ConnectionError, redis.TimeoutError):
                 if not pipe.watching:  # the client has waited for the server as long as it may
                     raise
-                # A connection was lost, and redis-py has tried once to get another one to take back WATCH.
+                # A connection was lost, and redis-py has tried only once to get another one to end the WATCH.
                 pipe.watching = False
 
 
 def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:
-    """Apply `BOUND` to leases that stay when they have lapsed."""
+    """Apply `BOUND` to leases that stay after they have lapsed."""
     _BOUND_LEASES.run(client, [key], seconds)
 
 
@@ -97,12 +99,12 @@ def server_time(client: redis.Redis) -> float:
 
 
 class Leases:
-    """The leases under one key.
+    """The leases under one key of Redis.
 
     Parameters
     ----------
     client, key
-        The server, and the sorted set there.
+        The server, and the key of the sorted set.
     seconds
         How long a lease lasts unless it is renewed.
     """
@@ -113,31 +115,31 @@ class Leases:
         self._seconds = seconds
 
     def take(self, holder: str, most: float = math.inf) -> bool:
-        """Take or renew a lease, unless there are `most` of others; return whether the holder has one."""
+        """Take or renew a lease unless `most` others hold one; returns whether the holder has one now."""
         limit = int(min(most, 1 << 53))
         return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))
 
     def renew(self, holders: Iterable[str]) -> None:
-        """Renew the leases of `holders`; one that was forgotten stays so."""
+        """Renew the leases of `holders`; a lease that was forgotten stays so."""
         _RENEW.run(self._redis, [self._key], self._seconds, *holders)
 
     def release(self, holder: str) -> None:
-        """Give a lease back."""
+        """Give up a lease."""
         self._redis.zrem(self._key, holder)
 
     def holders(self) -> list[str]:
-        """The holders of leases now, the first to lapse first."""
+        """The holders of leases now, in the order in which they lapse."""
         names = _HOLDERS.run(self._redis, [self._key], self._seconds)
         return [name.decode(errors="replace") for name in names]
 
 
 class Renewals:
-    """When the leases of this process were renewed, and whether those of others may be taken for lapsed.
+    """Knows when this process renewed its leases, and whether lapsed leases of others can be trusted.
 
     Parameters
     ----------
     beat_seconds, lease_seconds
-        Time between two renewals, and how long a lease lasts.
+        Seconds between two renewals, and of a lease.
     """
 
     def __init__(self, beat_seconds: float, lease_seconds: float) -> None:
@@ -152,10 +154,10 @@ class Renewals:
         return system.monotonic() - self._last
 
     def renewed(self, server_now: float) -> None:
-        """Note a renewal, and what the server's clock says after it.
+        """Note a renewal, and the time of the server's clock after it.
 
-        If the one before is long ago, Redis was away, and if that clock has jumped, leases lapse too early:
-        others must renew theirs first.
+        If the last renewal was long ago, Redis was away. If the server's clock has jumped, leases lapse too
+        early. In both cases others must be able to renew their leases first.
         """
         now = system.monotonic()
         ahead = server_now - now
@@ -165,5 +167,5 @@ class Renewals:
 
     @property
     def others_have_lapsed(self) -> bool:
-        """Whether a lapsed lease of others, by the server's clock, may be taken."""
+        """Whether another process's lease that has lapsed by the server's clock may be taken."""
         return system.monotonic() >= self._trusted_from

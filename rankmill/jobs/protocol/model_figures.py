@@ -1,4 +1,4 @@
-"""Metrics by model: pairs, time to the result and distribution of the scores, for versions side by side."""
+"""Metrics by model, to compare versions: pairs, time to the result, distribution of the scores."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS
 from rankmill.jobs.system import system
 
 _MODELS = 100
-"""Models with figures; of more, those without a chunk for longest are forgotten."""
+"""Most models with figures; beyond it, the model whose last chunk is oldest is forgotten."""
 
 SCORE_BUCKETS = (
     -10, -5, -3, -2, -1, -0.5, 0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99,
     1, 2, 3, 5, 10,
 )  # fmt: skip
-"""Upper bounds that tell probabilities apart, and logits."""
+"""Upper bounds of buckets that suit both probabilities and logits."""
 
 ModelName = tuple[str, str]
 """Model and revision."""
@@ -49,7 +49,7 @@ class _Distribution:
 
 @dataclass
 class _Figures:
-    """Of one model: pairs and latencies by priority, and its scores."""
+    """The figures of one model: pairs and latencies by priority, and the distribution of its scores."""
 
     pairs: dict[Priority, int] = field(default_factory=dict)
     latency: dict[Priority, _Distribution] = field(default_factory=dict)
@@ -57,14 +57,14 @@ class _Figures:
 
 
 class ModelFigures(Collector):
-    """The metrics of the models that score for this process. Safe to share between threads.
+    """The metrics of the models that score for this process; threads may share them.
 
     Parameters
     ----------
     prefix
-        What the names of the metrics begin with.
+        Prefix of the metrics' names.
     latency
-        What the latency is, as the metric's help.
+        Help text of the metric for latency.
     """
 
     def __init__(self, prefix: str, latency: str) -> None:
@@ -94,11 +94,11 @@ class ModelFigures(Collector):
                 latency.add(np.array([max(seconds, 0.0)]))
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics' names."""
+        """The metrics, without figures."""
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
-        """The figures so far."""
+        """The metrics, with the figures so far."""
         pairs, latency, scores = families = self._families()
         with self._lock:
             for name, figures in self._models.items():

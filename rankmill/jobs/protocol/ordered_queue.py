@@ -1,8 +1,9 @@
-"""RQ's queue with a waiting list for each run, and turns of tenants and runs by the pairs that they have had.
+"""The queue: RQ's, with a waiting list for each run, and turns of tenants and runs by the pairs they have
+had.
 
-RQ's own list holds jobs by name, and a chunk for each worker that waits there. All other chunks wait in a
-list of their run, or requests in one of their tenant. `waiting.lua` tells which keys its scripts have; what
-taking a job costs does not depend on how many wait.
+RQ's own list contains jobs by name, and a chunk for each worker that waits there. All other chunks wait in
+the list of their run, or, for requests, in the list of their tenant. `waiting.lua` describes the keys of its
+scripts. The cost of taking a job does not depend on how many jobs wait.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.runtime.patience import each_reply
 
 IDLE_SECONDS = 5
-"""How long a worker counts as idle, or as waiting at RQ's list, that says nothing more."""
+"""Seconds for which a worker counts as idle, or as waiting at RQ's list, after it last said so."""
 
 _PROBES = 4
-"""Jobs by which lost lists are detected: a producer waits for its first ones."""
+"""Jobs that are looked up to detect lost lists; these are the jobs that a producer waits for first."""
 
 _PUT_BACK_AT_ONCE = 1000
-"""Jobs that one script looks for. It walks through the lists once: 100,000 jobs take tens of milliseconds."""
+"""Jobs that one script looks for. It reads the lists once: 100,000 jobs take tens of milliseconds."""
 
 _REMOVE_AT_ONCE = 100
-"""Jobs that one script removes, with their hashes and payloads: about a millisecond of the server."""
+"""Jobs that one script removes, with their hashes and payloads, which takes about a millisecond."""
 
 _WAITING = Script("jobs/protocol/lua/waiting.lua")
 _TURNS = Script("jobs/protocol/lua/turns.lua", _WAITING)
@@ -44,13 +45,13 @@ _REMOVE = Script("jobs/protocol/lua/remove.lua", _WAITING)
 _COUNT = Script("jobs/protocol/lua/count_waiting.lua", _WAITING)
 _CLAIM_IDLE = Script("jobs/protocol/lua/claim_idle.lua", _WAITING)
 
-"""Ids of jobs that are chunks of runs; `waiting.lua` has the same."""
+"""Matches ids of jobs that are chunks of runs, as `waiting.lua` does."""
 
 
 class Taken(NamedTuple):
-    """What an attempt to take a job found: its id, if any, and how the queue is now.
+    """The result of an attempt to take a job: its id, empty if none, and the state of the queue.
 
-    ``waiting`` counts jobs, ``workers`` the workers that are registered, ``idle`` those of them without work.
+    ``waiting`` counts jobs, ``workers`` the registered workers, and ``idle`` those of them without work.
     """
 
     job_id: bytes
@@ -60,7 +61,7 @@ class Taken(NamedTuple):
 
 
 class OrderedQueue(RQQueue):
-    """RQ's queue, in which every way to put a job lets it wait where it belongs."""
+    """RQ's queue, but every job that is put into it waits in the list where it belongs."""
 
     @property
     def _places(self) -> list[str]:
@@ -69,7 +70,7 @@ class OrderedQueue(RQQueue):
 
     @property
     def count(self) -> int:
-        """The number of jobs that wait."""
+        """The number of waiting jobs."""
         connection: Any = self.connection
         with connection.pipeline(transaction=False) as pipe:
             pipe.get(keys.waits(self.name))
@@ -77,14 +78,15 @@ class OrderedQueue(RQQueue):
             return sum(int(each or 0) for each in pipe.execute())
 
     def waiting_list(self, job_id: str) -> str:
-        """The key of the list in which a job waits, unless it is in RQ's."""
+        """The key of the list in which a job waits if it is not in RQ's list."""
         run_id = _run_of(job_id)
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a chunk's id before the others of its run, as it has waited before; others where RQ wants them.
+        """Put a chunk's id before the others of its run, because it has waited before; put other jobs where
+        RQ wants.
 
-        `at_front` is said of a job that a worker hands back; it gives its turn back.
+        `at_front` is set for a job that a worker hands back, whose turn is given back too.
         """
         front = at_front or _run_of(job_id) is not None
         _PUT.run(client, self._places, int(front), int(at_front), job_id)
@@ -94,24 +96,25 @@ class OrderedQueue(RQQueue):
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when.
+        """Put a job back that was taken `seconds` ago and was not begun; the key `seen` says since when.
 
-        One that is on its way again soon may be put back too early: who begins it takes it out of the queue.
+        A slow worker's job may be put back too early; the worker that begins it removes it from the queue.
         """
         places = [*self._places, self.intermediate_queue_key, seen]
         _RESCUE.run(self.connection, places, job_id, now, seconds)
 
     def count_waiting(self) -> tuple[int, set[str]]:
-        """Count anew what waits; return how many requests, and the tenants whose bulk work waits."""
+        """Count the waiting jobs anew; returns the number of requests, and the tenants with bulk work."""
         requests, tenants = _COUNT.run(self.connection, self._places)
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 
     def put_back(self, job_ids: Sequence[str]) -> int:
-        """Put jobs of a run back that wait, pause or run by their hashes, and are in no list.
+        """Put those jobs of a run back that wait, pause or run by their hashes, but are in no list; returns
+        how many.
 
-        A list was lost, so no worker would ever find them. All of them are looked for only if one of the
-        first few is not found. A job never gets into the queue twice by this; if a worker has it though its
-        lease was lost, it may be scored twice. A list whose turn was lost gets it back. Returns how many.
+        Such a list was lost, so no worker would ever find its jobs. All jobs are looked up only if one of the
+        first few is not found. This never puts a job into the queue twice; if a worker has the job but lost
+        its lease, the job may be scored twice. A list whose turn was lost gets it back.
         """
         if not job_ids:
             return 0
@@ -134,7 +137,7 @@ class OrderedQueue(RQQueue):
                 commands.append(("lpos", key, job_id))
             commands.append(("zscore", self.scheduled_job_registry.key, job_id))
         leases, *found = each_reply(self.connection, commands)
-        if isinstance(leases, Exception):  # or a list of another type, which a person must repair first
+        if isinstance(leases, Exception):  # or a list of another type, which an operator must repair first
             return True
         leased = {entry.rpartition(b":")[0].decode(errors="replace") for entry in leases}
         return all(
@@ -143,9 +146,9 @@ class OrderedQueue(RQQueue):
         )
 
     def remove_run(self, run_id: str, chunks: Sequence[ChunkId]) -> int:
-        """Remove the waiting jobs of a run's chunks, with their hashes and payloads; return how many.
+        """Remove the waiting jobs of a run's chunks, with their hashes and payloads; returns how many.
 
-        Other commands of the server wait for a millisecond only, however many jobs there are.
+        Other commands wait for only a millisecond each time, however many jobs are removed.
         """
         places = [*self._places, keys.pairs(run_id, "")]
         jobs, removed = [keys.job_id(run_id, chunk) for chunk in chunks], 0
@@ -168,34 +171,37 @@ class OrderedQueue(RQQueue):
         idle: bool = False,
         alone: Iterable[str] = (),
     ) -> Taken:
-        """Move the next job of one of `kinds`, the preferred first, to the intermediate queue, if one waits.
+        """Move the next job of one of `kinds`, in order of preference, to the intermediate queue, if one
+        waits.
 
         Parameters
         ----------
         kinds
-            Which jobs to take.
+            The kinds of jobs to take.
         worker, waits, idle
-            Name of the worker; without a job, whether it will wait for one at RQ's list, and whether it will
+            Name of the worker; whether, without a job, it will wait for one at RQ's list; and whether it will
             be idle.
         alone
-            Ids of runs that it leaves alone.
+            Ids of runs that the worker leaves alone.
         """
         places = [*self._places, self.intermediate_queue_key, workers_of(self.name)]
         how = [" ".join(kinds), worker, int(waits), int(idle), IDLE_SECONDS]
         return Taken(*_TAKE.run(self.connection, places, *how, *alone))
 
     def claim_idle(self, most: int) -> int:
-        """Forget up to `most` idle workers and return how many; 0 while jobs wait, which they will take."""
+        """Forget up to `most` idle workers; returns how many, 0 while jobs wait, because they will take
+        these.
+        """
         return int(_CLAIM_IDLE.run(self.connection, self._places, most))
 
 
 def is_bulk_job(job_id: str | bytes) -> bool:
-    """Whether a job is a chunk of a bulk run, as its id says."""
+    """Whether a job is a chunk of a bulk run, by its id."""
     run_id = _run_of(job_id)
     return run_id is not None and priority_of(run_id) == "bulk"
 
 
 def _run_of(job_id: str | bytes) -> str | None:
-    """The run of a job that is a chunk, as its id says."""
+    """The run of a job that is a chunk, by its id; ``None`` for other jobs."""
     found = keys.parse_job_id(job_id if isinstance(job_id, str) else job_id.decode(errors="replace"))
     return found and found[0]

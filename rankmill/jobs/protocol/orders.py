@@ -1,4 +1,4 @@
-"""Orders to live workers: what people ask of one, and what it answers in its report."""
+"""Orders that operators give to live workers, and the workers' answers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rankmill.jobs.contract.schema import Seconds, WireModel
 from rankmill.jobs.system import system
 
 ORDER_SECONDS = 3600
-"""Expiry (s) of orders that their worker does not read."""
+"""Expiry in seconds of orders that their worker does not read."""
 
 MAX_ORDERS = 100
-"""Orders that wait for a worker; the oldest are dropped."""
+"""Most orders that wait for a worker; the oldest are dropped."""
 
 OrderName = Literal["drain", "resume", "warm", "unload"]
 
 
 class Order(WireModel):
-    """What one process is to do; ``model`` is given for ``warm`` and ``unload`` only.
+    """An order to one process; ``model`` is given only for ``warm`` and ``unload``.
 
-    ``started`` is the start of the process that is meant, as in its report. Another process of the same
-    name ignores the order.
+    ``started`` is the start of that process, as in its report. Another process of the same name ignores the
+    order.
     """
 
     id: str = Field(min_length=1)
@@ -36,7 +36,7 @@ class Order(WireModel):
 
 
 class Answer(WireModel):
-    """What became of an order, for a person; ``order`` is its id."""
+    """The result of an order, for the operator; ``order`` is its id."""
 
     order: str
     state: Literal["begun", "done", "failed"]
@@ -58,8 +58,8 @@ def give_order(
 
 
 def ask_for_orders(pipe: Pipeline, worker: str, known: Sequence[bytes]) -> None:
-    """Add to `pipe` that the `known` orders are deleted; its last reply is then the list of new ones."""
+    """Add commands to `pipe` that delete the `known` orders and read the new ones, in its last reply."""
     key = keys.orders(worker)
-    for raw in known:  # each by itself, so that the transaction can be repeated
-        pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py takes bytes, too
+    for raw in known:  # one by one, so that the transaction can be repeated
+        pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py accepts bytes too
     pipe.lrange(key, 0, -1)

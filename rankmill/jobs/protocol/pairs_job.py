@@ -1,4 +1,6 @@
-"""The RQ job that brings its pairs: `rankmill.score_pairs`, enqueued by name, its scores in RQ's result."""
+"""The RQ job that contains its pairs: `rankmill.score_pairs`, enqueued by name, with its scores in RQ's
+result.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,18 @@ DEATHS = 3
 DAY = 86400
 
 _REFUSALS_SECONDS = 3600
-"""Expiry of what workers write about such a job beside RQ's keys: why they refuse it."""
+"""Expiry in seconds of what workers write about such a job beside RQ's keys: why they refuse it."""
 
 Text = str | None
 
 
 def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:
-    """Queries and passages of a job, ``[n]`` each.
+    """Read the queries and passages of a job, ``[n]`` each.
 
     Raises
     ------
     InputError
-        The job has no pairs, too many, or something else.
+        The job has no pairs, too many pairs, or other arguments.
     """
     given = job.kwargs.get("pairs") if not job.args else job.args[0]
     if len(job.args) + ("pairs" in job.kwargs) != 1 or not isinstance(given, list):
@@ -51,12 +53,12 @@ def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:
 
 
 def read_request(job: Job) -> Run:
-    """What the job asks for, as a run of its own that is not in Redis.
+    """Read what the job asks for, as a run of its own that is not in Redis.
 
     Raises
     ------
     InputError
-        A named argument is none of `ScoreSpec`, or its value is not allowed.
+        A named argument is not a field of `ScoreSpec`, or its value is not allowed.
     """
     try:
         spec = ScoreSpec(**{name: value for name, value in job.kwargs.items() if name != "pairs"})
@@ -78,15 +80,15 @@ def read_request(job: Job) -> Run:
 
 
 def survives(job: Job) -> None:
-    """Let a job whose worker died run again, also if its caller asked for no retries."""
+    """Let a job whose worker died run again, even if its caller asked for no retries."""
     if job.func_name == PAIRS_FUNCTION and job.retries_left is None:
         job.retries_left = DEATHS
 
 
 def return_value(result: ChunkScores) -> Mapping[str, object]:
-    """The job's result as JSON: its scores, its rows without one, and how it was scored.
+    """The job's result as JSON: scores, rows without a score, and how the job was scored.
 
-    A score is the shortest number that is the same float32; with ``all_labels`` it is a list of them.
+    A score is the shortest decimal number of the same float32; with ``all_labels`` it is a list of numbers.
     """
     labels, reasons = outputs(result.scores), result.errors.to_pylist()
     known = result.scores.drop_null()
@@ -108,7 +110,7 @@ def _is_pair(pair: object) -> bool:
 
 
 def _mended(text: Text) -> Text:
-    """The text, with U+FFFD for surrogates that stand alone, which JSON can hold and UTF-8 cannot."""
+    """Replace unpaired surrogates with U+FFFD, because JSON can contain them and UTF-8 cannot."""
     if text is None or text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""Which queues were in use lately, and what the live workers of each claim ahead."""
+"""The queues that were in use lately, and how much the live workers of each claim ahead."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
 
 UNUSED_SECONDS = 86400
-"""A queue without producers, workers and chunks for this long (s) is no longer listed."""
+"""A queue without producers, workers and chunks for this many seconds is no longer listed."""
 
 _FRESH_SECONDS = 1
-"""A sum is made again after so long, so that it costs the same whatever the number of workers is."""
+"""Seconds until a sum is made again, so that the cost does not grow with the number of workers."""
 
 
 class QueueCapacity(WireModel):
-    """The live ScoringWorkers of a queue that take chunks, and the pairs that they claim ahead in all."""
+    """The number of a queue's live ScoringWorkers that take chunks, and the pairs that they claim ahead
+    together.
+    """
 
     workers: Count = 0
     claim_ahead: Count = 0
 
 
 def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
-    """Add to `pipe` that a producer or worker uses these queues now."""
+    """Add to `pipe` the note that a producer or worker uses these queues now."""
     now = system.now()
     used = dict.fromkeys(names, now)
     if used:
@@ -40,9 +42,9 @@ def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
 
 
 def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
-    """Sum up what the live workers of the queue claim ahead in a key that producers read, for `ttl` seconds.
+    """Sum up what the live workers of a queue claim ahead, in a key that producers read, for `ttl` seconds.
 
-    One worker does so for all, unless that was done just now.
+    One worker does this for all, unless it was just done.
     """
     connection: Any = client
     left = connection.pttl(keys.capacity(queue)) / 1000
@@ -55,7 +57,7 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
 
 
 def read_capacity(client: redis.Redis, queue: str) -> QueueCapacity:
-    """What `write_capacity` wrote; nothing if that is too long ago, or damaged."""
+    """Read what `write_capacity` wrote; an empty sum if it has expired or is damaged."""
     try:
         raw = cast("bytes | None", client.get(keys.capacity(queue)))
         return QueueCapacity() if raw is None else QueueCapacity.read_json(raw, "the capacity of the queue")
@@ -64,4 +66,4 @@ def read_capacity(client: redis.Redis, queue: str) -> QueueCapacity:
     except redis.ResponseError as error:
         if cannot_serve(error):
             raise
-        return QueueCapacity()  # the key is no string
+        return QueueCapacity()  # the key is not a string

@@ -1,4 +1,4 @@
-"""Recovery of jobs whose worker failed, died or cannot score: retry them, or report a failure to the run."""
+"""Recovery of jobs whose worker failed, died or cannot score: retries, or reports a failure to the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def failure_handler(store: RunStore) -> FailureHandler:
-    """Return an RQ exception handler: it counts a failed attempt, or writes a failure after the last one."""
+    """Make an RQ exception handler that counts a failed attempt, or writes a failure after the last one."""
 
     def handle(
         job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -50,7 +50,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
                 else "an attempt at the chunk failed; it %s",
                 "runs again" if job.should_retry else "is given up",
             )
-        parsed = keys.parse_job_id(job.id)  # not from the job's arguments, which may be damaged
+        parsed = keys.parse_job_id(job.id)  # the job's arguments may be damaged
         if parsed is None:
             return
         run_id, chunk = parsed
@@ -76,14 +76,14 @@ def failure_handler(store: RunStore) -> FailureHandler:
 
 
 def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
-    """Put the jobs of a dead worker back into the queue now, without waiting for their leases to expire.
+    """Put the jobs of a dead worker back into the queue now, without waiting for their leases to lapse.
 
     Parameters
     ----------
     store
-        The server.
+        The runs on the server.
     queue_name
-        The queue the worker listened on.
+        The queue that the worker listened on.
     worker
         RQ name of the worker, which must be known to be dead.
 
@@ -96,7 +96,7 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     running = store.redis.smembers(executions_of(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
-        # Only these jobs: after an outage, live workers have not yet renewed their leases.
+        # only these jobs, because after an outage live workers have not yet renewed their leases
         hand_on_abandoned(queue, failure_handler(store), until=0)
     return len(running)
 
@@ -104,9 +104,9 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
 def clean_queue(
     queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float, *, trusts_leases: bool
 ) -> None:
-    """Put jobs back that should be in the queue and are not; count what waits; delete expired entries.
+    """Put jobs back that should be in the queue but are not; count the waiting jobs; delete expired entries.
 
-    A damaged job is set aside, and does not stop the cleaning of the others.
+    A damaged job is set aside, and does not keep others from being put back.
 
     Parameters
     ----------
@@ -117,11 +117,11 @@ def clean_queue(
     seconds
         How long a lease lasts; also the longest time that a job may take from the queue to a worker.
     now
-        What the server's clock said when the caller's own leases were renewed (s since 1970).
+        Time of the server's clock when the caller renewed its own leases (s since 1970).
     trusts_leases
-        Whether one that has lapsed means that its worker is dead. If not, only that is done which waits for
-        nobody: what the dead left ends in time, though the server's clock has jumped back, and jobs that were
-        lost with a connection are put back.
+        Whether a lapsed lease means that its worker is dead. If not, only what is safe is done: leases are
+        bounded, in case the server's clock has jumped back, and jobs that were lost with a connection are put
+        back.
     """
     _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
     _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
@@ -138,9 +138,9 @@ def clean_queue(
 
 
 def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> None:
-    """Retry jobs whose lease expired by `until` (s since 1970), or give them up.
+    """Retry jobs whose lease lapsed by `until` (s since 1970), or give them up.
 
-    This replaces RQ's `StartedJobRegistry.cleanup`, which stops at the first job it cannot read.
+    This replaces RQ's `StartedJobRegistry.cleanup`, which stops at the first job that it cannot read.
     """
     connection: Any = queue.connection
     leases = queue.started_job_registry.key
@@ -150,12 +150,13 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
             move(connection, leases, entry, _key(raw_id), partial(_hand_on, queue, handle, read), until)
         end = connection.zscore(leases, entry)
         if end is not None and end <= until:
-            connection.zrem(leases, entry)  # of a job which was set aside
+            connection.zrem(leases, entry)  # the entry of a job that was set aside
 
 
 def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:
     job = read()
-    # Queued: a producer sent it again, as the reply was lost, when a worker had it; that attempt counts, too.
+    # Queued: after a lost reply, the producer sent the job again while a worker had it. That attempt counts
+    # too.
     if job and job.get_status(refresh=False) in {JobStatus.STARTED, JobStatus.QUEUED}:
         survives(job)
         handle(job, AbandonedJobError, AbandonedJobError(), None)
@@ -168,12 +169,12 @@ def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None
 def enqueue_due(queue: Queue, now: float) -> None:
     """Put jobs back into the queue whose pause after a failed attempt has ended `now`, by the server's clock.
 
-    RQ does this in its scheduler, a separate process that a worker may start.
+    RQ does this in its scheduler, a separate process that not every worker starts.
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
-    # No pause is so long: the server's clock has jumped back.
+    # no pause is that long, so the server's clock has jumped back
     due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     for raw_id in due:
         with _one_job(queue, raw_id) as read:
@@ -190,11 +191,11 @@ def _key(raw_id: bytes) -> str:
 
 
 def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
-    """Put jobs back that left the queue but reached no worker, because Redis's reply was lost.
+    """Put jobs back that left the queue but reached no worker, because a reply of Redis was lost.
 
-    RQ does so after a minute and counts a failed attempt. This does not wait so long, because beginning a
-    job takes milliseconds, and counts no attempt, because none was made. `seconds` is how long a job must
-    have been seen in this state; it is `now` by the server's clock, which may have jumped back meanwhile.
+    RQ does this after a minute, and counts a failed attempt. This does not wait that long, because beginning
+    a job takes milliseconds, and counts no attempt, because none was made. A job must have been seen in this
+    state for `seconds`. `now` is the time of the server's clock, which may have jumped back meanwhile.
     """
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key
@@ -206,7 +207,7 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
 
 
 def forget_gone_workers(queue: Queue) -> None:
-    """Remove workers from RQ's lists whose record has expired."""
+    """Remove workers whose record has expired from RQ's lists."""
     connection: Any = queue.connection
     listed = workers_of(queue.name)
     names = sorted(connection.smembers(listed))
@@ -221,7 +222,7 @@ def forget_gone_workers(queue: Queue) -> None:
 
 @contextmanager
 def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
-    """Yield a function that reads one job; any error of the ``with`` block sets the job aside.
+    """Yield a function that reads one job; any error in the ``with`` block sets the job aside.
 
     If Redis cannot serve, the error is raised instead.
     """

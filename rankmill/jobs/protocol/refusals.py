@@ -1,4 +1,4 @@
-"""Which workers refuse a run, why, and until when: a run ends when all of its queue's workers do."""
+"""Refusals of runs: which workers refuse a run, why, and until when; if all of them do, the run ends."""
 
 from __future__ import annotations
 
@@ -14,22 +14,14 @@ from rankmill.jobs.protocol.worker_report import taking_workers
 from rankmill.jobs.system import system
 
 _REPORT_SECONDS = 1.0
-"""Shortest time between two refusals recorded in a run; each also reads who else has refused it."""
+"""Least seconds between two refusals that are recorded in a run; each also reads who else has refused it."""
 
 _REMEMBERED = 1000
-"""Runs that a worker remembers to have refused, at most."""
+"""Most refused runs that a worker remembers."""
 
 
 class RunRefusals:
-    """Records in runs that one worker refuses them, and finds out whether all workers do.
-
-    Parameters
-    ----------
-    client
-        The server.
-    worker
-        Name of the RQ worker.
-    """
+    """Records in runs that one worker refuses them, and finds out whether all workers do."""
 
     def __init__(self, client: redis.Redis, worker: str) -> None:
         self._client: Any = client
@@ -39,9 +31,10 @@ class RunRefusals:
     def refuse(
         self, run_id: str, queue: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> str | None:
-        """Record that this worker cannot score a run; return why no live worker of its queue can, if so.
+        """Record that this worker cannot score a run; returns why no live worker of its queue can, if none
+        can.
 
-        The rest as in `record`.
+        The other parameters are as in `record`.
         """
         if system.monotonic() - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
             return None
@@ -62,8 +55,8 @@ class RunRefusals:
     ) -> dict[str, str]:
         """Record a refusal; returns all workers that refuse the run now, with their reasons.
 
-        A refusal counts for so many `seconds`, as its worker then tries again, and is kept for `ttl` seconds.
-        A run that should be `in_redis` and is not was cancelled.
+        A refusal counts for `seconds`, because its worker then tries again, and is kept for `ttl` seconds. A
+        run that should be `in_redis` but is not was cancelled.
         """
         self._recorded[run_id] = system.monotonic()
         if len(self._recorded) > _REMEMBERED:
@@ -86,6 +79,6 @@ class RunRefusals:
         return found
 
     def take_back(self, run_id: str) -> None:
-        """Withdraw the recorded refusal, if any: this worker can score the run."""
+        """Withdraw the recorded refusal if there is one, because this worker can score the run."""
         if self._recorded.pop(run_id, None) is not None:
             self._client.hdel(keys.refusals(run_id), self._worker)

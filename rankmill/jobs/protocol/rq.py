@@ -1,4 +1,4 @@
-"""What producers and workers need of RQ beyond its public interface; no other module of this room has it.
+"""What producers and workers need of RQ beyond its public interface; no other module of `jobs` uses that.
 
 `tests/workers/rq/test_contract.py` names each of these things, and fails when RQ changes one.
 """
@@ -24,7 +24,7 @@ ALL_WORKERS = REDIS_WORKER_KEYS
 """Key of the set of all workers' keys."""
 
 WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
-"""What a worker's key begins with; its name follows."""
+"""Prefix of a worker's key; the worker's name follows."""
 
 _FAILED_SECONDS = 7 * 86400
 
@@ -40,7 +40,7 @@ def executions_of(worker: str) -> str:
 
 
 def enqueue(queue: Queue, job: Job, pipe: Pipeline, *, at_front: bool = False) -> None:
-    """Put a job that RQ knows into a queue again, as `Job.retry` and RQ's scheduler do."""
+    """Put a job that RQ already knows into a queue, as `Job.retry` and RQ's scheduler do."""
     queue._enqueue_job(job, pipeline=pipe, at_front=at_front)
 
 
@@ -51,7 +51,7 @@ def save_jobs(queue: Queue, jobs: list[Any], pipe: Pipeline) -> None:
 
 
 def restored(queue: Queue, job_id: str, fields: Mapping[bytes, bytes]) -> tuple[Job, bool]:
-    """A job made of its hash, and whether its metadata could be read; raises what RQ does."""
+    """Make a job from its hash; also returns whether its metadata could be read. Raises what RQ raises."""
     job: Job = queue.job_class(job_id, connection=queue.connection, serializer=queue.serializer)
     job.restore(fields)
     return job, job._unreadable_meta is None
@@ -64,25 +64,25 @@ def record_failure(job: Job, reason: str, pipe: Pipeline) -> None:
 
 
 def let_expire(job: Job) -> None:
-    """Let a job that fails expire in a week, unless its caller has said when; RQ would keep it for a year."""
+    """Let a failing job expire in a week unless its caller has set an expiry; RQ would keep it for a year."""
     if job.failure_ttl is None:
         job.failure_ttl = _FAILED_SECONDS
 
 
 class RQQueue(Queue):
-    """RQ's queue, which saves jobs. A subclass says where they wait; pauses end by the server's clock."""
+    """RQ's queue, which saves jobs. A subclass decides where they wait; pauses end by the server's clock."""
 
     def push_job_id(self, job_id: str | bytes, pipeline: Any = None, at_front: bool = False) -> None:
-        """Put a job's id where its class wants it; all that RQ itself puts into the queue comes by here."""
+        """Put a job's id where the class wants it; RQ calls this for each job that it puts into the queue."""
         self.place(self.connection if pipeline is None else pipeline, job_id, at_front=at_front)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Let a job wait whose id RQ puts into the queue; here it does not."""
+        """Let a job wait whose id RQ puts into the queue; this class does nothing."""
 
     def schedule_job(
         self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False
     ) -> Job:
-        """Let a job pause until this host's clock says `when`; its pause ends by the server's clock."""
+        """Let a job pause until this host's clock says `when`; the pause ends by the server's clock."""
         pipe = pipeline if pipeline is not None else self.connection.pipeline()
         super().schedule_job(job, when, pipe, unique)
         seconds = when.timestamp() - system.now()

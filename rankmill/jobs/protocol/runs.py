@@ -1,8 +1,8 @@
-"""The state of runs in Redis: every write, and most reads, are in this module.
+"""The state of runs in Redis; this module has every write, and most reads.
 
-A run is one submission, cut into chunks. Each chunk is a payload under its own key and one RQ
-job that names it. Workers write results to the run's stream. The producer reads them and deletes
-them, so Redis holds no more than the chunks in flight.
+A run is one submission, cut into chunks. Each chunk is a payload under its own key, and an RQ job that names
+it. Workers write results to the run's stream. The producer reads the results and deletes them, so Redis holds
+only the chunks in flight.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNDER_WAY = frozenset(
 )
 
 _AT_ONCE = 500
-"""Jobs whose keys are asked for or deleted with one command, which takes a millisecond."""
+"""Jobs whose keys one command asks for or deletes, which takes a millisecond."""
 
 _COUNT_ATTEMPTS = Script("jobs/protocol/lua/count_attempts.lua")
 _UNSETTLED = Script("jobs/protocol/lua/unsettled.lua")
@@ -56,11 +56,11 @@ NOTHING_USED: Mapping[str, Usage] = {}
 T = TypeVar("T")
 
 _INDEX_SECONDS = 7 * 86400
-"""Expiry of the list of runs; it counts from the latest change to any run."""
+"""Expiry in seconds of the list of runs, from the latest change to any run."""
 
 
 _SCORED_ROWS_SECONDS = 60
-"""Expiry of the rows that workers have scored of unfinished chunks; they renew it every second."""
+"""Expiry in seconds of the counts of scored rows of unfinished chunks; workers renew them every second."""
 
 
 class DetachedChunks(WireModel):
@@ -70,19 +70,21 @@ class DetachedChunks(WireModel):
 
 
 class Deleted(NamedTuple):
-    """How many jobs of a deleted run were waiting, and why its scores are wrong, if a worker has said so."""
+    """Number of a deleted run's jobs that were waiting, and why its scores are wrong, if a worker has said
+    so.
+    """
 
     waiting: int
     wrong: str | None
 
 
 class RunStore:
-    """Runs on one server. Safe to share between threads, as the client is.
+    """The runs on one Redis server; threads may share it, as they may share the client.
 
     Parameters
     ----------
     client
-        From `rankmill.jobs.runtime.connection.connect`; responses as bytes.
+        A client from `rankmill.jobs.runtime.connection.connect`, whose responses are bytes.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -92,15 +94,15 @@ class RunStore:
 
     @property
     def patrol_seconds(self) -> float:
-        """How long a producer waits for results until it looks after its run and its workers."""
+        """Seconds that a producer waits for results before it checks its run and its workers."""
         return 0.2
 
     def compute(self, do: Callable[[], T], rows: int) -> T:
-        """Compute something for so many rows."""
+        """Compute something for this many rows."""
         return do()
 
     def later(self, do: Callable[[], None]) -> None:
-        """Call `do`, which uses this store, while the caller goes on."""
+        """Call `do`, which uses this store, in the background."""
         system.Thread(target=do, name="later", daemon=True).start()
 
     def close(self) -> None:
@@ -112,7 +114,7 @@ class RunStore:
         return read_durability(self.redis)
 
     def files(self, queue: str, ttl: int) -> FileRunStore:
-        """The submitted runs of files on this server; parameters as of `FileRunStore`."""
+        """The submitted runs of files on this server; parameters as in `FileRunStore`."""
         return FileRunStore(self.redis, queue, ttl)
 
     def workers(self, queue: str) -> QueueWorkers:
@@ -120,11 +122,11 @@ class RunStore:
         return queue_workers(self.redis, queue)
 
     def refusal(self) -> str | None:
-        """Why the server takes no writes now, if it takes none."""
+        """Why the server accepts no writes now; ``None`` if it does."""
         return refuses_writes(self.redis)
 
     def restore(self, run: Run) -> None:
-        """Write the run to the server if it is not there, or not there any more.
+        """Write the run to the server if it is not there.
 
         It expires `Run.ttl` seconds after its latest change.
         """
@@ -139,14 +141,14 @@ class RunStore:
             pipe.execute()
 
     def _write(self, pipe: Pipeline, run: Run, *, has_results: bool = False) -> None:
-        """Write a run that is not there; again after a lost reply, even if it has results by then."""
+        """Write a run that is not there; also after a lost reply, when it may already have results."""
         meta, results = keys.run(run.id), keys.results(run.id)
         pipe.unlink(meta)
         pipe.hset(meta, mapping=cast("dict[Any, Any]", run.fields()))
         if not has_results:
             pipe.unlink(results)
-            pipe.xadd(results, {"chunk": -1}, id="0-1")  # These two leave an empty stream: `add_result`
-            pipe.xdel(results, "0-1")  # never creates one, as its run may be gone.
+            pipe.xadd(results, {"chunk": -1}, id="0-1")  # these two leave an empty stream, because
+            pipe.xdel(results, "0-1")  # `add_result` never creates one
         pipe.set(keys.progress(run.id), Progress().written(), ex=run.ttl)
         pipe.zremrangebyscore(keys.runs(), 0, system.now())  # expired runs
         pipe.zadd(keys.runs(), {run.id: 0})
@@ -155,7 +157,7 @@ class RunStore:
         self._touch(pipe, run)
 
     def load(self, run_id: str) -> Run | None:
-        """The run, or ``None`` when it was cancelled or has expired.
+        """Read the run; ``None`` if it was cancelled or has expired.
 
         Raises
         ------
@@ -166,7 +168,7 @@ class RunStore:
         return read_run(run_id, raw) if raw else None
 
     def load_with(self, run_id: str, chunk: ChunkId) -> tuple[Run | None, bytes | None]:
-        """The run as `load` has it, and the pairs of a chunk as `payload` has them."""
+        """Read the run as `load` does, and the pairs of a chunk as `payload` does."""
         with self.redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(keys.run(run_id))
             pipe.get(keys.pairs(run_id, chunk))
@@ -174,9 +176,10 @@ class RunStore:
         return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
-        """Settle what all chunks of the run are scored with: all callers get what the first ones had.
+        """Settle what all chunks of the run are scored with; the first caller decides, and all get the same.
 
-        Whoever has results writes `over` what others have settled since: the server may have lost that.
+        With `over`, a producer that has results writes over what others have settled since, because the
+        server may have lost the settlement of those results.
         """
         names = (keys.precision(run.id), keys.revision(run.id), keys.kind(run.id))
         with self.redis.pipeline() as pipe:
@@ -189,24 +192,24 @@ class RunStore:
         return Settled(*(value and value.decode(errors="replace") for value in found))
 
     def exists(self, run_id: str) -> bool:
-        """Whether the run exists: it is not cancelled, finished or expired."""
+        """Whether the run exists, so that it is not cancelled, finished or expired."""
         return bool(self.redis.exists(keys.run(run_id)))
 
     def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
-        """Put chunks and their jobs into Redis, in one transaction; also a `new` run."""
+        """Put chunks and their jobs into Redis in one transaction; also the run itself if it is `new`."""
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             if new:
                 self._write(pipe, run)
             jobs = [keys.job_id(run.id, chunk) for chunk in payloads]
-            pipe.unlink(*map(Job.key_for, jobs))  # left by lost jobs
+            pipe.unlink(*map(Job.key_for, jobs))  # lost jobs may have left these
             for chunk, payload in payloads.items():
                 pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)
             if not new:
                 self._touch(pipe, run)
                 pipe.expire(keys.results(run.id), run.ttl)
             save_jobs(queue, [job_data(run, chunk, payload) for chunk, payload in payloads.items()], pipe)
-            for job, payload in zip(jobs, payloads.values(), strict=True):  # what its turn will cost
+            for job, payload in zip(jobs, payloads.values(), strict=True):  # what the job's turn will cost
                 pipe.hset(Job.key_for(job), mapping={"pairs": payload.rows, "weight": run.weight})
             queue.add(pipe, jobs)
             places = [keys.failed_attempts(run.id), queue.scheduled_job_registry.key, *map(Job.key_for, jobs)]
@@ -227,29 +230,31 @@ class RunStore:
         pipe.expire(stream, ttl)
 
     def write_chunks(self, run: Run, chunks: DetachedChunks) -> None:
-        """Write which chunks a detached run has, so that any process can collect it; they expire with it."""
+        """Write which chunks a detached run has, so that any process can collect it; this expires with the
+        run.
+        """
         self.redis.set(keys.detached(run.id), chunks.written(), ex=run.ttl)
 
     def detached_chunks(self, run_id: str) -> DetachedChunks | None:
-        """The chunks of a run; ``None`` if it has expired, or is not detached.
+        """Read which chunks a detached run has; ``None`` if it has expired, or is not detached.
 
         Raises
         ------
         WireError
-            They are damaged, or have another format.
+            The chunks are damaged, or have another format.
         """
         raw = cast("bytes | None", self.redis.get(keys.detached(run_id)))
         return None if raw is None else DetachedChunks.read_json(raw, f"the chunks of run {run_id}")
 
     def failed_attempts(self, run: Run) -> Mapping[ChunkId, int]:
-        """How many attempts at each chunk have failed so far; what cannot be read is left out."""
+        """The number of failed attempts at each chunk; entries that cannot be read are left out."""
         failed: dict[ChunkId, int] = defaultdict(int)
         try:
             noted = cast("set[bytes]", self.redis.smembers(keys.failed_attempts(run.id)))
         except redis.ResponseError as error:
             if cannot_serve(error):
                 raise
-            self.redis.unlink(keys.failed_attempts(run.id))  # the key is no set
+            self.redis.unlink(keys.failed_attempts(run.id))  # the key is not a set
             return failed
         for entry in noted:
             name, _, number = entry.partition(b":")
@@ -258,10 +263,12 @@ class RunStore:
         return failed
 
     def count_attempts(self, run: Run, failed: Mapping[ChunkId, int]) -> list[ChunkId]:
-        """Count failed attempts at chunks, of which each has failed so often; a run that is gone has none.
+        """Count failed attempts at chunks, given the number of each; for a run that is gone, nothing is
+        counted.
 
-        Workers count here, and whoever finds a chunk lost or its result unusable: so a chunk has
-        `max_retries` + 1 attempts, whatever ends them. 0: the first attempt at a piece of a chunk begins.
+        ¶ Workers call this, and so do producers that find a chunk lost or its result unusable, so that a
+        chunk has `max_retries` + 1 attempts, whatever ends them. The number 0 says that the first attempt at
+        a piece of a chunk begins.
 
         Returns
         -------
@@ -273,15 +280,16 @@ class RunStore:
         return [chunk for chunk, is_new in zip(failed, new, strict=False) if is_new]
 
     def write_result(self, run: Run, result: ChunkResult) -> None:
-        """Write a result on its own, outside the transaction that ends a job."""
+        """Write a result by itself, outside of the transaction that ends a job."""
         with self.redis.pipeline() as pipe:
             self.add_result(pipe, run.id, result, run.ttl)
             pipe.execute()
 
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
-        """Leave a note with runs, by their expiries (s), that scores of them are wrong.
+        """Leave a note with runs, given with their expiries in seconds, that some of their scores are wrong.
 
-        A run that is gone gets one too: the server may have lost it, or another run continues its file.
+        A run that is gone gets a note too, because the server may have lost it, or another run continues its
+        file.
         """
         for batch in _batches(list(runs)):
             with self.redis.pipeline(transaction=False) as pipe:
@@ -290,17 +298,17 @@ class RunStore:
                 pipe.execute()
 
     def wrong(self, run_ids: Iterable[str]) -> str | None:
-        """Why scores of these runs are wrong, if a worker has left a note with one of them."""
+        """Why scores of these runs are wrong, if a worker has left a note with one of them; else ``None``."""
         notes = self.redis.mget([keys.wrong(run) for run in run_ids])
         return next((_text(note) for note in notes if note is not None), None)
 
     def results(
         self, run: Run, *, after: str = "0", block_ms: int
     ) -> list[tuple[str, ChunkResult | BadResult]]:
-        """Read the results after entry `after` (``"0"``: all), waiting up to `block_ms` for the first.
+        """Read the results after entry `after` (``"0"`` for all), waiting up to `block_ms` for the first.
 
-        Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run
-        has such a chunk, and whether the number of rows is right.
+        Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run has
+        such a chunk, and whether the number of rows is right.
         """
         reply = self.redis.xread({keys.results(run.id): after}, block=block_ms or None)
         streams = reply.items() if isinstance(reply, dict) else reply or ()  # the protocol's two versions
@@ -319,8 +327,8 @@ class RunStore:
     ) -> None:
         """Delete chunks whose result the producer has, and the stream entries of those results.
 
-        Also write the run's new progress, and the new rows without a score, and count what some of the
-        entries have `used`.
+        Also write the run's new progress and its new rows without a score, and count what the entries have
+        `used`.
         """
         with self.redis.pipeline() as pipe:
             counts = self.accountant.count(pipe, run, used)
@@ -337,7 +345,7 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def note(self, run: Run, progress: Progress, used: Mapping[str, Usage] = NOTHING_USED) -> None:
-        """Write the run's new progress, and count what results have `used` that stay in Redis."""
+        """Write the run's new progress, and count what results that stay in Redis have `used`."""
         with self.redis.pipeline() as pipe:
             counts = self.accountant.count(pipe, run, used, stays=True)
             self._note(pipe, run, progress)
@@ -345,19 +353,19 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def count_request(self, run: Run, usage: Usage) -> None:
-        """Count what a job that brings its pairs has used, once while a set says so."""
+        """Count what a job that contains its pairs has used; a set prevents that it is counted twice."""
         with self.redis.pipeline(transaction=False) as pipe:
             self.accountant.count(pipe, run, {END: usage}, group=group_of(""), stays=True)
             pipe.execute()
 
     def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:
-        # Only if the key exists (xx): the run may have been cancelled meanwhile.
+        # only if the key exists (xx), because the run may have been cancelled meanwhile
         pipe.set(keys.progress(run.id), progress.written(), ex=run.ttl, xx=True)
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
         """The first rows without a score of a run that has a producer, and the number of damaged entries.
 
-        Both together are at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
+        Together these are at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
         """
         found: dict[int, RowError] = {}
         damaged = 0
@@ -367,14 +375,14 @@ class RunStore:
             except WireError:
                 damaged += 1
             else:
-                found[error.row] = error  # a row may be listed twice, after a lost reply
+                found[error.row] = error  # after a lost reply, a row may be listed twice
         return list(found.values()), damaged
 
     def write_scored_rows(self, counts: Mapping[str, Mapping[ChunkId, int]]) -> None:
         """Write how many rows of unfinished chunks are scored, by run and chunk.
 
-        The worker that has a chunk writes its field, so one that moves from a dead worker to another is not
-        counted twice. A run that is gone gets no key.
+        The worker that has a chunk writes the chunk's field, so a chunk that moves from a dead worker to
+        another is not counted twice. A run that is gone gets no key.
         """
         with self.redis.pipeline() as pipe:
             for run, rows in counts.items():
@@ -387,13 +395,13 @@ class RunStore:
             self.redis.unlink(*gone)
 
     def scored_rows(self, run: Run) -> dict[ChunkId, int]:
-        """The number of scored rows by unfinished chunk; what is damaged is left out."""
+        """The number of scored rows of each unfinished chunk; damaged fields are left out."""
         try:
             found = self.redis.hgetall(keys.scored_rows(run.id))
         except redis.ResponseError as error:
             if cannot_serve(error):
                 raise
-            return {}  # the key is no hash: progress is worth no run
+            return {}  # the key is not a hash; progress is not worth losing a run
         return {
             chunk: int(rows)
             for name, rows in found.items()
@@ -405,23 +413,23 @@ class RunStore:
         if not prefix.isalnum():
             return []
         found = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
-        return sorted({run_id.decode() for run_id, _ in found if run_id.isalnum()})  # skip foreign entries
+        return sorted({run_id.decode() for run_id, _ in found if run_id.isalnum()})  # skips foreign entries
 
     def unlist(self, run: Run) -> None:
-        """Take a run off the list of runs: it has no producer that says how far it is, or takes it off."""
+        """Remove a run from the list of runs, because no producer reports its progress or will remove it."""
         self.redis.zrem(keys.runs(), run.id)
 
     def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
-        """Chunks in flight that will get no result, as their job failed or is not in Redis any more."""
+        """Chunks in flight that will get no result, because their job failed or is no longer in Redis."""
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
-            for chunk in waiting:  # ask for a field: a heartbeat may have left a piece of a lost job's hash
+            for chunk in waiting:  # a field, as a heartbeat may have left a part of a lost job's hash
                 pipe.hget(Job.key_for(keys.job_id(run.id, chunk)), "status")
             statuses = pipe.execute()
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
 
     def put_back(self, run: Run, chunks: Iterable[ChunkId]) -> int:
-        """Put chunks back into the queue whose jobs are in none of its lists; return how many."""
+        """Put chunks back into the queue whose jobs are in none of its lists; returns how many."""
         return self.queue(run.queue).put_back([keys.job_id(run.id, chunk) for chunk in chunks])
 
     def cancel(self, run: Run) -> int:
@@ -429,7 +437,7 @@ class RunStore:
         return self.delete(run, self.chunks(run), tell=True).waiting
 
     def was_cancelled(self, run: Run) -> bool:
-        """Whether `cancel` was called. If not, and the run is gone, the server has lost it."""
+        """Whether `cancel` was called. If it was not, and the run is gone, the server has lost the run."""
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
     def delete(
@@ -441,19 +449,19 @@ class RunStore:
         tell: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted:
-        """Delete the run, and the waiting jobs of `chunks`, but no note that its scores are wrong.
+        """Delete the run and the waiting jobs of `chunks`, but not a note that its scores are wrong.
 
-        It takes many short commands, so that other clients are served meanwhile; to be repeated if one fails.
-
-        Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
-        have their result, so no job. `tell` leaves a note for the producer that the run was cancelled. What
-        results have `used` is counted before.
+        This takes many short commands, so that other clients are served meanwhile; repeat it if one fails.
+        Claimed jobs stay with their workers, which find that the run is gone and write no result. `answered`
+        chunks have their result, so they have no job. `tell` leaves a note for the producer that the run was
+        cancelled. What results have `used` is counted first.
         """
         known, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*known, *done])]
         mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]  # mostly all pairs: if this process dies
-        mine.append(keys.cancelled(run.id))  # then, nobody looks for the others
-        # A full server takes no transaction, and gets room when runs end. First: no worker scores it.
+        mine.append(keys.cancelled(run.id))  # then, no one looks for the others
+        # Without a transaction, because a full server refuses one, and gets room when runs end. First, no
+        # worker must score it.
         with self.redis.pipeline(transaction=False) as pipe:
             counts = self.accountant.count(pipe, run, used)
             if tell:
@@ -464,9 +472,9 @@ class RunStore:
             pipe.get(keys.wrong(run.id))
             heard, *_, note = pipe.execute()
         self.accountant.heard(counts and heard)
-        for names in pairs[1:]:  # a full server takes this, but not what the jobs need
+        for names in pairs[1:]:  # a full server accepts this, but not what the jobs need
             self.redis.unlink(*names)
-        # Its turn first: no worker takes its chunks then.
+        # first its turn, so that no worker takes its chunks
         waiting, paused = self.queue(run.queue).remove_run(run.id, known), 0
         for batch in _batches(known):
             states = self._states(run, batch)
@@ -476,7 +484,9 @@ class RunStore:
         return Deleted(waiting + paused, _text(note))
 
     def _states(self, run: Run, chunks: Sequence[ChunkId]) -> dict[ChunkId, str]:
-        """What the jobs of some chunks say of themselves, which expire from now on; RQ ends that for some."""
+        """Read the status of some chunks' jobs, and let the jobs expire, because RQ removes the expiry of
+        some.
+        """
         jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]
         commands = [("hget", job, "status") for job in jobs] + [("expire", job, run.ttl) for job in jobs]
         found = each_reply(self.redis, commands)
@@ -484,7 +494,7 @@ class RunStore:
         return dict(zip(chunks, texts, strict=False))
 
     def _remove_paused(self, run: Run, chunks: Sequence[ChunkId]) -> int:
-        """Remove the jobs of chunks that wait for their next attempt; return how many."""
+        """Remove the jobs of chunks that pause before their next attempt; returns how many."""
         jobs = [keys.job_id(run.id, chunk) for chunk in chunks]
         paused = self.queue(run.queue).scheduled_job_registry.key
         with self.redis.pipeline(transaction=False) as pipe:
@@ -494,17 +504,17 @@ class RunStore:
         return int(self.redis.unlink(*gone)) if gone else 0
 
     def chunks(self, run: Run) -> list[ChunkId]:
-        """Chunks of the run whose pairs are in Redis; scans all keys of the server."""
+        """Chunks of the run whose pairs are in Redis; this scans all keys of the server."""
         found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
         chunks = (read_chunk_id(key.rpartition(b":")[2]) for key in found)
         return [chunk for chunk in chunks if chunk is not None]
 
     def capacity(self, queue: str) -> QueueCapacity:
-        """What the live workers of a queue claim ahead."""
+        """How much the live workers of a queue claim ahead."""
         return read_capacity(self.redis, queue)
 
     def queue(self, name: str) -> OrderedQueue:
-        """Queue `name` on this server, with the JSON serializer."""
+        """The queue `name` on this server, with the JSON serializer."""
         return OrderedQueue(name, connection=self.redis, serializer=JSONSerializer)
 
     def _touch(self, pipe: Pipeline, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Lua scripts: each is a file of the package, whose first lines say what it does, its keys and arguments."""
+"""Lua scripts; each is a file whose first lines say what it does, its keys, its arguments and its reply."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rankmill.jobs.contract.shipped import shipped
 
 
 class Script:
-    """A script, which is read at its first use. Threads may share it.
+    """A Lua script, which is read at its first use; threads may share it.
 
     Parameters
     ----------
     path
-        Its file, from the package's folder on.
+        Path of its file in the package's folder.
     uses
-        Scripts with functions that it calls; their texts precede its own.
+        Scripts with functions that it calls; their texts come before its own.
     """
 
     def __init__(self, path: str, *uses: Script) -> None:
@@ -41,8 +41,9 @@ class Script:
     def run(self, client: Any, keys: Sequence[str | bytes], *arguments: Any) -> Any:
         """Run the script and return its reply; or add it to a pipeline, and return that.
 
-        A server that has not run it since its start gets its text. A pipeline always has the text: redis-py
-        would ask before each one which scripts the server knows, and within a transaction it is too late.
+        A server that has not run the script since its start gets its text. A pipeline always contains the
+        text: redis-py would ask the server before each pipeline which scripts it knows, and within a
+        transaction it is too late to send the text.
         """
         how = (len(keys), *keys, *arguments)
         if isinstance(client, Pipeline):

@@ -1,7 +1,7 @@
-"""Jobs that cannot be read: they are set aside with the reason, and no worker takes them again.
+"""Damaged jobs, which are set aside with the reason, so that no worker takes them again.
 
-Anyone who can write to Redis can put anything into a queue. All code that takes a job from a queue
-reads it with `read_job`, so a damaged job fails alone and never ends a process.
+Anyone who can write to Redis can put anything into a queue. All code that takes a job from a queue reads it
+with `read_job`, so a damaged job never ends a process or affects other jobs.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
 
 MAX_LISTED = 100
-"""Entries in the list of jobs that were set aside, at most; the oldest are dropped."""
+"""Most entries in the list of jobs that were set aside; the oldest are dropped."""
 
 _LIST_TTL = 7 * 86400
-"""Expiry of that list in seconds."""
+"""Expiry of the list in seconds."""
 
 _JOB_TTL = 86400
 """Expiry in seconds of the hash of a job that was set aside."""
 
 MAX_DATA = 1 << 20
-"""Bytes of a job's data after decompression, at most; the job of a chunk has about a hundred."""
+"""Most bytes of a job's data after decompression; the job of a chunk has about a hundred."""
 
 _MAX_CHARS = 300
 
@@ -107,7 +107,7 @@ def _check_size(data: bytes) -> None:
     try:
         unpacked = unpack.decompress(data, MAX_DATA + 1)
     except zlib.error:
-        unpacked = data  # RQ accepts data that is not compressed
+        unpacked = data  # RQ also accepts data that are not compressed
     if unpack.unconsumed_tail or len(unpacked) > MAX_DATA:
         raise DamagedJob(f"its data is over {MAX_DATA:,} bytes")
 
@@ -158,11 +158,11 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
         pipe.expire(keys.set_aside(), _LIST_TTL)
         pipe.hset(key, "status", JobStatus.FAILED.value)  # so that the producer submits the chunk again
         pipe.expire(key, _JOB_TTL)
-        with suppress(UnicodeDecodeError):  # so that who enqueued it finds the reason where RQ keeps results
+        with suppress(UnicodeDecodeError):  # so that the job's caller finds the reason among RQ's results
             failure = f"set aside: {reason}"
             result: Any = Result(raw_id.decode(), Result.Type.FAILED, connection, exc_string=failure)
             result.save(_JOB_TTL, pipe)
-        pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
+        pipe.execute(raise_on_error=False)  # one of these keys may be damaged too
 
 
 def jobs_set_aside(client: redis.Redis) -> list[SetAside]:

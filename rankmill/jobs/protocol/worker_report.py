@@ -29,7 +29,7 @@ class QueueWorkers:
 
     @property
     def only_plain(self) -> bool:
-        """Whether there are plain RQ workers, which cannot score, and no others."""
+        """Whether all live workers are plain RQ workers, which cannot score; false without any workers."""
         return bool(self.other) and not self.scoring
 
 
@@ -41,7 +41,7 @@ SCORING_FIELD = "scoring"
 """Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
 
 Doing = Literal["", "loading", "proving"]
-"""Why a worker does not score yet: it loads a model, or proves the scores of a new one."""
+"""Why a worker does not score yet: it loads a model, or proves a new model's scores."""
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
 """Stages of a worker's time: waiting for work, then the stages of a chunk in order."""
@@ -60,7 +60,7 @@ LatencyCounts = Annotated[
 
 
 class GpuReport(WireModel):
-    """A worker's GPU: share of time in which it is busy, bytes, degrees Celsius; ``None``: it cannot tell.
+    """A worker's GPU: the share of time in which it is busy, bytes, and degrees Celsius; ``None`` if unknown.
 
     Everything that uses the GPU counts, not only this worker.
     """
@@ -72,17 +72,39 @@ class GpuReport(WireModel):
 
 
 class WorkerReport(WireModel):
-    """State of a ScoringWorker, written with every heartbeat; counts are since the worker's start.
+    """The state of a ScoringWorker, written with every heartbeat; counts are since the worker's start.
 
-    ``started`` and ``beat`` (its latest heartbeat) are in seconds since 1970. ``claim_ahead`` is in pairs.
-    ``stage_seconds`` has one value for each of `STAGES`. ``latency_counts`` counts chunks for each of
-    `LATENCY_BUCKETS`; its last value counts slower chunks. ``refusals`` are the reasons why the worker
-    currently leaves some models or runs to other workers. ``metrics_url`` is the address for Prometheus;
-    ``None`` without metrics. ``cpu`` is the number of CPU cores that the worker kept busy between its last
-    two heartbeats, ``gpu`` is ``None`` without an NVIDIA GPU, ``model_hits`` counts the chunks whose model
-    was loaded already. ``drained``: the worker takes no new chunks; ``answers`` says what became of the last
-    orders. ``pace`` is how many padded tokens a second of forward has scored lately (``None`` if none were
-    scored), ``request_latency_counts`` are the ``latency_counts`` of requests only.
+    Attributes
+    ----------
+    started, beat
+        Start, and latest heartbeat, in seconds since 1970.
+    metrics_url
+        Address of the metrics for Prometheus; ``None`` without metrics.
+    models
+        Names of the loaded models.
+    refusals
+        Reasons why the worker leaves some models or runs to other workers now.
+    drained
+        Whether the worker takes no new chunks.
+    doing
+        Why the worker does not score yet.
+    pace
+        Padded tokens that a second of forward has scored lately; ``None`` if none were scored.
+    answers
+        Results of the last orders.
+    claim_ahead
+        Pairs that the worker claims ahead.
+    cpu
+        Number of CPU cores that the worker kept busy between its last two heartbeats.
+    gpu
+        The GPU; ``None`` without an NVIDIA GPU.
+    model_hits
+        Number of chunks whose model was already loaded.
+    stage_seconds
+        Seconds of each of `STAGES`.
+    latency_counts, request_latency_counts
+        Numbers of chunks, and of chunks of requests, in each of `LATENCY_BUCKETS`; the last value counts
+        slower chunks.
     """
 
     device: str
@@ -118,7 +140,7 @@ class WorkerReport(WireModel):
 
 
 class LastReport(WireModel):
-    """Why a worker has stopped: it computed wrong scores. ``at`` is in seconds since 1970.
+    """Why a worker stopped because it computed wrong scores; ``at`` is in seconds since 1970.
 
     ``runs`` are those that it has answered since it was last known to be right, at most 100.
     """
@@ -139,7 +161,7 @@ def write_last_report(client: redis.Redis, report: LastReport) -> None:
 
 
 def last_reports(client: redis.Redis) -> list[LastReport]:
-    """The last reports of workers that have stopped because they computed wrong scores, the latest first."""
+    """The last reports of workers that stopped because they computed wrong scores, the latest first."""
     connection: Any = client
     (found,) = each_reply(connection, [("lrange", keys.last_reports(), 0, -1)])
     reports = []
@@ -155,7 +177,7 @@ def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerRep
 
 
 def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
-    """Let reports of the dead expire soon, though the server's clock has jumped back: see `leases.BOUND`."""
+    """Bound the expiry of reports, in case the server's clock has jumped back: see `leases.BOUND`."""
     names, longest = listed_workers(client, queue), max(seconds, UNRENEWED_SECONDS)
     with client.pipeline(transaction=False) as pipe:
         for name in names:
@@ -172,13 +194,13 @@ def withdraw_worker(client: redis.Redis, name: str) -> None:
 
 
 def listed_workers(client: redis.Redis, queue: str) -> list[str]:
-    """Names in RQ's list of a queue's workers, dead ones included; RQ's own reader fails at odd bytes."""
+    """Names in RQ's list of a queue's workers, including dead ones; RQ's own reader fails at odd bytes."""
     listed = cast("set[bytes]", client.smembers(workers_of(queue)))
     return [key.decode(errors="backslashreplace").removeprefix(WORKER_PREFIX) for key in listed]
 
 
 def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
-    """The live workers that listen on `queue`, by kind; RQ lists one that has died for minutes."""
+    """The live workers that listen on `queue`, by kind; RQ lists a dead worker for minutes."""
     connection: Any = client
     names = listed_workers(client, queue)
     with connection.pipeline(transaction=False) as pipe:
@@ -194,15 +216,15 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> frozenset[Doing]:
-    """What the workers `names` do that keeps them from scoring."""
+    """What the workers `names` do instead of scoring."""
     reports = known_reports(client, names).values()
     return frozenset(report.doing for report in reports if report and report.doing)
 
 
 def _died(client: Any, name: str) -> bool:
-    """Whether a worker without a report is a ScoringWorker, or has ended since it was seen.
+    """Whether a worker without a report is a dead ScoringWorker, or has ended since it was listed.
 
-    Where the server has lost a worker's key, RQ writes there what it does now, and not what it is.
+    If the server has lost a worker's key, RQ writes only what the worker does there, and not what it is.
     """
     try:
         born, mark = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)
@@ -214,30 +236,24 @@ def _died(client: Any, name: str) -> bool:
 
 
 def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:
-    """The reports of the live ScoringWorkers among `names`; ``None`` for one that cannot be read here."""
+    """The reports of the live ScoringWorkers among `names`; ``None`` if a report cannot be read here."""
     found: dict[str, WorkerReport | None] = {}
     for name, raw in _raw_reports(client, names).items():
         try:
             found[name] = WorkerReport.read_json(raw, f"the report of worker {name}")
-        except WireError:  # of another format, perhaps
+        except WireError:  # it may have another format
             found[name] = None
     return found
 
 
 def taking_workers(client: redis.Redis, queue: str) -> frozenset[str]:
-    """The live ScoringWorkers of `queue` that take chunks; a drained one may take none for days."""
+    """The live ScoringWorkers of `queue` that take chunks; a drained worker may take none for days."""
     reports = known_reports(client, sorted(queue_workers(client, queue).scoring))
     return frozenset(name for name, report in reports.items() if not (report and report.drained))
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
-    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out.
-
-    Raises
-    ------
-    WireError
-        A report cannot be read; perhaps it has another format.
-    """
+    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out."""
     reports = _raw_reports(client, names).items()
     return {name: WorkerReport.read_json(raw, f"the report of worker {name}") for name, raw in reports}
 

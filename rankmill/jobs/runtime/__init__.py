@@ -1,1 +1,1 @@
-"""Shared parts of every rankmill process: settings, connection, logs, traces, an HTTP listener."""
+"""What every rankmill process uses: settings, connection, logs, traces, an HTTP listener."""

@@ -1,4 +1,4 @@
-"""Connecting to Redis or Valkey."""
+"""Connects to Redis or Valkey."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SILENCE_SECONDS = 15
 """Socket timeout: a server that is silent for longer counts as away. No command blocks for over a second."""
 
 _CONNECTIONS = 256
-"""Connections of one client, at most; further threads wait for a free one."""
+"""Most connections of one client; further threads wait for a free one."""
 
 
 _UNNAMED: dict[str, Any] = (
@@ -34,19 +34,21 @@ _UNNAMED: dict[str, Any] = (
     if "driver_info" in inspect.signature(redis.connection.AbstractConnection.__init__).parameters
     else {"lib_name": None, "lib_version": None}
 )
-"""Options with which redis-py does not say its name: the right to that cannot be given before Redis 7.2."""
+"""Options that keep redis-py from telling its name, which Redis before 7.2 may refuse to users."""
 
 
 class WaitingPool(redis.BlockingConnectionPool):
-    """Connections for any number of threads; a thread waits for a free one as it waits for the server."""
+    """A pool of connections for any number of threads; a thread waits for a free one as it waits for the
+    server.
+    """
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
-        """A free connection; waits for one if need be."""
+        """A free connection; waits for one if necessary."""
         retry: Retry = self.connection_kwargs["retry"]
         return retry.call_with_retry(self._take, lambda error: None)
 
     def set_retry(self, retry: Retry) -> None:
-        """Retry with another policy from now on; redis-py's own method fails for a pool that blocks."""
+        """Retry with another policy from now on; redis-py's own method fails for a blocking pool."""
         self.connection_kwargs["retry"] = retry
         for connection in self._connections:
             connection.retry = retry
@@ -69,7 +71,7 @@ class WaitingPool(redis.BlockingConnectionPool):
 
 
 def connect(url: str, wait_seconds: float) -> redis.Redis:
-    """A client for `url`, after a server there has answered; parameters as in `client_for`.
+    """Make a client for `url` after a server there has answered; parameters as in `client_for`.
 
     Raises
     ------
@@ -92,7 +94,7 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
-    """A first command's error, in words; ``None`` if the server will serve later (it is loading)."""
+    """The error of a first command, in words; ``None`` if the server is loading and will serve later."""
     if cannot_serve(error) and _is_a_reply(error):
         return None
     reason = mask_passwords(" ".join(str(error).split())) or "no answer"
@@ -100,15 +102,15 @@ def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
 
 
 def client_for(url: str, wait_seconds: float) -> redis.Redis:
-    """A client for `url`, without a check that a server answers.
+    """Make a client for `url`, without checking that a server answers.
 
     Parameters
     ----------
     url
-        ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user, password and database if any;
+        ``redis://``, ``rediss://`` (TLS) or ``unix://``, optionally with user, password and database;
         ``redis+sentinel://`` or ``rediss+sentinel://`` as in `parse_sentinel_url`.
     wait_seconds
-        Seconds that each command waits, at most, while the server cannot serve (`Patience`).
+        Most seconds that each command waits while the server cannot serve (`Patience`).
 
     Raises
     ------
@@ -119,7 +121,7 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def pool_for(url: str, patience: Patience) -> WaitingPool:
-    """The connections of a client for `url`, whose commands wait with `patience`; raises as `client_for`."""
+    """The pool of a client for `url`, whose commands wait with `patience`; raises as `client_for`."""
     remember_url(url)
     try:
         _check_url(url)
@@ -128,7 +130,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
         pool: WaitingPool = WaitingPool(  # type: ignore[no-untyped-call]
             **{
                 "max_connections": _CONNECTIONS,
-                "timeout": 1,  # seconds for a free connection; `Patience` then decides whether to wait on
+                "timeout": 1,  # seconds for a free connection; then `Patience` decides
                 "socket_connect_timeout": 5,
                 "socket_timeout": _SILENCE_SECONDS,
                 "health_check_interval": 30,
@@ -153,12 +155,12 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse options of a connection by which replies have other types.
+    """Refuse options of a connection that change the types of replies.
 
     Raises
     ------
     ConfigError
-        There is one.
+        An option changes the types of replies.
     """
     for name, usual in (("decode_responses", "False"), ("protocol", "2")):
         if str(options.get(name) or usual) != usual:
@@ -166,14 +168,14 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def check_mode(client: redis.Redis) -> None:
-    """Refuse a server in cluster mode, whose transactions and scripts have keys of one slot only.
+    """Refuse a server in cluster mode, whose transactions and scripts may use keys of only one slot.
 
     Raises
     ------
     ConfigError
-        It is one.
+        The server is in cluster mode.
     """
-    with suppress(redis.RedisError, OSError):  # it need not say, and may be away
+    with suppress(redis.RedisError, OSError):  # it may not say, or may be away
         if str(client.info("cluster").get("cluster_enabled")) == "1":
             raise ConfigError(
                 "redis_url: the server is in cluster mode (cluster-enabled yes), which rankmill does not "
@@ -182,7 +184,7 @@ def check_mode(client: redis.Redis) -> None:
 
 
 def _check_url(url: str) -> None:
-    """Raise `ValueError` if urllib would read part of the password as the host, the database or an option."""
+    """Raise `ValueError` if urllib would read a part of the password as host, database or option."""
     parts = urlsplit(url)
     stray = [pair for pair in parts.query.split("&") if "=" not in pair]
     if parts.netloc and any("@" in part for part in (parts.path, parts.fragment, *stray)):
@@ -190,14 +192,14 @@ def _check_url(url: str) -> None:
 
 
 def _is_a_reply(error: BaseException) -> bool:
-    """Whether the error is a reply of a server, and not about the credentials."""
+    """Whether the error is a reply of a server that is not about the credentials."""
     if isinstance(error, redis.BusyLoadingError):
         return True
     return not isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
 
 
 def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Redis:
-    """A client of the same server whose commands are tried once and fail within `seconds`."""
+    """Make a client of the same server whose commands are tried once and fail within `seconds`."""
     pool = client.connection_pool
     options = {
         **pool.connection_kwargs,
@@ -209,7 +211,7 @@ def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Red
 
 
 def unreachable(client: redis.Redis) -> str | None:
-    """Why the server of an `impatient` client does not answer, in one line; ``None`` if it does."""
+    """Why the server of an `impatient` client does not answer, in one line; ``None`` if it answers."""
     try:
         client.ping()
     except (redis.RedisError, OSError) as error:
@@ -218,7 +220,7 @@ def unreachable(client: redis.Redis) -> str | None:
 
 
 def refuses_writes(client: redis.Redis) -> str | None:
-    """Why a server that answers currently refuses writes, in one line; ``None`` if it accepts them.
+    """Why a server that answers refuses writes now, in one line; ``None`` if it accepts them.
 
     The test writes a key that expires at once. For a user without write permission the answer is ``None``.
     """

@@ -1,4 +1,4 @@
-"""How a server keeps acknowledged work, and the risks of its settings.
+"""Reads how a server keeps acknowledged work, and the risks of its settings.
 
 docs/explanation/guarantees.md says what follows from each setting.
 """
@@ -17,7 +17,7 @@ from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
 Concerns = Literal["every run", "only in Redis"]
-"""Whom a risk is one for: all runs, or what only the server has (`_ALONE`).
+"""The runs that a risk concerns: all runs, or only what is nowhere but on the server (`_ALONE`).
 
 The producer of a live run submits again what the server has lost.
 """
@@ -27,7 +27,7 @@ _ALONE = "detached and submitted runs, batches and API keys"
 _CONFIG = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
 
 _SECONDS = 2.0
-"""How long the server may take to answer."""
+"""Seconds that the server may take to answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,9 @@ _said: set[tuple[str, str]] = set()
 
 
 class Risk(BaseModel):
-    """What the server's settings may lose; ``is_known`` is false if the server does not say."""
+    """What the server may lose by its settings; ``is_known`` is false if the server does not tell the
+    setting.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -47,10 +49,11 @@ class Risk(BaseModel):
 
 
 class Durability(BaseModel):
-    """How a server keeps data; ``None``: it does not say.
+    """How a server keeps data; ``None`` for a setting that it does not tell.
 
-    ``maxmemory`` is in bytes, 0 for no limit; ``save`` has the times of snapshots, empty for none.
-    ``needs_replicas``: it takes no writes without a replica that follows closely (min-replicas-to-write).
+    ``maxmemory`` is in bytes, 0 for no limit. ``save`` has the times of snapshots, and is empty without any.
+    ``needs_replicas`` says that the server accepts no writes unless a replica follows closely
+    (min-replicas-to-write).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -66,11 +69,11 @@ class Durability(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def risks(self) -> tuple[Risk, ...]:
-        """What the settings put at risk, in sentences with the way out."""
+        """What the settings put at risk, in sentences that say what to do."""
         return (*self._eviction(), *self._restart(), *self._sync(), *self._failover())
 
     def concerning(self, concerns: Concerns) -> tuple[Risk, ...]:
-        """The risks for a kind of run."""
+        """The risks that concern a kind of run."""
         return tuple(risk for risk in self.risks if risk.concerns in ("every run", concerns))
 
     def _eviction(self) -> Iterator[Risk]:
@@ -133,9 +136,9 @@ class Durability(BaseModel):
 
 
 def read_durability(client: redis.Redis) -> Durability | None:
-    """The server's durability settings, in one round trip; ``None`` if it cannot serve now.
+    """Read the server's durability settings in one round trip; ``None`` if the server cannot serve now.
 
-    A server may refuse CONFIG or INFO, to this user or to all, and managed ones leave fields out.
+    A server may refuse CONFIG or INFO, to this user or to all, and managed servers leave fields out.
     """
     try:
         with waiting(most=0, until=system.monotonic() + _SECONDS):
@@ -154,10 +157,10 @@ def _text(value: object) -> str:
 
 
 def _durability(info: Mapping[str, Any], settings: Mapping[str, str]) -> Durability:
-    """From INFO and the settings, either of which may lack anything."""
+    """Make `Durability` from INFO and the settings, either of which may lack anything."""
     replicas = _number(info.get("connected_slaves"))
     needed = _number(settings.get("min-replicas-to-write"))
-    if "min_slaves_good_slaves" in info:  # it is there if both the number and the lag are set
+    if "min_slaves_good_slaves" in info:  # present only if both the number and the lag are set
         needed = 1
     elif replicas is not None:
         needed = 0

@@ -1,4 +1,4 @@
-"""Facts about devices and this host that need no PyTorch, for workers and for the code that starts them."""
+"""Facts about devices and this host, found without PyTorch, for workers and the code that starts them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 """Padded tokens in a batch, by device: enough to keep it busy, few enough to pad little and fit caches."""
 
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
-"""A worker stops claiming at this many pairs, by device: its forward never waits, and others get jobs too."""
+"""Pairs at which a worker stops claiming, by device: its forward never waits, and others get jobs too."""
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 """Paths that exist on Linux if a program can reach a GPU: NVIDIA (two), Jetson, WSL, AMD."""
@@ -25,14 +25,15 @@ _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg
 
 SUPERVISED = "RANKMILL_SUPERVISED"
 """Environment variable of a worker that another process keeps running. That process holds the other end of
-the worker's standard input, which so ends with it, however it ends."""
+the worker's standard input, so the worker notices its end, whatever the cause.
+"""
 
 WORKER_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 """Packages that workers import and that the extra ``worker`` installs."""
 
 
 def require_worker_packages(*more: str) -> None:
-    """Check that this installation can score.
+    """Check that the packages of a worker are installed.
 
     Parameters
     ----------
@@ -53,10 +54,11 @@ def require_worker_packages(*more: str) -> None:
 
 
 def thread_environ(threads: int) -> dict[str, str]:
-    """Environment variables for a process with this many CPU threads; libraries read them at their import.
+    """Environment variables for a process with this many CPU threads; libraries read these when they are
+    imported.
 
-    Threads that spin while they wait take the cores of other processes, so they do not, unless
-    OMP_WAIT_POLICY is set already.
+    Threads that spin while they wait take the cores of other processes, so they are told not to, unless
+    OMP_WAIT_POLICY is already set.
     """
     count = str(threads)
     policy = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
@@ -64,7 +66,7 @@ def thread_environ(threads: int) -> dict[str, str]:
 
 
 def visible_gpus() -> list[str]:
-    """NVIDIA GPUs available to this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    """The NVIDIA GPUs available to this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name.strip()]
@@ -73,14 +75,14 @@ def visible_gpus() -> list[str]:
 
 
 def may_have_gpu() -> bool:
-    """Whether PyTorch may find a GPU here; if not, there is no need to import PyTorch to find out."""
+    """Whether PyTorch may find a GPU here; if not, PyTorch need not be imported to find out."""
     if platform.system() != "Linux":
         return True
     return any(Path(path).exists() for path in _GPU_DRIVERS)
 
 
 def worker_name(device: str, process: str, environ: Mapping[str, str] = os.environ) -> str:
-    """A worker's name: its host, its accelerator and its process.
+    """Make a worker's name of its host, its accelerator and its process.
 
     >>> worker_name("cuda", "4711", {"CUDA_VISIBLE_DEVICES": "1,2"}).partition(".")[2]
     'cuda1.4711'
@@ -99,13 +101,13 @@ def cpu_name() -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's design by its numbers, as hypervisors hide its name; empty if they are not listed."""
+    """The CPU's design in numbers, because hypervisors hide its name; empty if these are not listed."""
     found = {each: _cpu_field(f"{each}\t") for each in ("cpu family", "model", "stepping")}
     return " ".join(f"{name} {number}" for name, number in found.items() if number)
 
 
 def cpu_flags() -> frozenset[str]:
-    """The CPU's instruction sets, by Linux's names; empty if the system does not list them."""
+    """The CPU's instruction sets, as Linux names them; empty if the system does not list them."""
     return frozenset((_cpu_field("flags") or _cpu_field("Features")).split())
 
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import redis
 
 MANY_PORTS = 100
-"""How many successive ports are tried by processes of which a host may have several."""
+"""Number of successive ports that are tried by processes which may run several times on a host."""
 
 SERVICE_PORTS = frozenset({9807, 9809, 9810})
-"""Those of the exporter and of the gateway (HTTP, gRPC), which processes that look for a free port leave."""
+"""Ports of the exporter and the gateway (HTTP, gRPC), which other processes do not take."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,26 +43,26 @@ def serve(
     usual: int | None = None,
     ports: int = 1,
 ) -> tuple[str, int]:
-    """Serve `app` from a daemon thread.
+    """Serve `app` from a daemon thread; returns the server's host and port.
 
-    Requests whose Host header names another host are refused. Otherwise a web page could read all
-    answers through a browser on this network, by resolving its own name to this address (DNS rebinding).
+    Requests whose Host header names another host are refused. Otherwise a web page could read all answers
+    through a browser on this network, by letting its own name resolve to this address (DNS rebinding).
 
     Parameters
     ----------
     app
-        Called in a thread for each request.
+        The app, which is called in a thread for each request.
     setting
         Name of the setting, for errors and the log.
     address
         ``HOST:PORT``; port 0 means any free port.
     names
-        Names of this host, in addition to ``localhost``, all IP addresses and the host of `address`.
-        ``None`` allows any name unless `address` is a loopback address, as other hosts can reach it anyway.
+        Names of this host, in addition to ``localhost``, all IP addresses and the host of `address`. ``None``
+        allows any name unless `address` is a loopback address, as other hosts can reach it anyway.
     usual
-        The port of an address that names none; default: it must name one.
+        The port if the address does not name one; without `usual`, it must.
     ports
-        How many successive ports are tried.
+        Number of successive ports that are tried.
 
     Returns
     -------
@@ -94,12 +94,12 @@ def serve(
 
 
 def cannot_listen(setting: str, address: str, error: OSError) -> ConfigError:
-    """The error for an address that cannot be had."""
+    """The error for an address that this process cannot listen at."""
     return ConfigError(f"{setting}: cannot listen on {address}: {error.strerror}; name another address")
 
 
 def paths(apps: Mapping[str, WSGIApplication]) -> WSGIApplication:
-    """An app that passes requests on by path; other paths get status 404."""
+    """Make an app that passes requests on by path; other paths get status 404."""
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         return apps.get(environ["PATH_INFO"], missing)(environ, start)
@@ -111,7 +111,7 @@ def paths(apps: Mapping[str, WSGIApplication]) -> WSGIApplication:
 def answer(
     make: Callable[[], tuple[HTTPStatus, str]], content_type: str = "text/plain; charset=utf-8"
 ) -> WSGIApplication:
-    """An app that answers every request with the status and text that `make` returns."""
+    """Make an app that answers every request with the status and text that `make` returns."""
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         status, text = make()
@@ -128,14 +128,15 @@ def health(
     ailment: Callable[[], str | None] = lambda: None,
     obstacle: Callable[[], str | None] = lambda: None,
 ) -> dict[str, WSGIApplication]:
-    """What answers at ``/healthz`` and ``/readyz``.
+    """Make the apps for ``/healthz`` and ``/readyz``.
 
     Parameters
     ----------
     client
-        A client of the process's Redis server: without it nothing is ready.
+        A client of the process's Redis server, without which the process is not ready.
     ailment, obstacle
-        Why the process cannot go on; why it is not ready, for another reason. ``None``: it is.
+        Return why the process cannot continue, and why it is not ready for other reasons than Redis; ``None``
+        means that it can, and is.
     """
     probe = impatient(client)
 
@@ -153,7 +154,7 @@ def health(
 
 
 def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:
-    """`app` for requests whose Host is an IP address or one of `names`; others get status 403."""
+    """Pass requests whose Host is an IP address or one of `names` on to `app`; others get status 403."""
     is_known = host_check(names)
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -165,7 +166,9 @@ def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIAppli
 
 
 def host_check(names: Collection[str]) -> Callable[[str | None], bool]:
-    """Tells whether a Host header, if there is one, has an IP address, ``localhost`` or one of `names`."""
+    """Make a function that tells whether a Host header, if present, is an IP address, ``localhost`` or in
+    `names`.
+    """
     known = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     def is_known(header: str | None) -> bool:
@@ -183,7 +186,7 @@ def _host_of(header: str) -> str:
 
 
 def _is_address(host: str) -> bool:
-    """Whether a host is an IP address, not a name."""
+    """Whether a host is an IP address instead of a name."""
     try:
         ip_address(host)
     except ValueError:
@@ -192,12 +195,12 @@ def _is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this host reach the address."""
+    """Whether only processes of this host can reach the address."""
     return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 
 
 def _heads_only(app: WSGIApplication) -> WSGIApplication:
-    """`app`, which answers HEAD as GET, and sends no body then."""
+    """Answer HEAD as `app` answers GET, but without a body."""
 
     def answered(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "HEAD":
@@ -218,7 +221,7 @@ def _heads_only(app: WSGIApplication) -> WSGIApplication:
 
 
 def _without_traceback(app: WSGIApplication) -> WSGIApplication:
-    """`app`, with its errors logged and answered by status 500 without a traceback."""
+    """Log the errors of `app`, and answer them with status 500 without a traceback."""
 
     def guarded(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         try:
@@ -235,7 +238,7 @@ class _Handler(WSGIRequestHandler):
     timeout = 10  # seconds for a client to send its request
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing: requests are frequent and of no interest."""
+        """Log nothing, because requests are frequent and uninteresting."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -266,12 +269,12 @@ def shown_address(host: str, port: int) -> str:
 
 
 def split_address(setting: str, address: str, usual: int | None = None) -> tuple[str, int]:
-    """Host and port of an address that `setting` has; `usual` is the port of one that names none.
+    """Split the address in a setting into host and port; `usual` is the port if it does not name one.
 
     Raises
     ------
     ConfigError
-        It is no address.
+        The text is not an address.
     """
     try:
         parts = urlsplit(f"//{address}")

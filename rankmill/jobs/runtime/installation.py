@@ -1,4 +1,4 @@
-"""How this rankmill was installed: messages name the command that adds what is missing."""
+"""How this rankmill was installed, so that messages name the command that adds what is missing."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def install_line(extra: str) -> str:
-    """The command that installs an extra of rankmill, from where rankmill itself was installed."""
-    if (_CHECKOUT / "pyproject.toml").is_file():  # it runs from there, whatever else is installed
+    """The command that installs an extra of rankmill, from the place that rankmill was installed from."""
+    if (_CHECKOUT / "pyproject.toml").is_file():  # it runs from this checkout, whatever else is installed
         return install_command(extra, {"url": _CHECKOUT.as_uri(), "dir_info": {"editable": True}})
     recorded = metadata.distribution("rankmill").read_text("direct_url.json")
     return install_command(extra, json.loads(recorded) if recorded else None)
 
 
 def install_command(extra: str, origin: Mapping[str, Any] | None) -> str:
-    """The command for an extra of what was installed from `origin`.
+    """The command that installs an extra of rankmill as installed from `origin`.
 
     Parameters
     ----------
     extra
         A name in ``[project.optional-dependencies]``.
     origin
-        The content of ``direct_url.json`` (PEP 610); ``None``: rankmill came from a package index.
+        The content of ``direct_url.json`` (PEP 610); ``None`` if rankmill came from a package index.
 
     >>> install_command("worker", None)
     "pip install 'rankmill[worker]'"

@@ -1,4 +1,4 @@
-"""CPU cores and memory available to this process, under container and resource limits."""
+"""The CPU cores and memory available to this process, under container and resource limits."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
-"""Version 1 of cgroups writes a number close to 2⁶³ where there is no limit."""
+"""Limits above this mean that there is none: version 1 of cgroups then writes a number close to 2⁶³."""
 
 
 @dataclass(frozen=True)
 class Cgroups:
-    """The control groups of this process, of version 1 and 2 of Linux's interface.
+    """The control groups of this process, in versions 1 and 2 of Linux's interface.
 
     Parameters
     ----------
     mounts
-        Folder where the hierarchies are mounted.
+        Folder in which the hierarchies are mounted.
     own
         File that names the groups of this process.
     """
@@ -28,7 +28,7 @@ class Cgroups:
     own: Path = Path("/proc/self/cgroup")
 
     def cores(self) -> float | None:
-        """CPU seconds per second, of the tightest quota; ``None`` without a quota."""
+        """CPU seconds per second that the tightest quota allows; ``None`` without a quota."""
         quotas = [tuple(_read(folder / "cpu.max").split()) for folder in self._groups("")]
         for folder in self._groups("cpu"):
             quotas.append((_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))
@@ -40,9 +40,9 @@ class Cgroups:
         return min(found, default=None)
 
     def memory(self) -> Iterator[tuple[int, int]]:
-        """Limit in bytes, and how much of it is in use, of each group with a limit.
+        """Limit in bytes and used bytes of each group that has a limit.
 
-        Cached files do not count as in use, as the kernel drops them when memory runs short.
+        Cached files do not count as used, because the kernel drops them when memory runs short.
         """
         files = (
             ("", "memory.max", "memory.current", "inactive_file"),
@@ -56,34 +56,34 @@ class Cgroups:
                     yield int(limit), max(int(used) - int(cached.get(cached_name, 0)), 0)
 
     def _groups(self, controller: str) -> Iterator[Path]:
-        """Folders of this process's group and the groups around it; ``""`` stands for version 2."""
+        """Folders of this process's group and of the groups around it; ``""`` stands for version 2."""
         for line in _read(self.own).splitlines():
             _, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if controller in controllers.split(","):
                 root = self.mounts / controllers if controllers else self.mounts
-                # In a container without a namespace of its own, the path is the host's, and is not there.
+                # In a container without its own namespace, the path is the host's, and does not exist here.
                 parts = Path(path.lstrip("/")).parts
                 yield root
                 yield from (root.joinpath(*parts[: end + 1]) for end in range(len(parts)))
 
 
 def cores(cgroups: Cgroups = Cgroups()) -> int:
-    """CPU cores available to this process: those it may run on, or fewer if a quota allows fewer."""
+    """The number of CPU cores that this process may use, by its affinity and its quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroups.cores()
     return count if quota is None else max(min(count, int(quota)), 1)
 
 
 def total_memory(cgroups: Cgroups = Cgroups()) -> int:
-    """Bytes of memory: the machine's, or the container's limit."""
+    """Bytes of memory of the machine, or of the container's limit if that is less."""
     import psutil  # imported late: what asks for the cores alone starts sooner without it
 
     return min([psutil.virtual_memory().total, *(limit for limit, _ in cgroups.memory())])
 
 
 def free_memory(cgroups: Cgroups = Cgroups()) -> int:
-    """Bytes of memory that this process may still take, before the system or a limit refuses more."""
+    """Bytes of memory that this process may still take before the system or a limit refuses more."""
     import psutil
 
     free = [psutil.virtual_memory().available, *(limit - used for limit, used in cgroups.memory())]

@@ -1,7 +1,7 @@
-"""Logs: lines for a person on a terminal, JSON elsewhere.
+"""Logs: readable lines on a terminal, JSON elsewhere.
 
-Every line that is written within `about`, also by a library, carries the ids of its run, chunk, job and
-worker. So one id follows a chunk from its producer to its worker and back.
+Every line that is written within `about`, even by a library, has the ids of its run, chunk, job and worker.
+So one id follows a chunk from its producer to its worker and back.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from rankmill.jobs.runtime.settings import LogFormat, LogLevel
 
 OURS = "rankmill"
-"""Logger above all of ours."""
+"""The logger above all of rankmill's."""
 
 RQ = ("rq.worker", "rq.job")
-"""Loggers that RQ's command line gives its own handlers."""
+"""Loggers to which RQ's command line gives handlers of their own."""
 
 _ids: ContextVar[Mapping[str, str | int]] = ContextVar("ids", default={})  # noqa: B039  # is never changed
 
@@ -44,7 +44,7 @@ def about(**ids: str | int) -> Iterator[None]:
 
 @contextmanager
 def about_job(job_id: str) -> Iterator[None]:
-    """`about` with the ids of a job, its run and its chunk."""
+    """Do as `about`, with the ids of a job, its run and its chunk."""
     run, chunk = keys.parse_job_id(job_id) or (None, None)
     ids = {"run": run, "chunk": None if chunk is None else parent_of(chunk), "job": job_id}
     with about(**{name: value for name, value in ids.items() if value is not None}):
@@ -52,9 +52,9 @@ def about_job(job_id: str) -> Iterator[None]:
 
 
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
-    """Make this process log to standard error; every line carries `ids`.
+    """Make this process log to standard error; every line has `ids`.
 
-    Libraries log warnings and errors. RQ, which mostly repeats rankmill, also logs the rest at ``debug``.
+    Libraries log warnings and errors. RQ, which mostly repeats rankmill, logs more only at level ``debug``.
     """
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
@@ -72,7 +72,7 @@ def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
 
 
 class _StandardError(logging.Handler):
-    """Writes to the current `sys.stderr`, as a progress bar may have replaced it."""
+    """Writes to the current `sys.stderr`, which a progress bar may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -83,7 +83,7 @@ class _StandardError(logging.Handler):
 
 
 class _Human(logging.Formatter):
-    """``12:30:05 warning what happened  run=0af chunk=7``."""
+    """Formats a line such as ``12:30:05 warning what happened  run=0af chunk=7``."""
 
     def format(self, record: logging.LogRecord) -> str:
         ids = "".join(f" {name}={value}" for name, value in _ids_of(record).items())
@@ -96,7 +96,7 @@ class _Human(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, the ids, and the traceback if any."""
+    """Formats a line as JSON: time (UTC), level, logger, message, ids, and the traceback of an error."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, str | int] = {

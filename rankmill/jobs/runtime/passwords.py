@@ -1,4 +1,4 @@
-"""Masks the passwords of server URLs and API keys in all text that is printed, logged or raised."""
+"""Masks passwords of server URLs, and API keys, in all text that is printed, logged or raised."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ _OPTION = re.compile(r"[?&]([^=&?]*)=")
 
 API_KEY_PREFIX = "rankmill"
 API_KEY = re.compile(API_KEY_PREFIX + r"_([0-9a-f]{12})_[0-9a-f]{48}")
-"""The text of an API key of the gateway; the group is its id."""
+"""Matches the text of an API key of the gateway; the group is its id."""
 
 _SHORT = 6
-"""A known password with fewer characters is replaced only as a whole word: it may be part of other words."""
+"""A known password with fewer characters is masked only as a whole word, because it may be part of other
+words.
+"""
 
 _known: set[str] = set()
 
@@ -29,12 +31,12 @@ def remember_password(password: object) -> None:
 
 
 def without_line_end(value: object) -> object:
-    """A secret without the line end that files and `echo` give it."""
+    """Remove the line end that files and `echo` add to a secret."""
     return value.strip() if isinstance(value, str) else value
 
 
 def sendable_key(value: str | None) -> str | None:
-    """A key, masked from now on; `ValueError` if no header can bring it."""
+    """Check a key and mask it from now on; raises `ValueError` if an HTTP header cannot contain it."""
     remember_password(value)
     if value and not all("!" <= character <= "~" for character in value):
         raise ValueError("a key has ASCII letters, digits and signs, and no spaces: headers bring no others")
@@ -49,13 +51,15 @@ def remember_url(url: str) -> None:
         found = [value for name in options if "pas" in name.lower() for value in options[name]]
         found.append(unquote(parts.password or ""))
     except ValueError:
-        return  # the URL reaches no server, and `mask_url` hides its passwords
+        return  # no server has this URL, and `mask_url` hides its passwords
     for password in found:
         remember_password(password)
 
 
 def read_secret(value: object) -> str | None:
-    """A webhook's secret, masked from now on: ``whsec_`` and 24 to 64 bytes in base64; else `ValueError`."""
+    """Check a webhook's secret and mask it from now on: ``whsec_`` and 24 to 64 bytes in base64; else
+    `ValueError`.
+    """
     if value is None:
         return None
     remember_password(value)
@@ -65,7 +69,7 @@ def read_secret(value: object) -> str | None:
 
 
 def secret_key(secret: str) -> bytes:
-    """The bytes of a webhook's secret; none if it is not valid."""
+    """The bytes of a webhook's secret; empty if the secret is not valid."""
     try:
         return b64decode(secret.removeprefix("whsec_"), validate=True) if secret.startswith("whsec_") else b""
     except ValueError:
@@ -73,7 +77,7 @@ def secret_key(secret: str) -> bytes:
 
 
 def mask_url(url: str) -> str:
-    """A URL with its password masked, also if the URL is not valid.
+    """Mask the password of a URL, even if the URL is not valid.
 
     >>> mask_url("redis://me:a b@c/d@host:6379/0")
     'redis://me:***@host:6379/0'
@@ -88,7 +92,7 @@ def mask_url(url: str) -> str:
 
 
 def mask_passwords(text: str) -> str:
-    """Replace API keys, the passwords of all URLs in `text`, and all remembered passwords, with ``***``.
+    """Replace API keys, passwords of URLs, and all remembered passwords in `text` with ``***``.
 
     >>> mask_passwords("no redis://me:p@ss@host:6379/0, nor redis://host?password=secret&db=1 there")
     'no redis://me:***@host:6379/0, nor redis://host?password=***&db=1 there'
@@ -101,7 +105,7 @@ def mask_passwords(text: str) -> str:
 
 
 def _mask_options(text: str) -> str:
-    """Mask passwords in the options of URLs; such a password ends at the next &."""
+    """Mask passwords in the options of URLs; each ends at the next &."""
     parts, done = [], 0
     for option in _OPTION.finditer(text):
         if option.start() >= done and "pas" in unquote_plus(option[1]).lower():

@@ -1,8 +1,8 @@
-"""Waiting for a server that currently cannot serve.
+"""Patience: waits for a server that cannot serve now.
 
 A failover, a full server, a loading server and a broken connection are handled alike: the command was not
-carried out, and is repeated until it is. `Patience` is the retry policy of every client, so all
-commands wait in the same way, also RQ's.
+carried out, and is repeated until it is. `Patience` is the retry policy of every client, so all commands wait
+in the same way, including RQ's.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, system
 
 AUTH_SECONDS = 60
-"""Longest wait while the server refuses the password, which may be in the middle of a change."""
+"""Most seconds to wait while the server refuses the password, which someone may just be changing."""
 
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""A connection that breaks so late has served: with that failure, a new wait begins."""
+"""A connection that breaks after more seconds than this was served before, so a new wait begins."""
 
 _LOOK_SECONDS = 0.5
 """Seconds between two calls of the caller's `look` during a wait."""
@@ -40,10 +40,10 @@ _LOOK_SECONDS = 0.5
 _LEAST_SECONDS = 0.01
 
 _SMALL_BYTES = 2**20
-"""Values up to this size are taken by any server: its proto-max-bulk-len cannot be lower."""
+"""Every server accepts values up to this size, because its proto-max-bulk-len cannot be lower."""
 
 _CUTS = 4
-"""A server that breaks the connection so often at a large value, and answers each time after, refuses it."""
+"""A server that breaks the connection this often at a large value, and answers after each, refuses it."""
 
 _BACKOFF = Backoff(first=0.1, longest=1.0, jitter=0.5)
 
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 
 def cannot_serve(error: BaseException) -> str | None:
-    """The reason in one line, if `error` means that the server currently cannot serve; else ``None``.
+    """Why the server cannot serve now, in one line, if `error` says so; else ``None``.
 
     >>> cannot_serve(redis.ResponseError("BUSY Redis is busy running a script."))
     'BUSY Redis is busy running a script.'
@@ -99,14 +99,14 @@ def _was_cut_off(error: BaseException, seconds: float) -> bool:
 
 
 def _is_broken(error: BaseException) -> bool:
-    """Whether the connection broke, as far as can be seen."""
+    """Whether the connection broke, as far as the error tells."""
     broken = isinstance(error, redis.ConnectionError) and not isinstance(error, redis.MaxConnectionsError)
     return broken and _reply(error)[0] not in _CODES
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """How the current thread waits: at most `most` seconds, with calls of `look` meanwhile and at `until`.
+    """How the current thread waits: at most `most` seconds, calling `look` meanwhile and at `until`.
 
     Its command has a value of `value` bytes; `ask` asks the server for a sign of life.
     """
@@ -132,9 +132,9 @@ def waiting(
     look
         Called at least every second; an exception from it ends the wait. Redis commands in it do not wait.
     most
-        Longest wait of each command in seconds, if shorter than the client's and that of a block around.
+        Longest wait of each command in seconds, if less than the client's and an enclosing block's.
     until
-        When to call `look` at the latest, in `time.monotonic` seconds.
+        The latest time to call `look`, in `time.monotonic` seconds.
     """
     token = _WAIT.set(_Wait(look, min(most, _WAIT.get().most), until))
     try:
@@ -145,9 +145,9 @@ def waiting(
 
 @contextmanager
 def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
-    """Within the ``with`` block `pipe` is executed, whose values may be too large for the server.
+    """Recognize that the server refuses the large values of `pipe`, which the ``with`` block executes.
 
-    A server breaks the connection then, as if it were away, and would be waited for.
+    ¶ A server breaks the connection then, as if it were away, so the command would wait for it.
 
     Raises
     ------
@@ -164,9 +164,9 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 
 
 def end_of_command() -> float:
-    """When a command that begins now is to be given up, by the `until` and `most` of `waiting`.
+    """The `time.monotonic` seconds at which to give up a command that begins now, by `waiting`.
 
-    `most=0` allows one attempt, and says nothing of how long it takes. In `time.monotonic` seconds.
+    ``most=0`` allows one attempt, but does not limit how long it takes.
     """
     wait = _WAIT.get()
     now = system.monotonic()
@@ -175,7 +175,7 @@ def end_of_command() -> float:
 
 @contextmanager
 def redis_errors() -> Iterator[None]:
-    """Turn redis-py's errors within the ``with`` block into rankmill's.
+    """Turn redis-py's errors in the ``with`` block into rankmill's.
 
     Raises
     ------
@@ -191,10 +191,10 @@ def redis_errors() -> Iterator[None]:
 
 
 def each_reply(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What each of some commands replies, by their methods' names and arguments; in one round trip.
+    """Run several commands, given as method names and arguments, in one round trip; returns their replies.
 
-    The error of a command that can never succeed, as of a damaged key, is its reply. What the server cannot
-    serve now is sent again, on its own, and waited for as any command is.
+    If a command can never succeed, for instance because of a damaged key, its reply is the error. A command
+    that the server cannot serve now is sent again by itself, and waits as any command does.
     """
     with client.pipeline(transaction=False) as pipe:
         for name, *arguments in commands:
@@ -217,12 +217,12 @@ def _one_reply(client: redis.Redis, name: str, *arguments: Any) -> Any:
 
 
 def _is_too_large(error: BaseException) -> bool:
-    """Whether the server says so itself; mostly it breaks the connection before that can be read."""
+    """Whether the server itself says that a value is too large; mostly it breaks the connection first."""
     return _WAIT.get().value > _SMALL_BYTES and "Protocol error: invalid bulk length" in str(error)
 
 
 def _breaks_at_value(error: BaseException) -> bool:
-    """Whether the connection broke at a large value though the server can serve."""
+    """Whether the connection broke at a large value although the server can serve."""
     wait = _WAIT.get()
     if wait.value > _SMALL_BYTES and _is_broken(error):
         with suppress(redis.RedisError, RedisUnavailable), waiting(most=0):
@@ -248,12 +248,13 @@ class Patience(Retry):
     seconds
         Longest wait of a command (``redis_wait_seconds``).
     give_up
-        Called with the error before it is raised, when the longest wait is over; it may end the process.
+        Called with the error when the longest wait is over, before the error is raised; it may end the
+        process.
 
     Raises
     ------
     RedisUnavailable
-        From any command: the server could not serve during the longest wait.
+        Raised by any command: the server could not serve during the longest wait.
     """
 
     __hash__ = Retry.__hash__
@@ -261,7 +262,7 @@ class Patience(Retry):
     def __init__(
         self, seconds: float, give_up: Callable[[RedisUnavailable], None] = lambda error: None
     ) -> None:
-        super().__init__(NoBackoff(), -1, (redis.RedisError,))  # `_pause` is the pause
+        super().__init__(NoBackoff(), -1, (redis.RedisError,))  # `_pause` makes the pauses
         self.seconds = seconds
         self._give_up = give_up
         self._begin()
@@ -273,7 +274,7 @@ class Patience(Retry):
         self._since = self._reminded = 0.0
 
     def __deepcopy__(self, memo: object) -> Patience:
-        """Return the same object: redis-py copies the retry policy for every connection."""
+        """Return the same object, because redis-py copies the retry policy for every connection."""
         return self
 
     def sleep(self, seconds: float) -> None:
@@ -281,12 +282,12 @@ class Patience(Retry):
         system.sleep(seconds)
 
     def caller(self) -> int:
-        """Who calls: a number that no other caller has at the same time."""
+        """A number for the caller that no other caller has at the same time."""
         return system.thread_id()
 
     @property
     def trouble(self) -> str | None:
-        """Why commands currently wait; ``None`` if none waits."""
+        """Why commands wait now; ``None`` if none waits."""
         with self._lock:
             return next(iter(self._waiting.values()), None)
 
@@ -297,11 +298,13 @@ class Patience(Retry):
         is_retryable: Callable[[Exception], bool] | None = None,
         with_failure_count: bool = False,
     ) -> T:
-        """Repeat `do` until the server has carried it out; `fail` closes the connection in between."""
-        if os.getpid() != self._process:  # a fork: other threads of the parent wait, and may hold the lock
+        """Repeat `do` until the server has carried it out; `fail` closes the connection before each
+        repetition.
+        """
+        if os.getpid() != self._process:  # after a fork, threads of the parent may hold the lock
             self._begin()
         failures, since, served, cuts = 0, 0.0, False, 0
-        inner = bool(self._waiting) and self.caller() in self._waiting  # it connects for a command that waits
+        inner = bool(self._waiting) and self.caller() in self._waiting  # it connects for a waiting command
         try:
             while True:
                 began = system.monotonic()
@@ -319,10 +322,10 @@ class Patience(Retry):
                     if _was_cut_off(error, system.monotonic() - began):
                         failures, since = 0, system.monotonic()
                     failures += 1
-                    since = since or began  # a server that was silent was waited for
+                    since = since or began  # a silent server was already waited for
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
-                    finally:  # `fail` raises if keys were watched: the caller starts again, after the pause
+                    finally:  # `fail` raises if keys were watched; the caller then starts again
                         self._pause(error, reason, failures, since)
                     cuts += _breaks_at_value(error)
                     if cuts == _CUTS:
@@ -341,7 +344,7 @@ class Patience(Retry):
             self._over(reason, now - since, bounded=wait.most < self.seconds)
         end = now
         if not isinstance(error, redis.MaxConnectionsError):  # it has already waited for a free connection
-            if now < wait.until:  # else it was the caller's time that was over
+            if now < wait.until:  # otherwise it was the caller's time that ended
                 self._note(reason, most)
             end += min(_BACKOFF.pause(failures), since + most - now)
         while True:

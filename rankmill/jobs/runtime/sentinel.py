@@ -19,37 +19,37 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import system
 
 _SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
-"""Schemes of such URLs, and the schemes of the servers that they find."""
+"""Schemes of Sentinels' URLs, and the schemes of the servers that they lead to."""
 
 _PORT = 26379
 
 _SENTINEL_SECONDS = 1.0
-"""How long a Sentinel may take to answer before the next one is asked."""
+"""Seconds that a Sentinel may take to answer before the next one is asked."""
 
 _LOOK_SECONDS = 1.0
-"""How often a connection in use checks that its server is still the master."""
+"""Seconds between two checks that a connection's server is still the master."""
 
 _SENTINELS_OWN = {"sentinel_username", "sentinel_password"}
-"""Options of the URL that are for connections to the Sentinels only."""
+"""Options of the URL that are only for connections to the Sentinels."""
 
 Address = tuple[str, int]
 """Host and port."""
 
 
 def names_sentinels(url: str) -> bool:
-    """Whether the URL names Sentinels, and not a server."""
+    """Whether the URL names Sentinels instead of a server."""
     return url.partition("://")[0].lower() in _SCHEMES
 
 
 def parse_sentinel_url(url: str) -> dict[str, Any]:
-    """Options of a connection pool whose connections go to the current master.
+    """Make options of a pool whose connections go to the current master.
 
     Parameters
     ----------
     url
         ``redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST…]/SERVICE[/DB][?OPTIONS]``; ``rediss+sentinel``
-        for TLS. User, password, database and options are those of the servers; the options
-        ``sentinel_username`` and ``sentinel_password`` are those of the Sentinels. TLS options are for both.
+        for TLS. User, password, database and options are for the servers; only the options
+        ``sentinel_username`` and ``sentinel_password`` are for the Sentinels. TLS options are for both.
 
     Raises
     ------
@@ -106,7 +106,7 @@ class MasterFinder:
         self._asked = float("-inf")
 
     def find(self) -> Address:
-        """Host and port of the current master; raises redis-py's errors if no Sentinel names one."""
+        """The host and port of the current master; raises redis-py's errors if no Sentinel reports one."""
         failures: list[str] = []
         refused = False
         for sentinel in list(self._sentinels):
@@ -125,7 +125,7 @@ class MasterFinder:
         raise kind(mask_passwords(f"no Sentinel names a master ({'; '.join(failures)})"))
 
     def has_moved(self, address: Address) -> bool:
-        """Whether the master is elsewhere now; asks the Sentinels at most once a second."""
+        """Whether the master is now another server; asks the Sentinels at most once a second."""
         if system.monotonic() - self._asked > _LOOK_SECONDS and self._lock.acquire(blocking=False):
             try:
                 self._asked = system.monotonic()
@@ -139,7 +139,7 @@ class MasterFinder:
     def _note(self, sentinel: Address, master: Address) -> None:
         self._found, self._asked = master, system.monotonic()
         others = [other for other in self._sentinels if other != sentinel]
-        self._sentinels = [sentinel, *others]  # one that answers is asked first the next time
+        self._sentinels = [sentinel, *others]  # the next time, ask first the one that answered
 
     def _ask(self, host: str, port: int) -> Address | None:
         options = {
@@ -158,7 +158,7 @@ class MasterFinder:
 
 
 class MasterConnection(redis.Connection):
-    """A connection to the master that `finder` names; it asks again whenever it connects.
+    """A connection to the master that `finder` reports; it asks again whenever it connects.
 
     After a failover, the old master may serve its connections for some seconds more, and what is written
     there is lost. So a connection is closed between two commands if the master has moved.
@@ -179,4 +179,4 @@ class MasterConnection(redis.Connection):
 
 
 class TlsMasterConnection(MasterConnection, SSLConnection):
-    """As `MasterConnection`, over TLS."""
+    """A `MasterConnection` over TLS."""

@@ -1,4 +1,4 @@
-"""Settings. In order of precedence: option, environment, config file, ``configs/base.yaml``.
+"""Settings, from options, the environment, a config file and ``configs/base.yaml``, in order of precedence.
 
 Only ``configs/base.yaml`` has defaults. Workers are started by RQ's command line, so they read the same
 settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
@@ -53,7 +53,7 @@ LogFormat = Literal["auto", "human", "json"]
 CountOrAuto = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 MAX_EXTENDS = 20
-"""Longest chain of config files that extend each other."""
+"""Most config files that extend each other."""
 
 _PREFIX = "RANKMILL_"
 
@@ -90,7 +90,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
 class GatewaySettings(BaseModel):
-    """Settings of ``rankmill serve``: where it listens, whom it serves, and what it takes on."""
+    """Settings of ``rankmill serve``: where it listens, whom it serves, and how much it accepts."""
 
     model_config = ConfigDict(defer_build=True)  # only `Settings`, which has its fields, is built
 
@@ -119,7 +119,7 @@ class GatewaySettings(BaseModel):
 
 
 def _text(value: Any) -> Any:
-    """A number as text: a label may be one."""
+    """Turn a number into text, because a label may be a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -178,9 +178,9 @@ class WorkerSettings(BaseModel):
         return lease
 
     def spec(self, model: str | None = None) -> ScoreSpec:
-        """The score spec of these settings; for another `model`, the same options without its revision.
+        """Make the score spec of these settings; another `model` gets the same options without the revision.
 
-        Raises `ConfigError` if there is no such prompt template.
+        Raises `ConfigError` if the prompt template does not exist.
         """
         values = {name: getattr(self, name) for name in ScoreSpec.model_fields}
         spec = ScoreSpec(**{**values, "prompt_template": read_template(self.prompt_template)})
@@ -189,12 +189,12 @@ class WorkerSettings(BaseModel):
 
     @property
     def model_cache_bytes(self) -> int | None:
-        """Bytes of weights a worker may keep; ``None`` is no limit."""
+        """Most bytes of weights that a worker keeps; ``None`` means no limit."""
         return None if self.model_cache_gib is None else int(self.model_cache_gib * 2**30)
 
     @property
     def cache_bytes(self) -> int | None:
-        """Most bytes in ``cache_dir``; ``None`` is no limit."""
+        """Most bytes in ``cache_dir``; ``None`` means no limit."""
         return None if self.cache_gib is None else int(self.cache_gib * 2**30)
 
 
@@ -223,7 +223,7 @@ class Settings(GatewaySettings, WorkerSettings):
 
 
 class SettingsOptions(TypedDict, total=False):
-    """The settings as options by name, but for ``redis_url``; ``None``: not given."""
+    """The settings as options by name, except ``redis_url``; ``None`` means not given."""
 
     model: str | None
     revision: str | None
@@ -308,12 +308,12 @@ _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "
 
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
-    """The spec of a run; a model directory gets its absolute path, as workers may run in other folders.
+    """Make the spec of a run; a model's directory gets an absolute path, as workers may run in other folders.
 
     Raises
     ------
     ConfigError
-        A change is unknown or not valid.
+        A change has an unknown name or a value that is not valid.
     """
     if "prompt_template" in changes:
         changes = {**changes, "prompt_template": read_template(changes["prompt_template"])}
@@ -322,7 +322,7 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
     except ValidationError as error:
         raise ConfigError(complaint(error, {*ScoreSpec.model_fields, *_CALL} - changes.keys())) from None
     is_name = "/" not in spec.model and (spec.model == "demo" or "@" in spec.model)
-    with suppress(OSError):  # a mount that is stale, say: workers may see more
+    with suppress(OSError):  # for instance a stale mount; workers may see more
         if not is_name and (folder := expanded(spec.model)).is_dir():
             return spec.model_copy(update={"model": str(folder.resolve())})
     return spec
@@ -330,7 +330,7 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
 
 @dataclass(frozen=True)
 class Sourced:
-    """The value of a setting, before validation, and the place where it was set."""
+    """The value of a setting before validation, and the place where it was set."""
 
     value: Any
     source: str
@@ -355,7 +355,8 @@ def load_settings(
     Raises
     ------
     ConfigError
-        Names the key and where it was set: an unknown key, a bad value, an unreadable file.
+        A key is unknown, a value is not valid, or a file cannot be read; the message names the key and its
+        source.
     """
     return validate(merge_settings(flags, config, environ))
 
@@ -365,7 +366,7 @@ def merge_settings(
     config: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Sourced]:
-    """Each key's value and source, after precedence, before validation (see `load_settings`)."""
+    """The value and source of each key, by precedence, before validation (see `load_settings`)."""
     layers = [(BASE.name, _base())]
     file = config_file(config, environ)
     if file:
@@ -376,7 +377,7 @@ def merge_settings(
 
 
 def validate(merged: Mapping[str, Sourced]) -> Settings:
-    """Validate merged settings; raises `ConfigError` for the first that is not valid."""
+    """Validate merged settings; raises `ConfigError` for the first value that is not valid."""
     try:
         return Settings(**{key: found.value for key, found in merged.items()})
     except ValidationError as error:
@@ -391,12 +392,12 @@ def validate(merged: Mapping[str, Sourced]) -> Settings:
 
 
 def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """A YAML config file and the files it ``extends``, as (name, values); `path` itself is last.
+    """Read a YAML config file and the files that it ``extends``, as (name, values); `path` itself is last.
 
     Raises
     ------
     ConfigError
-        A file is not readable or not YAML, has an unknown key, extends itself, or the chain is too long.
+        A file cannot be read or is not YAML, has an unknown key, extends itself, or extends too many files.
     """
     layers: list[tuple[str, dict[str, Any]]] = []
     seen: set[Path] = set()
@@ -424,7 +425,7 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 @cache
 def _base() -> dict[str, Any]:
-    """The defaults, read once; parsing takes longer than all else that a client does to begin."""
+    """The defaults, read only once, because parsing takes longer than all else at a client's start."""
     return _read(BASE)
 
 
@@ -440,7 +441,7 @@ def _read(path: Path) -> dict[str, Any]:
 def config_file(
     config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """The config file for `load_settings`: the one at that path, else the shipped one of that name."""
+    """Find the config file for `load_settings`: the file at that path, else the shipped one of that name."""
     config = config or environ.get("RANKMILL_CONFIG")
     if not config:
         return None
@@ -455,7 +456,7 @@ def config_file(
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Values of ``RANKMILL_<KEY>``; ``REDIS_URL`` counts for ``redis_url``.
+    """The settings in ``RANKMILL_<KEY>``; ``REDIS_URL`` is read as ``redis_url``.
 
     Raises
     ------

@@ -1,9 +1,8 @@
 """OpenTelemetry traces of a run, its chunks, and a worker's steps for each chunk.
 
-Only OpenTelemetry's API is used. It does nothing until the process sets up an SDK, for example with
-``opentelemetry-instrument``. A chunk's span begins when the chunk is submitted and ends when the
-producer has its result. The span's context travels in the job's metadata, so the worker's spans are
-its children.
+This uses only OpenTelemetry's API, which does nothing until the process sets up an SDK, for example with
+``opentelemetry-instrument``. A chunk's span begins when the chunk is submitted and ends when the producer has
+its result. The span's context travels in the job's metadata, so the worker's spans are its children.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _tracer = trace.get_tracer("rankmill")
 
 
 def begin(name: str, parent: Span | None = None, **attributes: str | int) -> Span:
-    """Begin a span below `parent`, or a new trace; the caller ends it."""
+    """Begin a span below `parent`, or begin a new trace; the caller ends the span."""
     context = trace.set_span_in_context(parent) if parent else None
     return _tracer.start_span(f"rankmill.{name}", context, attributes=_prefixed(attributes))
 
@@ -34,13 +33,13 @@ def begin_for(job: Job, **attributes: str | int) -> Span:
 
 
 def within(span: Span) -> AbstractContextManager[Span]:
-    """Make `span` the current span of this thread in the ``with`` block; the block does not end it."""
+    """Make `span` this thread's current span in the ``with`` block, without ending it afterwards."""
     return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """A span around the ``with`` block, if this thread has a current span."""
+    """Make a span around the ``with`` block, if this thread has a current span."""
     if not trace.get_current_span().is_recording():
         yield
         return
@@ -49,7 +48,7 @@ def step(name: str) -> Iterator[None]:
 
 
 def carrier(span: Span) -> Mapping[str, str]:
-    """The span's context, for a job's metadata; empty when no traces are collected."""
+    """The span's context, for a job's metadata; empty if no traces are collected."""
     found: dict[str, str] = {}
     inject(found, trace.set_span_in_context(span))
     return found

@@ -19,7 +19,7 @@ MAX_PLAIN = 1024
 """Longest value without quotes, in characters; Python could not even print a longer number."""
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The one in C is twelve times as fast, and every process reads the defaults."""
+"""The loader in C is twelve times as fast, and every process reads the defaults."""
 
 _OPENS = (yaml.SequenceStartEvent, yaml.MappingStartEvent)
 _CLOSES = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
@@ -37,7 +37,7 @@ _DAMAGE = (
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file of plain values.
+    """Read a YAML file of plain values.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def shown(value: object) -> str:
-    """`value` as one line of at most 300 characters."""
+    """Make `value` one line of at most 300 characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= 300 else f"{text[:297]}..."
 

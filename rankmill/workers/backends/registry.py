@@ -69,8 +69,9 @@ def choose_backend(
     without: Collection[Combination] = (),
     alone: bool = False,
 ) -> BackendChoice:
-    """Choose the backend and precision for a model; for ``auto``, the fastest that can run it. On a CPU
-    ``auto`` measures speeds, and never chooses int8. Precision ``int8`` means a kind of int8 that is
+    """Choose the backend and precision for a model; for ``auto``, the fastest that can run it.
+
+    On a CPU ``auto`` measures speeds, and never chooses int8. Precision ``int8`` means a kind of int8 that is
     measurably worth it, or else what ``auto`` would choose. On a GPU ``auto`` takes the first of `backends`
     that can run the model.
 

@@ -219,8 +219,9 @@ def rows_alone(batch: Batch) -> Iterator[Batch]:
 
 
 def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
-    """Cut a batch into up to `most` pieces of about equal work, the longest rows first. Every row is in
-    exactly one piece; a small batch is one piece. The pieces have no groups.
+    """Cut a batch into up to `most` pieces of about equal work, the longest rows first.
+
+    Every row is in exactly one piece; a small batch is one piece. The pieces have no groups.
 
     >>> mask = np.repeat([[1, 0, 0], [1, 1, 1], [1, 1, 0]], 200, axis=1)
     >>> [piece.rows.tolist() for piece in cut_batch(Batch.padded(mask, None, mask), 2)]

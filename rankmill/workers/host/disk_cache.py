@@ -84,8 +84,9 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_kept(folder: Path, cache: Path) -> bool:
-    """Whether `folder` in the folder `cache` is still as `build_once` made it; if not, it is removed. The
-    folder is marked as in use. Several threads may call this; large files take a while to read, the first
+    """Whether `folder` in the folder `cache` is still as `build_once` made it; if not, it is removed.
+
+    The folder is marked as in use. Several threads may call this; large files take a while to read, the first
     time.
 
     Raises

@@ -17,9 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def commit_of(source: str | Path, revision: str | None) -> str | None:
-    """The commit that a revision on the hub names now, so that all files come from one commit. If the model
-    is a directory or does not exist, the revision itself is returned. If the hub does not answer, this
-    process uses only cached files of the hub until the next call.
+    """The commit that a revision on the hub names now, so that all files come from one commit.
+
+    If the model is a directory or does not exist, the revision itself is returned. If the hub does not
+    answer, this process uses only cached files of the hub until the next call.
 
     Raises
     ------
@@ -68,9 +69,10 @@ _NAMING = ("config.json", "tokenizer_config.json", "modules.json", "model.safete
 
 
 def check_files(source: str | Path, revision: str | None) -> None:
-    """Refuse a model with an adapter, and a model on the hub that names files of this host. Whether
-    transformers applies an adapter depends on what is installed. Files of this host are not part of the
-    commit. For a directory, `rankmill.jobs.model_files` checks the names.
+    """Refuse a model with an adapter, and a model on the hub that names files of this host.
+
+    Whether transformers applies an adapter depends on what is installed. Files of this host are not part of
+    the commit. For a directory, `rankmill.jobs.model_files` checks the names.
 
     Raises
     ------

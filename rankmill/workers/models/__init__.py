@@ -1,1 +1,1 @@
-"""Models: loading them, and tokenizing text for them."""
+"""Loads models, and tokenizes text for them."""

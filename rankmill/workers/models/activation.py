@@ -1,4 +1,4 @@
-"""The function from logits to score, chosen as `sentence_transformers.CrossEncoder` does."""
+"""Activation: the function from logits to score, chosen as `sentence_transformers.CrossEncoder` does."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ _IDENTITY, _SIGMOID = "torch.nn.Identity", "torch.nn.Sigmoid"
 
 
 def activation(asked: str, saved: str | None, model: str, outputs: int = 1) -> Activation:
-    """The function to apply to logits of shape ``[rows]``, or of several outputs ``[rows, outputs]``.
+    """Choose the function to apply to logits ``[rows]``, or ``[rows, outputs]`` for several outputs.
 
     Parameters
     ----------
     asked
-        The activation of the `ScoreSpec`.
+        The activation that the `ScoreSpec` asks for.
     saved
-        Dotted path of the function that the model was saved with; ``None`` means the sigmoid for one
-        output, and none for several.
+        Dotted path of the function that the model was saved with; ``None`` means the sigmoid for one output,
+        and the identity for several.
     model
         Name of the model.
     outputs
-        How many outputs the model has.
+        The number of the model's outputs.
 
     Raises
     ------
     SpecError
-        The model's own function is not in `torch.nn`, or does not map logits to scores.
+        The model's own function is not in `torch.nn` or does not map logits to scores, or softmax is asked
+        for one output.
     """
     own = saved if saved is not None else _SIGMOID if outputs == 1 else _IDENTITY
     if asked == "probability":
@@ -64,7 +65,7 @@ def _softmax(logits: Logits) -> Logits:
 
 
 _OWN: dict[str, Activation] = {"Identity": lambda logits: logits, "Sigmoid": _sigmoid}
-"""Functions without PyTorch; most models use one of them."""
+"""Functions that do not need PyTorch; most models use one of these."""
 
 
 def _of_torch(name: str, outputs: int) -> Activation | None:
@@ -76,7 +77,7 @@ def _of_torch(name: str, outputs: int) -> Activation | None:
         return None
 
     def apply(logits: Logits) -> Logits:
-        whole = torch.from_numpy(logits.reshape(len(logits), -1))  # shape as in `CrossEncoder`
+        whole = torch.from_numpy(logits.reshape(len(logits), -1))  # the shape that `CrossEncoder` passes
         scores: Logits = module(whole).numpy().reshape(logits.shape)
         return scores
 

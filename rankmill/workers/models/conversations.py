@@ -1,4 +1,4 @@
-"""Conversations, as reward models read them: the model's own chat template makes a text of the messages."""
+"""Conversations for reward models: the model's own chat template turns the messages into a text."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rankmill.workers.models.templates import bound_templates, template_options
 Messages = list[dict[str, Any]]
 
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A question and its answer, another question, and another answer."""
+"""A question with its answer, the answer to another question, and another answer to the question."""
 
 
 def exchange(question: str, answer: str) -> Messages:
-    """A conversation of two messages."""
+    """Make a conversation of two messages."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 class ConversationTokenizer:
-    """Puts conversations into the model's own chat template, and tokenizes the whole, as transformers does.
+    """Puts conversations into the model's own chat template, and tokenizes the result, as transformers does.
 
-    The template writes the special tokens, and none is added. What is too long is cut where the tokenizer's
-    files say, at the end mostly.
+    The template writes the special tokens, so none are added. Longer texts are cut where the tokenizer's
+    files say, mostly at the end.
 
     Parameters
     ----------
     tokenizer
-        From transformers.
+        The tokenizer from transformers.
     max_length
         Longest conversation in tokens.
     model
@@ -39,7 +39,7 @@ class ConversationTokenizer:
     Raises
     ------
     SpecError
-        The model has no chat template, or one that is not for a question and an answer.
+        The model lacks a chat template, or its template does not take a question and an answer.
     """
 
     def __init__(self, tokenizer: Any, max_length: int, model: str) -> None:
@@ -67,7 +67,9 @@ class ConversationTokenizer:
             )
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
-        """Tokenize conversations ``[n]``, given as JSON; raises `ValueError` for one that is none."""
+        """Tokenize conversations ``[n]``, given as JSON; raises `ValueError` for text that is not a
+        conversation.
+        """
         chats = [read_messages(text) for text in queries]
         return sharing(in_a_row(self._ids(chats)), [json.dumps(chat[:-1]) for chat in chats])
 
@@ -85,14 +87,14 @@ class ConversationTokenizer:
 
 
 def read_messages(text: str) -> Messages:
-    """The messages of a conversation in JSON, each without the keys that are null.
+    """Read the messages of a conversation from JSON, without the keys whose values are null.
 
-    They are there because another message has them: tables and datasets fill up what a message lacks.
+    Tables and datasets add such keys to a message if another message has them.
 
     Raises
     ------
     ValueError
-        It is no list of messages, each with a role and a content.
+        The text is not a list of messages that each have a role and a content.
     """
     try:
         found = json.loads(text)

@@ -1,7 +1,7 @@
-"""A model's config, tokenizer and layout, cached on disk for workers without transformers.
+"""Caches a model's config, tokenizer and layout on disk, for workers without transformers.
 
-Importing torch and transformers takes most of a worker's start. A worker that runs a cached graph
-needs neither of them.
+Importing torch and transformers takes most of a worker's start, and a worker that runs a cached graph needs
+neither.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnownConfig(BaseModel):
-    """The used fields of a transformers config, by their names there."""
+    """The fields of a transformers config that are used, under their names there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -56,7 +56,7 @@ class KnownConfig(BaseModel):
 
 
 class TokenizerFacts(BaseModel):
-    """Properties of a tokenizer that transformers has in addition to the tokenizer's own file."""
+    """Properties of a tokenizer that transformers keeps outside of the tokenizer's own file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -78,10 +78,19 @@ class _Facts(BaseModel):
 class Description:
     """A model's config, its tokenizer, and how it is applied.
 
-    ``is_language_model``: its tokens see only what is before them, so it reads a prompt. ``cache``: where
-    what is found out about the tokenizer is kept. ``copy`` names the kept files that have all this.
-    ``lock`` is held by whoever tokenizes: a tokenizer of transformers has its limit of length as a state, and
-    the forward's thread scores probes while the main thread prepares chunks.
+    Attributes
+    ----------
+    config, tokenizer, layout
+        Config and tokenizer, from transformers or from the cache, and how the model is applied.
+    is_language_model
+        Whether tokens see only earlier tokens, so that the model reads a prompt.
+    cache
+        Folder in which facts about the tokenizer are kept.
+    copy
+        Name of the cached files that the description was read from; empty if it was not.
+    lock
+        Hold this to tokenize. A tokenizer of transformers keeps its limit of length as state, and the
+        forward's thread scores probes while the main thread prepares chunks.
     """
 
     config: Any
@@ -105,12 +114,12 @@ class Description:
 
     @cached_property
     def joiner(self) -> Joiner | None:
-        """How pairs are joined from texts that were tokenized alone, if that gives the same tokens."""
+        """Joins pairs from texts that were tokenized separately; ``None`` if this gives other tokens."""
         return Joiner.of(self.tokenizer, self.cache)
 
     @cached_property
     def joiner_alone(self) -> Joiner | None:
-        """The same for texts that are scored alone."""
+        """The same for single texts that are scored without a passage."""
         return Joiner.of(self.tokenizer, self.cache, alone=True)
 
     @property
@@ -120,18 +129,18 @@ class Description:
 
 
 class PlainTokenizer:
-    """A Rust tokenizer with the call interface of transformers, without importing it.
+    """A Rust tokenizer that is called as transformers' tokenizers are, without importing transformers.
 
     Parameters
     ----------
     text
         The tokenizer's JSON.
     facts
-        The properties that transformers had.
+        The properties that transformers keeps outside of the JSON.
     """
 
     split_special_tokens = False
-    truncation_side = "right"  # that of `_plain`
+    truncation_side = "right"  # `_plain` refuses other tokenizers
 
     def __init__(self, text: str, facts: TokenizerFacts) -> None:
         self.backend_tokenizer = Tokenizer.from_str(text)
@@ -150,7 +159,7 @@ class PlainTokenizer:
         max_length: int = 0,
         **_: Any,
     ) -> Encoded:
-        """Tokenize pairs ``[n]``, or texts alone; without `truncation`, at full length."""
+        """Tokenize pairs ``[n]``, or single texts; without `truncation`, at full length."""
         if truncation is None:
             self.backend_tokenizer.no_truncation()
         else:
@@ -176,21 +185,21 @@ def describe(
     cache: Path,
     check_unchanged: Callable[[], None] = lambda: None,
 ) -> Description:
-    """The description of a model: from the cache, or read by transformers and then cached.
+    """Describe a model, from the cache, or by transformers and then cached.
 
     Parameters
     ----------
     source, revision, check_unchanged
         As in `rankmill.workers.backends.base.ModelFiles`.
     cache
-        Cache folder; if it cannot be written, every worker imports transformers.
+        Cache folder; if it is not writable, every worker imports transformers.
 
     Raises
     ------
     SpecError
         The model is not a cross-encoder that rankmill supports.
     OSError, ValueError
-        From transformers, when there is no such model.
+        From transformers, if the model does not exist.
     """
     packages = (version(name) for name in ("rankmill", "transformers", "tokenizers"))
     folder = cache / "models" / cache_name(source, revision, str(_VERSION), *packages)
@@ -199,11 +208,11 @@ def describe(
     found = read(source, revision, cache)
     chat = found.layout.chat is not False and getattr(found.tokenizer, "chat_template", None)
     if found.config.model_type not in TRACEABLE or not found.plain or chat:
-        return found  # what runs it imports transformers anyway
+        return found  # running it imports transformers anyway
     try:
         text = _plain(found.tokenizer, source, revision)
         if text is not None:
-            check_unchanged()  # else it would be kept as that of other files
+            check_unchanged()  # otherwise it would be cached under the name of other files
             build_once(folder, partial(_save, _facts(found), text))
             return replace(found, copy=kept_as(folder))
     except Exception as error:  # an unusual tokenizer or config, or a full disk
@@ -220,7 +229,7 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
     config = load_config(source, revision)
     layout = read_layout(source, revision, config)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers makes one of nothing
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers needs no files to make one
         raise SpecError(f"the tokenizer in {source} knows no words: are its files missing?")
     most = getattr(config.get_text_config(), "vocab_size", None)
     if most and (last := max(_words(tokenizer), default=0)) >= most:
@@ -233,7 +242,7 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
 
 
 def _words(tokenizer: Any) -> Iterable[int]:
-    """The numbers of a tokenizer's words, without those of tokens that were added to them."""
+    """The numbers of a tokenizer's words, without the tokens that were added to them."""
     added = tokenizer.added_tokens_encoder
     return (number for word, number in tokenizer.get_vocab().items() if word not in added)
 
@@ -264,7 +273,7 @@ def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:
 
 
 def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | None:
-    """JSON with which a `PlainTokenizer` gives the same tokens as `tokenizer`; ``None`` if there is none."""
+    """JSON from which a `PlainTokenizer` gives the same tokens as `tokenizer`; ``None`` if no JSON does."""
     if not tokenizer.is_fast or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
         return None
     own = _state(tokenizer.backend_tokenizer)

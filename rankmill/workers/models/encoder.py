@@ -1,4 +1,4 @@
-"""The tokens of texts, and the texts of tokens, for callers who ask for these and not for scores."""
+"""Tokenizes texts and decodes tokens, for callers who ask for tokens instead of scores."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rankmill.workers.models.tokenizer import single_texts
 
 
 class TextEncoder:
-    """Hugging Face's tokenizer of a model, for texts at their full length.
+    """Tokenizes and decodes texts at full length with Hugging Face's tokenizer.
 
     Parameters
     ----------
     tokenizer
-        From transformers, or a `PlainTokenizer`.
+        A tokenizer from transformers, or a `PlainTokenizer`.
     most
-        Tokens that the model takes.
+        Most tokens that the model takes.
     labels
         Names of the model's outputs.
     """
@@ -28,12 +28,12 @@ class TextEncoder:
         self._most, self._labels = most, labels
 
     def __call__(self, rows: Sequence[str]) -> list[TokensFound]:
-        """What is found of rows ``[n]``.
+        """Answer rows ``[n]``, each of which is a `TokensAsked` in JSON.
 
         Raises
         ------
         WireError
-            A row is no `TokensAsked`.
+            A row is not a `TokensAsked`.
         ValueError
             The tokenizer does not tell where its tokens are in a text.
         """
@@ -48,10 +48,10 @@ class TextEncoder:
 
     @cached_property
     def _texts(self) -> Any:
-        """The tokenizer, without what it does to pairs and to long texts."""
+        """The tokenizer without its handling of pairs and of long texts."""
         try:
             whole = self._tokenizer.backend_tokenizer
-            found = single_texts(self._tokenizer)  # its own, as others truncate
+            found = single_texts(self._tokenizer)  # an own object, because others set its truncation
         except (AttributeError, ValueError) as error:
             raise ValueError(f"it does not tell where its tokens are in a text ({error})") from error
         found.post_processor, found.decoder = whole.post_processor, whole.decoder

@@ -1,11 +1,11 @@
-"""A fast tokenizer library beside Hugging Face's: used where it has proven to give the same ids, and watched.
+"""Fast tokenizer libraries, which replace Hugging Face's if they are proven to give the same ids.
 
-Hugging Face's tokenizer costs 90 µs of CPU for a pair and more, so that it starves a GPU. `nanotoken` (for
-WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, and are young. So trust is earned, for
-each tokenizer: when tokenizing has cost as much time as a proof does, a thread compares the two.
-What it finds is kept in the cache folder, for all workers of this host. A text with a character that is not
-proven goes to Hugging Face's tokenizer, and a sample of all texts goes to both. The first difference, in any
-of these processes, ends its use.
+Hugging Face's tokenizer costs 90 µs of CPU and more for a pair, so that it starves a GPU. `nanotoken` (for
+WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, and are young. So each tokenizer is
+proven: when tokenizing has cost as much time as a proof does, a thread compares the two libraries. The result
+is kept in the cache folder for all workers of this host. A text with an unproven character goes to Hugging
+Face's tokenizer, and a sample of all texts goes to both. The first difference, in any process of this host,
+ends the use of the fast library.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from rankmill.workers.models.tokenizer_proof import (
 )
 
 _AFTER_SECONDS = 7.0
-"""Seconds of tokenizing before the proof, which takes about as long: no short run should pay for it."""
+"""Seconds of tokenizing before the proof, which takes about as long: a short run should not pay for it."""
 
 _SAMPLE = 256
-"""One of so many texts is tokenized by both, which costs 0.4 µs for each text."""
+"""Both libraries tokenize one text of this many, which costs 0.4 µs for each text."""
 
 _ATTEMPTS = 3
-"""Proofs that begin and never end, until the library counts as one that crashes."""
+"""Proofs that begin and never end after which the library counts as one that crashes."""
 
 _CACHED_WORDS = 1 << 18
-"""Words that nanotoken remembers, in two tables of about 64 bytes each."""
+"""Words that nanotoken remembers, in two tables of about 64 bytes a word."""
 
 _RECIPE = 1
-"""Version of the proof; changes when it would find more."""
+"""Version of the proof; it changes when a proof would find more."""
 
 logger = logging.getLogger(__name__)
 
 
 class FastTexts:
-    """Tokenizes single texts, without special tokens and truncation. It is used from one thread.
+    """Tokenizes single texts without special tokens and truncation; used from one thread.
 
     Parameters
     ----------
     slow
         Hugging Face's tokenizer.
     cache
-        Cache folder; ``None``: no other library is used.
+        Cache folder; ``None`` means that only Hugging Face's tokenizer is used.
     """
 
     def __init__(self, slow: Tokenizer, cache: Path | None) -> None:
@@ -96,12 +96,12 @@ class FastTexts:
         return self._fast is not None
 
     def news(self) -> str | None:
-        """Once after the library was found to be wrong: how; else ``None``."""
+        """How the library was found to be wrong, once after that; otherwise ``None``."""
         news, self._news = self._news, None
         return news
 
     def settle(self) -> bool:
-        """Prove the library now, unless the outcome is known; returns whether it is in use."""
+        """Prove the library now, unless the result is known; returns whether it is in use."""
         if proof := self.begin_proof():
             proof.join()
         return self.is_fast
@@ -120,7 +120,7 @@ class FastTexts:
         return found
 
     def _tokenize_fast(self, texts: list[str]) -> Tokens | None:
-        """The ids of texts; ``None`` if the library is not to be used any more."""
+        """The ids of texts by the library; ``None`` if it must not be used any more."""
         if _stamp(self._file) != self._seen:
             self._read()
         if self._make is None or self._fast is None:
@@ -142,7 +142,7 @@ class FastTexts:
         return None
 
     def _unproven(self, texts: list[str]) -> list[int]:
-        """Places of texts with a character that was not compared, or differs."""
+        """Indices of texts with a character that was not compared, or that gets other ids."""
         other = [place for place, text in enumerate(texts) if not text.isascii()]
         if not other or self._all_proven("".join([texts[place] for place in other])):
             return []
@@ -153,7 +153,7 @@ class FastTexts:
         return bool(self._proven[codes].all())
 
     def _mixed(self, texts: list[str], odd: list[int]) -> Tokens:
-        """The ids of texts, those at the places `odd` by Hugging Face's tokenizer."""
+        """The ids of texts; Hugging Face's tokenizer makes those at the indices `odd`."""
         assert self._fast
         others = sorted(set(range(len(texts))) - set(odd))
         fast = fast_tokens(self._fast, [texts[place] for place in others])
@@ -161,7 +161,7 @@ class FastTexts:
         return both.take(np.argsort([*others, *odd]))
 
     def _differing(self, texts: list[str], found: Tokens) -> str | None:
-        """Compare a sample; how it differs, if it does."""
+        """Compare a sample of texts; returns how the ids differ, or ``None`` if they agree."""
         self._due += len(texts) / _SAMPLE
         wanted, self._due = int(self._due), self._due % 1
         places = [min(int(system.uniform(0, len(texts))), len(texts) - 1) for _ in range(wanted)]
@@ -172,7 +172,7 @@ class FastTexts:
         return None
 
     def begin_proof(self) -> threading.Thread | None:
-        """Begin a proof in a thread, unless a process of this host is at it or knows the outcome."""
+        """Begin a proof in a thread, unless a process of this host is proving it or knows the result."""
         if self._missing:
             logger.warning(
                 "%s is missing: Hugging Face's tokenizer takes ten times as long, and a GPU waits for it; %s",
@@ -226,7 +226,7 @@ class FastTexts:
         held.close()
 
     def _read(self) -> None:
-        """Take over what is known on this host."""
+        """Read and use what is known on this host about the library."""
         self._seen, known = _stamp(self._file), read_json(self._file)
         if "wrong" in known:
             self._make = None
@@ -236,7 +236,7 @@ class FastTexts:
                 for start, stop in known["proven"]:
                     proven[start:stop] = True
                 self._proven = proven
-                self._fast = self._make(self._slow.to_str())  # last: the thread of the proof may do it
+                self._fast = self._make(self._slow.to_str())  # last: the proof's thread may run this
             except (TypeError, ValueError) as error:
                 logger.warning("%s is damaged: %s", self._file, error)
 
@@ -261,7 +261,8 @@ def _nanotoken(text: str) -> FastEncode:
     core = nanotoken.WordPieceTokenizer.from_json(text)
 
     def encode(texts: list[str]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        # In the calling thread: one is faster than any device here, and threads do not survive a fork.
+        # In the calling thread, because one thread is faster than any device here, and threads do not survive
+        # a fork.
         return core.encode_batch(texts, add_special_tokens=False, parallel=False)
 
     return encode
@@ -283,4 +284,6 @@ LIBRARIES: dict[str, tuple[str, Callable[[str], FastEncode]]] = {
     "WordPiece": ("nanotoken", _nanotoken),
     "BPE": ("fastokens", _fastokens),
 }
-"""For each kind of tokenizer: a library, and what makes its tokenizer from the JSON of tokenizers."""
+"""A library for each kind of tokenizer, and the function that makes its tokenizer from the JSON of
+tokenizers.
+"""

@@ -1,4 +1,4 @@
-"""Loading a model: from a name to something that turns text into scores. Nothing is proven of these here."""
+"""Loads a model: from a name to an object that turns text into scores. The scores are proven elsewhere."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Model:
-    """A model ready to score: text to ids, ids to logits, logits to scores.
+    """A model ready to score: from text to ids, from ids to logits, from logits to scores.
 
-    ``int8_gain``: how many times as fast int8 would be here, where that was measured.
+    ``int8_gain`` is how many times as fast int8 would be here, if that was measured.
     """
 
     name: str
@@ -50,33 +50,33 @@ class Model:
     revision: str | None
     int8_gain: float | None = None
     short_passages: ShortPassages | None = None
-    """Cuts passages to a length of their own; ``None``: they have none."""
+    """Cuts passages to their own limit; ``None`` if they have none."""
     windows: Windows | None = None
-    """Cuts passages that are too long; ``None`` if they are truncated."""
+    """Cuts long passages into windows; ``None`` if they are truncated."""
     refused_over: int | None = None
-    """A pair of more tokens has an error; ``None`` if it is cut."""
+    """Most tokens of a pair before it gets an error; ``None`` if it is cut instead."""
     labels: tuple[str, ...] = ()
-    """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
+    """Names of the outputs if each is a score: scores are then ``[rows, labels]``, else ``[rows]``."""
     proof: Proof | None = None
-    """The proof of its scores; ``None`` without one, as in a simulation."""
+    """The proof of the model's scores; ``None`` in a simulation, which proves nothing."""
     kind: str | None = None
-    """Of a deterministic spec, what decides the bits of scores beside pairs and model (`Alone.kind`)."""
+    """For a deterministic spec, what decides the bits of scores besides pairs and model (`Alone.kind`)."""
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes once more."""
     prove_batch: Callable[[int, int], Proof | None] | None = None
-    """Compares batches of so many rows and padded tokens; ``None`` if such batches were compared."""
+    """Compares batches with these rows and padded tokens; returns ``None`` if such batches were compared."""
     inputs: Inputs = "pairs"
-    """What its rows are."""
+    """What the rows of a chunk are."""
     averages: bool = False
-    """Whether the mean of a row's windows counts, not the best."""
+    """Whether a row's score is the mean over its windows, instead of the best."""
     encoder: TextEncoder | None = None
-    """Finds tokens, where rows ask for these and not for scores."""
+    """Finds tokens, if rows ask for tokens instead of scores."""
     lock: threading.RLock = field(default_factory=system.RLock, compare=False)
-    """Held by whoever tokenizes, as of `Description`."""
+    """Hold this to tokenize, as with `Description.lock`."""
 
     @property
     def texts(self) -> FastTexts | None:
-        """What tokenizes single texts, if pairs are joined from these."""
+        """The tokenizer of single texts, if pairs are joined from these."""
         return _texts_of(self.tokenizer)
 
     def no_scores(self, rows: int) -> Logits:
@@ -87,12 +87,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Tokenizer and weights of a model; specs with any length, activation and instruction can share them.
+    """Tokenizer and weights of a model, which specs with any length, activation and instruction share.
 
-    ``held`` keeps the files of a registry's version on this host, ``source`` is where the files are,
-    ``copies`` names the kept files that were loaded in their place.
-    ``proof`` is what was proven of the scores; ``prove_again`` and ``prove_batch`` as of `Model`;
-    ``check_spec`` compares what a spec adds.
+    ``held`` keeps a registry's version on this host, ``source`` is where the files are, and ``copies`` names
+    the cached files that were loaded instead of the model's. ``proof`` says what was proven of the scores;
+    ``prove_again`` and ``prove_batch`` are as in `Model`. ``check_spec`` compares what a spec adds.
     """
 
     about: Description
@@ -109,11 +108,11 @@ class Loaded:
 
     @property
     def kind(self) -> str | None:
-        """What decides the bits of scores; ``None`` if other rows do too."""
+        """What decides the bits of scores; ``None`` if other rows of a batch can change them too."""
         return self.backend.kind if isinstance(self.backend, Alone) else None
 
     def model(self, spec: ScoreSpec) -> Model:
-        """The model with the length, activation, prompt and output of `spec`.
+        """Make the model with the length, activation, prompt and output of `spec`.
 
         Raises
         ------
@@ -164,7 +163,7 @@ def load(
     versions: VersionStore | None = None,
     without: Collection[Combination] = (),
 ) -> Loaded:
-    """Load tokenizer and weights.
+    """Load tokenizer and weights of a model.
 
     Parameters
     ----------
@@ -197,9 +196,9 @@ def load(
         found = find_source(spec, versions, cache)
         source, revision = found.files, found.revision
         about = describe(source, revision, cache, found.check_unchanged)
-        _scores(spec, about)  # what the spec lacks is said before the weights are read
+        _scores(spec, about)  # reports errors of the spec before the weights are read
         texts = _texts_of(tokenizer_for(spec, about, find_max_length(spec, about)))
-        if device != "cpu" and texts:  # it would starve, also in a short run; meanwhile weights are read
+        if device != "cpu" and texts:  # a GPU would starve, also in a short run; weights load meanwhile
             texts.begin_proof()
         asked = answers(spec, about) if about.layout.task == "causal" else None
         files = ModelFiles(
@@ -233,9 +232,9 @@ def _texts_of(tokenizer: Tokenize) -> FastTexts | None:
 
 
 def _scores(spec: ScoreSpec, about: Description) -> Activation:
-    """The function from logits to scores of shape ``[rows]``, or of all labels, ``[rows, labels]``."""
+    """The function from logits to scores ``[rows]``, or ``[rows, labels]`` for all labels."""
     if spec.inputs == "tokens":
-        return lambda logits: logits  # there are none
+        return lambda logits: logits  # rows that ask for tokens have no scores
     chosen = None if spec.all_labels else choose_output(spec.label, about.labels, spec.model)
     saved = about.layout.activation
     if saved is None and spec.inputs != "pairs":
@@ -245,12 +244,14 @@ def _scores(spec: ScoreSpec, about: Description) -> Activation:
 
 
 def _row_by_row(function: Activation) -> Activation:
-    """`function` of one row at a time: the end of an array may have other instructions than the rest."""
+    """Apply `function` to one row at a time, because the end of an array may run other instructions than the
+    rest.
+    """
     return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
 
 
 ANY_LENGTH = 1 << 24
-"""More tokens than a pair has."""
+"""More tokens than any pair has."""
 
 
 def _short_passages(spec: ScoreSpec, about: Description) -> ShortPassages | None:
@@ -271,7 +272,7 @@ def _load_network(files: ModelFiles) -> Any:
 
 
 class CannotConvert(SpecError):
-    """A backend cannot make its own form of a model, or run that; ``combination`` is what was tried."""
+    """A backend cannot convert a model to its own form or run that; ``combination`` is what was tried."""
 
     def __init__(self, combination: Combination, reason: str) -> None:
         super().__init__(reason)
@@ -301,9 +302,9 @@ def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Back
 
 @contextmanager
 def one_line(spec: ScoreSpec) -> Iterator[None]:
-    """Turn every error of a model into one `SpecError`, as every chunk would meet it here.
+    """Turn every error of a model into a `SpecError` of one line, because every chunk here would meet it.
 
-    Errors of memory and device pass.
+    Errors of memory and of the device pass unchanged.
     """
     try:
         yield
@@ -330,13 +331,13 @@ def _cannot_load(spec: ScoreSpec, error: BaseException) -> str:
 
 
 _LONGEST = 300
-"""Characters of an error that are shown, at most."""
+"""Most characters of an error that are shown."""
 
 
 def find_max_length(spec: ScoreSpec, about: Description) -> int:
-    """The limit that sentence-transformers applies, and at most the model's number of positions.
+    """The longest pair in tokens: sentence-transformers' limit, and at most the model's number of positions.
 
-    It is `ANY_LENGTH` where there is none.
+    It is `ANY_LENGTH` if the model has no limit.
     """
     config = about.config
     positions = getattr(config, "max_position_embeddings", None) or 0

@@ -1,7 +1,7 @@
-"""The probe pairs of a proof: short, long, empty, of other scripts, alike in part, and over every limit.
+"""The probe pairs of a proof: short, long, empty, in many scripts, partly equal, and over every limit.
 
-Of a model of single texts the passages are the probes, and of a reward model question and answer, some of
-them after other messages.
+For a model of single texts the passages are the probes. For a reward model the probes are question and
+answer, some of them after other messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.workers.models.conversations import Messages, exchange
 
 LONGEST = 512
-"""Tokens of the longest probe that is scored, at most: of longer pairs only the tokens are compared."""
+"""Most tokens of a probe that is scored; of longer pairs only the tokens are compared."""
 
 _TEXT = (
     "the moon is far away and nobody knows how long a river flows under old stone bridges before it meets "
@@ -24,9 +24,10 @@ _WORDS = _TEXT.split()
 
 
 class Probe(NamedTuple):
-    """A pair of texts; in a conversation messages may come before it, as role and content.
+    """A pair of texts, to score in a proof.
 
-    ``is_null``: the row has no text, and so no score.
+    In a conversation, ``before`` are earlier messages, as role and content. If ``is_null``, the row has no
+    text, and so no score.
     """
 
     query: str
@@ -36,7 +37,7 @@ class Probe(NamedTuple):
 
     @property
     def messages(self) -> Messages:
-        """The conversation that it is to a reward model."""
+        """The probe as a conversation, for a reward model."""
         earlier = [{"role": role, "content": content} for role, content in self.before]
         return [*earlier, *exchange(self.query, self.passage)]
 
@@ -46,7 +47,7 @@ def _words(count: int, start: int = 0, step: int = 7) -> str:
 
 
 def _alike(first: str, last: str, count: int) -> list[str]:
-    """Texts that differ, of as many tokens for any tokenizer: the same words between two others."""
+    """Different texts that have equally many tokens for any tokenizer: the same words between two others."""
     words = _WORDS[1:12]
     return [" ".join([first, *words[turn:], *words[:turn], last]) for turn in range(count)]
 
@@ -77,12 +78,12 @@ _SHORT = (
 _NULL = Probe("", "", is_null=True)
 
 _SAME = _words(45, 3, 11)
-"""More than 200 characters with which several texts begin."""
+"""More than 200 characters that several texts begin with."""
 
 _MOON, _SEA = f"{_SAME} moon", f"{_SAME} sea"
 
 _LENGTHS = (16, 56, 88, 120, 184, 248, 376)
-"""Words of passages: with their query they have tokens near each power of two, and between."""
+"""Words of passages, so that pairs have token counts near each power of two, and between."""
 
 _SYSTEM = (("system", "Be brief."),)
 _TURNS = (("user", "how far is the moon"), ("assistant", "Nobody knows."))
@@ -104,10 +105,10 @@ SCORED = (
     *(Probe(_words(5, length), _words(length, length, 5)) for length in _LENGTHS),
     _NULL,
 )
-"""Rows that are scored; the first is cut in both texts, and is as long as any. Some are equal, or almost."""
+"""Rows that are scored. The first is cut in both texts, and is the longest; some are equal, or almost."""
 
 OF_SPECS = tuple(SCORED[place] for place in (1, 4, 6, 8, 12, 17, 30)) + SCORED[-5:-1]
-"""Pairs whose tokens are compared for what a spec asks for."""
+"""Pairs whose tokens are compared for a spec's own options."""
 
 AT_THE_LIMIT = (
     Probe("how far is the moon", "{long}"),
@@ -115,13 +116,13 @@ AT_THE_LIMIT = (
     Probe("{long}", "{long}"),
     Probe("é {long}", "🌕 {long}"),
 )
-"""Pairs whose tokens are compared at the model's own limit; ``{long}`` stands for more words than it has."""
+"""Pairs whose tokens are compared at the model's limit; ``{long}`` stands for more words than the limit."""
 
 _MOST_WORDS = 20_000
 
 
 def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]]:
-    """Probes as the columns of a chunk with such rows."""
+    """Put probes into the columns of a chunk with such rows."""
 
     def column(text: Callable[[Probe], str]) -> list[str | None]:
         return [None if each.is_null else text(each) for each in probes]
@@ -134,7 +135,7 @@ def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]
 
 
 def scored_length(config: Any) -> int:
-    """Tokens of the longest scored probe of a model without a limit: more than its attention is exact for."""
+    """Most tokens of a scored probe if the model has no limit: more than its attention computes exactly."""
     if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
         return max(LONGEST, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size) + 8)
     return LONGEST

@@ -1,4 +1,4 @@
-"""Prompts: which one a spec and a model need, and how pairs that are put into it are tokenized."""
+"""Prompts: chooses the prompt for a spec and a model, and tokenizes pairs that are put into it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
 """A pair, one with another query, and one with another passage."""
 
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "message.content[")
-"""Mark of a template that reads content as a list, as sentence-transformers guesses it."""
+"""Signs by which sentence-transformers guesses that a template reads content as a list."""
 
 _FLAT_TYPES = frozenset({"apertus", "deepseek_v3", "gpt_oss", "seed_oss"})
 
@@ -29,30 +29,30 @@ _NAMED = f"--prompt-template FILE, or {', '.join(shipped_templates())}"
 
 
 class PromptTokenizer:
-    """Puts pairs into a chat template and tokenizes the whole.
+    """Puts pairs into a chat template, and tokenizes the result.
 
-    The two texts are messages of the roles ``query`` and ``document``, and the instruction, if there is
-    one, that of ``system``. A prompt that is too long is cut at one side; the tokens after the passage,
-    which the model needs to answer, then take the place of the last that are left.
+    The two texts are messages with the roles ``query`` and ``document``; an instruction is a message with the
+    role ``system``. A longer prompt is cut at one side. Then the tokens after the passage, which the model
+    needs to answer, replace the last tokens that remain.
 
     Parameters
     ----------
     tokenizer
-        From transformers.
+        The tokenizer from transformers.
     max_length
         Longest prompt in tokens.
     template
         A Jinja template.
     instruction
-        Text for the role ``system``; empty: no such message.
+        Text for the role ``system``; if it is empty, the message is left out.
     structured
         Whether the template reads contents as lists.
     options
         Other variables of the template.
     side
-        Where prompts are cut; ``None``: as the tokenizer's files say.
+        The side at which prompts are cut; ``None`` means where the tokenizer's files say.
     texts
-        Tokenizes single texts, if it does it as the tokenizer does.
+        A tokenizer of single texts, which is used if its tokens are the same.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class PromptTokenizer:
         self._instruction, self._structured = instruction, structured
         try:
             first, *others = self.rendered(*map(list, zip(*_PROBES, strict=True)))
-        except Exception as error:  # Jinja's errors, or what a template itself raises
+        except Exception as error:  # Jinja's errors, or those that the template raises
             reason = " ".join(str(error).split())
             raise SpecError(
                 f"the prompt template cannot be filled with a query and a passage: {reason}",
@@ -115,7 +115,7 @@ class PromptTokenizer:
         return Tokens(ids, None, offsets)
 
     def rendered(self, queries: Sequence[str], passages: Sequence[str]) -> list[str]:
-        """The prompts of pairs ``[n]``, as text."""
+        """Put pairs ``[n]`` into the template; returns the prompts as text."""
 
         def content(text: str) -> Any:
             return [{"type": "text", "text": text}] if self._structured else text
@@ -135,7 +135,7 @@ class PromptTokenizer:
         return texts
 
     def _fills_without_instruction(self) -> bool:
-        """Whether the template lacks nothing but a place for the instruction, which is forgotten."""
+        """Whether the template works without the instruction, which this removes."""
         self._instruction = ""
         try:
             self.rendered(*map(list, zip(*_PROBES, strict=True)))
@@ -150,13 +150,15 @@ class PromptTokenizer:
         return in_a_row(ids)
 
     def _agrees(self, texts: FastTexts) -> bool:
-        """Whether `texts` has the tokens of the tokenizer itself for prompts."""
+        """Whether `texts` gives the tokenizer's own tokens for prompts."""
         prompts = self.rendered(*sample_pairs(self._tokenizer))
         ours, theirs = texts(prompts), self._encoded(prompts)
         return np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.offsets, theirs.offsets)
 
     def _find_ending(self) -> list[int]:
-        """The tokens after the passage, as sentence-transformers finds them: what two short prompts share."""
+        """Find the tokens after the passage as sentence-transformers does: the common ending of two short
+        prompts.
+        """
         both = self._encoded(self.rendered(["0", "1 2 3 4"], ["0", "1 2 3 4"]))
         short, long = (part.tolist() for part in np.split(both.ids, both.offsets[1:2]))
         count = 0
@@ -166,26 +168,26 @@ class PromptTokenizer:
 
 
 def is_structured(template: str, chat_format: str, model_type: str) -> bool:
-    """Whether a template reads contents as lists, as sentence-transformers decides it."""
+    """Whether a template reads contents as lists, decided as in sentence-transformers."""
     if chat_format != "auto":
         return chat_format == "structured"
     return model_type not in _FLAT_TYPES and any(sign in template for sign in _STRUCTURED)
 
 
 def names_both_texts(template: str) -> bool:
-    """Whether a template was written for pairs: it names their roles."""
+    """Whether a template was written for pairs, because it names their roles."""
     return "query" in template and "document" in template
 
 
 class PrefixedTokenizer:
-    """Puts a text before each query, as `CrossEncoder` does with a prompt where there is no chat template.
+    """Puts a prompt before each query, as `CrossEncoder` does for a model without a chat template.
 
     Parameters
     ----------
     tokenizer
-        Tokenizes pairs.
+        The tokenizer of pairs.
     prompt
-        The text.
+        The text before each query.
     """
 
     def __init__(self, tokenizer: PairTokenizer, prompt: str) -> None:
@@ -199,13 +201,13 @@ class PrefixedTokenizer:
 
 
 def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Tokenize:
-    """The tokenizer of a model, with the prompt that a spec and the model's files ask for.
+    """Make the tokenizer of a model, with the prompt that a spec or the model's files ask for.
 
     Raises
     ------
     SpecError
-        The model needs a prompt that nothing names, or the template does not fit it; or it cannot score what
-        is no pair.
+        The model needs a prompt but nothing names one, the template does not fit the model, or the model
+        cannot score these inputs.
     """
     if spec.inputs == "tokens":
         return PairTokenizer(about.tokenizer, max_length, None)
@@ -235,12 +237,12 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
 
 
 def prompt_template(spec: ScoreSpec, about: Description) -> str | None:
-    """The template that pairs are put into; ``None`` if the model reads the two texts as they are.
+    """Choose the template that pairs are put into; ``None`` if the model reads the two texts as they are.
 
     Raises
     ------
     SpecError
-        A language model whose prompt nothing names would be scored without one, or the other way round.
+        A language model has no prompt, or another model is given one.
     """
     if spec.prompt_template is not None and not about.is_language_model:
         raise SpecError(
@@ -268,12 +270,12 @@ def prompt_template(spec: ScoreSpec, about: Description) -> str | None:
 
 
 def answers(spec: ScoreSpec, about: Description) -> tuple[int, int | None]:
-    """Ids of a language model's tokens for yes and no; for no ``None`` if the score is one logit.
+    """The token ids of a language model's answers, yes and no; ``None`` for no if the score is one logit.
 
     Raises
     ------
     SpecError
-        The tokenizer or the model has no such token.
+        The tokenizer or the model lacks one of these tokens.
     """
     named = answers_of(spec.prompt_template)
     if named is None and about.layout.steps:

@@ -1,8 +1,8 @@
-"""The model's own logits of the probes: transformers as sentence-transformers runs it, each pair alone.
+"""The reference model: transformers computes the probes' logits as sentence-transformers does, pair by pair.
 
-This is what a worker's scores are compared with, so it shares as little as it can with their way: its own
-tokens (`reference_tokens`), its own poolings and activation, and transformers' own forward. With one pair at
-a time there is no padding.
+A worker's scores are compared with these, so this module shares as little as possible with a worker's code:
+it has its own tokens (`reference_tokens`), its own poolings and activation, and transformers' own forward.
+With one pair at a time it needs no padding.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _KINDS = {
 
 
 class ReferenceModel:
-    """A model as transformers has it, which is asked for one pair at a time.
+    """A model run by transformers, one pair at a time.
 
     Parameters
     ----------
     spec
-        The model, and its prompt template.
+        The model and its prompt template.
     source, revision
         As in `rankmill.workers.backends.base.ModelFiles`.
     """
 
     def __init__(self, spec: ScoreSpec, source: str | Path, revision: str | None) -> None:
         self._source, self._revision, self._device = source, revision, "cpu"
-        self._about = about = read(source, revision)  # not what is kept of it
+        self._about = about = read(source, revision)  # without the cached description
         self._inputs = spec.inputs
         self.tokens = ReferenceTokens(spec, about)
         """Tokenizes a probe."""
@@ -61,7 +61,9 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:
-        """Logits ``[rows, outputs]`` of tokenized pairs: each alone, or each padded `beside` a longer one."""
+        """Logits ``[rows, outputs]`` of tokenized pairs, each by itself, or each padded `beside` a longer
+        pair.
+        """
         return np.stack([self._one(row, beside) for row in rows])
 
     def _one(self, row: Row, beside: Row | None) -> Logits:
@@ -83,7 +85,7 @@ class ReferenceModel:
         return result
 
     def _chain(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the modules after the transformer make of the states ``[tokens, width]`` of one pair."""
+        """Apply the modules after the transformer to the states ``[tokens, width]`` of one pair."""
         states = {"token_embeddings": hidden}
         for step in self._about.layout.steps:
             config = step.config
@@ -101,11 +103,11 @@ class ReferenceModel:
 
     def _weights(self, step: SavedModule, like: torch.Tensor) -> dict[str, torch.Tensor]:
         file = model_file(self._source, self._revision, f"{step.path}/model.safetensors")
-        assert file is not None  # else the model was not loaded
+        assert file is not None  # loading the model needs this file
         return {name: tensor.to(like) for name, tensor in load_file(file).items()}
 
     def cast(self, precision: str, device: str, rounding: Rounding | None) -> None:
-        """Compute on a device in another precision from now on; in 8 or 4 bits by plain `rounding`."""
+        """Compute on a device in another precision from now on; 8 and 4 bits are simulated by `rounding`."""
         self._device = device
         if precision in _DTYPES:
             self._model.to(device, _DTYPES[precision])
@@ -122,7 +124,9 @@ class ReferenceModel:
                     )
 
     def scores(self, logits: Logits) -> dict[str, Logits]:
-        """Scores of logits ``[rows, outputs]`` by a spec's activation; without what torch lacks."""
+        """Scores of logits ``[rows, outputs]``, by the name of the activation; functions that torch lacks are
+        left out.
+        """
         found, several = torch.from_numpy(logits), logits.shape[1] > 1
         probability = found.softmax(-1) if several else found.sigmoid()
         scores = {"identity": found, "sigmoid": found.sigmoid(), "probability": probability}
@@ -130,30 +134,30 @@ class ReferenceModel:
         if path is None:
             of_pair = not several and self._inputs == "pairs"
             path = "torch.nn.Sigmoid" if of_pair else "torch.nn.Identity"
-        with suppress(Exception):  # it needs arguments, or is no function at all
+        with suppress(Exception):  # the class needs arguments, or is not a function
             scores["default"] = getattr(nn, path.rpartition(".")[2])()(found)
             if several:
                 scores["softmax"] = scores["default"].softmax(-1)
         return {asked: values.numpy() for asked, values in scores.items()}
 
     def labels(self, outputs: int) -> list[str]:
-        """Names of so many outputs, in order: those of transformers' classifier, else their numbers."""
+        """Names of this many outputs, in order, from transformers' classifier; other outputs are numbered."""
         names = self._model.config.id2label if self._about.layout.task == "classifier" else {}
         return [str(names.get(number, number)) for number in range(outputs)]
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         del self._model
         gc.collect()
 
 
 def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
-    """A row, or two of equal length: the mask, too, is padded with 0."""
+    """A row, or two rows of equal length; the mask is padded with 0 as well."""
     return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
 
 
 def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torch.Tensor:
-    """Values in 8 or 4 bits; `together` of them have one scale, as in `Rounding`."""
+    """Round values to 8 or 4 bits; `together` of them share a scale, as in `Rounding`."""
     if together is None:
         return values
     width = values.shape[-1]

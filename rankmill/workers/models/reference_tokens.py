@@ -1,7 +1,7 @@
-"""The tokens that transformers and sentence-transformers make of a pair: what a worker's are compared with.
+"""The reference tokens of a pair, from transformers and sentence-transformers, to compare a worker's with.
 
-It shares as little as it can with a worker's way: its own tokenizer, read from the model's files and not from
-the cache, its own prompts and truncation.
+This module shares as little as possible with a worker's code: it reads the tokenizer from the model's files
+instead of the cache, and has its own prompts and truncation.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rankmill.workers.models.prompts import is_structured, prompt_template
 from rankmill.workers.models.templates import template_options
 
 Row = dict[str, list[int]]
-"""Token ids, mask and types of a pair, by their names in transformers."""
+"""Token ids, mask and types of a pair, under their names in transformers."""
 
 
 def own_tokenizer(source: str | Path, revision: str | None) -> Any:
-    """The tokenizer of a model's files."""
+    """Load the tokenizer from a model's files."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
@@ -32,9 +32,9 @@ class ReferenceTokens:
     Parameters
     ----------
     spec
-        Prompt, instruction and truncation.
+        The prompt, instruction and truncation to use.
     about
-        The model, with its own tokenizer.
+        The model's description, with a tokenizer from transformers.
     """
 
     def __init__(self, spec: ScoreSpec, about: Description) -> None:
@@ -45,7 +45,7 @@ class ReferenceTokens:
             self._tokenizer.truncation_side = spec.truncation_side
 
     def __call__(self, probe: Probe, max_length: int) -> Row:
-        """Token ids of a probe, and what else transformers' tokenizer says of them; none without a text."""
+        """Tokenize a probe: ids, and what else transformers' tokenizer returns; no ids for a null probe."""
         if probe.is_null:
             return {"input_ids": []}
         cut: dict[str, Any] = {"truncation": True, "max_length": max_length}
@@ -55,7 +55,7 @@ class ReferenceTokens:
             cut |= template_options(str(self._tokenizer.chat_template))
             try:
                 return dict(self._tokenizer.apply_chat_template(probe.messages, return_dict=True, **cut))
-            except Exception:  # of a template that knows no such message: then nobody can score it
+            except Exception:  # the template refuses such messages, so they cannot be scored
                 if not probe.before:
                     raise
                 return {"input_ids": []}
@@ -66,7 +66,7 @@ class ReferenceTokens:
             )
             return {name: values[0] for name, values in found.items()}
         ids = self._chat(probe.query, passage, **cut)
-        if len(ids) == max_length:  # what follows the passage is put back, as sentence-transformers does
+        if len(ids) == max_length:  # put back what follows the passage, as sentence-transformers does
             short, long = (self._chat(text, text) for text in ("0", "1 2 3 4"))
             same = 0
             while same < min(len(short), len(long)) and short[-1 - same] == long[-1 - same]:
@@ -77,7 +77,7 @@ class ReferenceTokens:
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def beginning(self, passage: str) -> str:
-        """As much of a passage as a spec takes."""
+        """The beginning of a passage that a spec takes."""
         most = self._spec.max_passage_tokens
         while most:
             found = self._tokenizer(passage, add_special_tokens=False, return_offsets_mapping=True)

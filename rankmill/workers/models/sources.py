@@ -1,7 +1,7 @@
-"""Where a model's files are: in a folder of this host, on the hub, or in a registry; and if they are whole.
+"""Finds a model's files, in a folder, on the hub or in a registry, and checks that they are whole.
 
-Imports no torch: reading 100 GB of weights for their digest takes minutes, so it is done in a thread, and
-what the headers of safetensors say is checked before anything else of them is read.
+Importing this loads no torch. Reading 100 GB of weights for their digest takes minutes, so a thread does it,
+and the headers of safetensors are checked before anything else of them is read.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ from rankmill.jobs.system import system
 from rankmill.workers.host.model_file import check_files, commit_of
 
 _MOST = 100 << 20
-"""Bytes of a header; the safetensors library refuses longer ones."""
+"""Most bytes of a header; the safetensors library refuses longer ones."""
 
 _FLOATS = ("F", "BF")
-"""How the names of number formats begin that are loaded as float32."""
+"""Beginnings of the names of number formats that are loaded as float32."""
 
 DEMO_MODEL = shipped("examples", "demo-model")
 
 _AT_ONCE_SECONDS = 0.2
-"""Reading that takes no longer than this is waited for."""
+"""Reading that takes no longer than this many seconds is waited for."""
 
 
 def check_headers(folder: Path, name: str) -> None:
-    """Refuse weights that cannot be loaded here, in milliseconds: reading 100 GB for a digest takes minutes.
+    """Refuse weights that cannot be loaded here, within milliseconds.
 
     Raises
     ------
     SpecError
-        A file is longer or shorter than its header says, or has no header. Or the model names a file outside
-        of its directory.
+        A file is longer or shorter than its header says, or lacks a header.
     WorkerError
         The model does not fit into the memory of this host.
     OSError
@@ -63,7 +62,7 @@ def check_headers(folder: Path, name: str) -> None:
 
 
 def _loaded_bytes(file: Path, name: str) -> int:
-    """Bytes of the file's tensors in memory."""
+    """Bytes that the file's tensors take in memory."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -89,18 +88,18 @@ def _in_memory(tensor: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The files of a model.
+    """A model's files, and where they are.
 
     Attributes
     ----------
     files
-        Their folder on this host, or the hub id.
+        The folder on this host, or the hub id.
     revision
         Commit on the hub; for a directory or a version in a registry, the digest of its content.
     held
-        Keeps a registry's version on this host while it exists.
+        An object that keeps a registry's version on this host as long as it exists.
     facts
-        What the file system says of the files in a folder.
+        What the file system says about the files in a folder.
     """
 
     files: str | Path
@@ -109,7 +108,7 @@ class ModelSource:
     facts: Mapping[str, Facts] = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
-        """Check that the files have not changed; raises `WorkerError` if they have."""
+        """Raise `WorkerError` if the files have changed."""
         if isinstance(self.files, Path) and model_facts(self.files) != self.facts:
             raise WorkerError(f"the files in {self.files} changed while they were read")
 
@@ -122,18 +121,18 @@ def find_source(
     Parameters
     ----------
     spec, versions
-        The model, and where models of a registry come from.
+        The model, and the store that models of a registry come from.
     cache
-        The cache folder, where digests are remembered.
+        The cache folder, in which digests are remembered.
     ask_hub
-        Without it, a model on the hub has the revision of the spec.
+        Whether to ask the hub for a commit; otherwise a model on the hub has the spec's revision.
 
     Raises
     ------
     WorkerError
-        They are not on this host, or are not those that the spec asks for.
+        The files are not on this host, or their content is not what the spec asks for.
     SpecError
-        They are no model.
+        The files are not a model.
     """
     reference = _reference(spec.model)
     if reference is None:
@@ -152,13 +151,15 @@ def find_source(
 
 
 def directory_content(spec: ScoreSpec, cache: Path) -> str | None:
-    """The digest of the content of a spec's model, if that is a directory; raises as `find_source` does."""
+    """The digest of a model's directory; ``None`` if the model is not a directory. Raises as `find_source`
+    does.
+    """
     files = locate(spec.model) if _reference(spec.model) is None else spec.model
     return _content(files, spec, cache) if isinstance(files, Path) else None
 
 
 def _content(folder: Path, spec: ScoreSpec, cache: Path) -> str:
-    """The digest of a directory's content, which is the spec's revision if it has one."""
+    """The digest of a directory's content, which must equal the spec's revision if it has one."""
     if spec.revision and not CONTENT.fullmatch(spec.revision):
         raise SpecError(
             f"model {spec.model} is a directory, and revision {spec.revision:.40} names a commit on the hub: "
@@ -186,7 +187,7 @@ def locate(name: str) -> str | Path:
     Raises
     ------
     WorkerError
-        `name` is a path, and this host has no such directory.
+        `name` is a path, and the directory does not exist on this host.
     SpecError
         The directory does not contain a model.
     """
@@ -225,14 +226,14 @@ logger = logging.getLogger(__name__)
 
 
 class Reading:
-    """Facts read before models are loaded, by name and revision.
+    """Threads that read models' files before these are loaded, so that the worker serves others meanwhile.
 
     Parameters
     ----------
     cache
-        Folder where digests are remembered, so that the load finds them.
+        Folder in which digests are remembered, so that loading finds them.
     versions
-        Where models of a registry come from; they are fetched in the thread, too.
+        The store that models of a registry come from; the thread fetches them too.
     """
 
     def __init__(self, cache: Path, versions: VersionStore | None) -> None:
@@ -241,7 +242,9 @@ class Reading:
         self._threads: dict[tuple[str, str | None], threading.Thread] = {}
 
     def goes_on(self, spec: ScoreSpec) -> bool:
-        """Whether the model's files are still being read; begins that. When it has ended, load the model."""
+        """Whether the model's files are still being read; the first call begins that. Afterwards, load the
+        model.
+        """
         key = spec.model, spec.revision
         thread = self._threads.get(key)
         if thread is None:
@@ -259,5 +262,5 @@ class Reading:
     def _read(self, spec: ScoreSpec) -> None:
         try:
             find_source(spec, self._versions, self._cache, ask_hub=False)
-        except Exception as error:  # whatever it is, the load meets it again
+        except Exception as error:  # loading the model reports it again
             logger.debug("%s cannot be read: %s", spec.model, error)

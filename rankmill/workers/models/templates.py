@@ -1,8 +1,8 @@
-"""Chat templates, which come from anywhere, within bounds: of work, of size, and of what they may depend on.
+"""Bounds on chat templates, which may come from anywhere: on their work, their size and what they depend on.
 
-Jinja's sandbox keeps a template from the process, but lets it run for ever, fill the memory, and write what
-differs from one day or process to the next. transformers' own environment, which renders all prompts, counts
-here what a template does for a prompt.
+Jinja's sandbox protects the process from a template, but lets it run forever, fill the memory, and write text
+that differs between days or processes. Here transformers' own environment, which renders all prompts, counts
+what a template does for a prompt.
 """
 
 from __future__ import annotations
@@ -23,26 +23,31 @@ from jinja2.visitor import NodeTransformer
 from rankmill.jobs.contract.errors import SpecError
 
 _DAY = "26 Jul 2024"
-"""The date in prompts, where a template asks for today's: a score must not change overnight. It is the day
-that Llama's templates take where they cannot ask."""
+"""The date in prompts whose template asks for today's, because a score must not change overnight. Llama's
+templates use this day if they cannot ask.
+"""
 
 _LONGEST = 1 << 18
-"""Characters of a template."""
+"""Most characters of a template."""
 
 _MOST = 1 << 28
-"""Characters, and items of lists, that a template makes for a prompt."""
+"""Most characters, and items of lists, that a template may make for a prompt."""
 
 _STEP = 1024
-"""What a step of a loop, a call or a written item counts for among these: a prompt may take 262,144."""
+"""What a step of a loop, a call or a written item adds to that count; a prompt may take 262,144 of these."""
 
 _TIMES, _BESIDE = 4, 1 << 14
-"""A prompt has at most so many times the characters of its messages, and so many beside: each row has one."""
+"""A prompt has at most 4 times the characters of its messages, and 16,384 more, because each row has a
+prompt.
+"""
 
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02
-"""CPU time of all prompts of a template: for so many seconds, and as many more for each prompt."""
+"""CPU time in seconds that all prompts of a template may take together: a fixed part, and more for each
+prompt.
+"""
 
 _LOOK = 64
-"""The CPU time is looked at with one of so many steps."""
+"""The CPU time is checked at one step of this many."""
 
 _DEPTH = 100
 
@@ -53,10 +58,10 @@ _ITERATE = frozenset(
         *("slice", "sort", "sum", "unique"),
     )
 )
-"""Filters and methods that take what is no text and no list: they do not write it."""
+"""Filters and methods whose arguments may be other than text and lists, because they do not write them."""
 
 _ADD_UP = frozenset({"join", "sum"})
-"""Those of them whose result has all that the items have."""
+"""Those of `_ITERATE` whose result contains everything that the items contain."""
 
 _WIDEN = frozenset(
     (
@@ -76,17 +81,17 @@ _WIDEN = frozenset(
 """Filters and methods whose result grows with a number that they are given."""
 
 _MULTIPLY = frozenset({"expandtabs", "indent", "join", "replace", "tojson", "translate", "wordwrap"})
-"""Those whose result grows with the product of two of their arguments."""
+"""Filters and methods whose result grows with the product of two arguments."""
 
 _DIGITS = 300
 """Most digits to round to."""
 
 _WIDTH = re.compile(r"%[^%a-zA-Z]*(\d{6,}|\*)|\{[^{}]*:[^{}]*(\d{6,}|\{)")
-"""A large or computed width in a format."""
+"""Matches a large or computed width in a format string."""
 
 
 class _Meter(local):
-    """What is left for the prompt that a thread renders."""
+    """What remains of the bounds for the prompt that a thread renders."""
 
     left = _MOST
     until = float("inf")
@@ -131,19 +136,19 @@ class _Counted(NodeTransformer):
 
 
 def _call(method: str, first: nodes.Expr, *others: nodes.Expr) -> nodes.Expr:
-    """A call of a method of `BoundedEnvironment`, as a filter with a name that no template can write."""
+    """Call a method of `BoundedEnvironment` as a filter, under a name that no template can write."""
     return nodes.Filter(first, f"bounded {method}", list(others), [], None, None)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """An environment in which a template can do no more for a prompt than is bounded here.
+    """A Jinja environment that bounds what a template does for a prompt.
 
     Raises
     ------
     TemplateError
-        From a template: it exceeds a bound, or writes what differs each time.
+        A template exceeds a bound, or writes text that differs each time.
     SpecError
-        Its prompts take too long, all together.
+        A template's prompts together take too long.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -151,7 +156,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @classmethod
     def like(cls, environment: Environment) -> BoundedEnvironment:
-        """An environment with all that another one has."""
+        """Make an environment with everything that another one has."""
         bounded: Any = environment.overlay()
         bounded.__class__ = cls
         bounded.finalize, bounded.template_class = bounded.written, BoundedTemplate
@@ -159,7 +164,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         own = {"step": bounded.step, "joined": bounded.joined, "cut": bounded.cut}
         bounded.filters |= {f"bounded {name}": method for name, method in own.items()}
         bounded.globals = {**bounded.globals, "strftime_now": _today}
-        bounded.globals.pop("lipsum", None)  # it is random, and so is the filter
+        bounded.globals.pop("lipsum", None)  # lipsum is random; so is the filter `random`
         bounded.filters.pop("random", None)
         return bounded  # type: ignore[no-any-return]
 
@@ -170,18 +175,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @pass_context
     def step(self, context: Context, text: int) -> None:
-        """Count a step, which writes so many characters of the template itself."""
+        """Count a step that writes `text` characters of the template itself."""
         self._meter.spend(_STEP + text)
 
     @pass_context
     def joined(self, context: Context, parts: list[Any]) -> str:
-        """What ``~`` does."""
+        """Join values as ``~`` does."""
         self._meter.spend(sum(map(_size, parts)))
         return str_join(parts)
 
     @pass_context
     def cut(self, context: Context, value: Any, *ends: int | None) -> Any:
-        """What ``[start:stop:step]`` does."""
+        """Cut as ``[start:stop:step]`` does."""
         return self._counted(value[slice(*ends)])
 
     def written(self, value: Any) -> Any:
@@ -206,7 +211,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """See `SandboxedEnvironment.call`."""
-        method = getattr(__obj, "__wrapped__", __obj)  # of str.format, which the sandbox wraps
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
         text = getattr(method, "__self__", None)
         if isinstance(text, str):
             named = [value for name, value in kwargs.items() if not name.startswith("_")]
@@ -223,7 +228,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return bounded
 
     def _check(self, name: str, given: tuple[Any, ...]) -> None:
-        """Check what a filter or a method of a text is given, before it makes more of it."""
+        """Check the arguments of a filter or of a text's method, before it makes something larger of them."""
         if name in {"format", "format_map"} and isinstance(given[0], str):
             _check_widths(given[0])
         sizes = [1, 1]
@@ -244,7 +249,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class BoundedTemplate(Template):
-    """A template that has spent so much CPU time for so many prompts."""
+    """A template that counts the CPU time and the number of its prompts."""
 
     seconds = 0.0
     prompts = 0
@@ -285,7 +290,7 @@ def _compiled(template: str) -> Template:
 
 
 def template_options(template: str) -> dict[str, str]:
-    """What a template is told beside the messages, if it would ask for the date."""
+    """What a template is told besides the messages, so that it does not ask for the date."""
     return {"date_string": _DAY} if "strftime_now" in template else {}
 
 
@@ -294,7 +299,9 @@ def _today(_: str) -> NoReturn:
 
 
 def _size(value: Any, depth: int = 0) -> int:
-    """Characters of a value as text, about; raises `TemplateError` for what has another text each time."""
+    """Approximate number of characters of a value as text; raises `TemplateError` if the text differs each
+    time.
+    """
     if isinstance(value, str):
         return len(value)
     if value is None or isinstance(value, float | Undefined):
@@ -318,7 +325,7 @@ def _digits(value: int) -> int:
 
 
 def _times(left: Any, right: Any) -> int:
-    """The size of a product."""
+    """The size of the product of two values."""
     if isinstance(left, int) and isinstance(right, int):
         return _digits(left) + _digits(right)
     sizes = [len(each) if isinstance(each, str | list | tuple) else abs(each) for each in (left, right)]

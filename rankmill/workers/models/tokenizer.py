@@ -1,4 +1,4 @@
-"""Tokenizes pairs of texts, and cuts passages that are too long into windows."""
+"""Tokenizes pairs of texts, and cuts long passages into windows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class Tokenize(Protocol):
-    """Tokenizes pairs of texts ``[n]``; ``pad_id`` is the token that fills a batch up.
+    """Tokenizes pairs of texts ``[n]``; ``pad_id`` is the token that pads a batch.
 
-    A text that is scored alone is a pair without a passage, and so is a conversation.
+    A text that is scored by itself counts as a pair without a passage, and so does a conversation.
     """
 
     max_length: int
@@ -46,7 +46,7 @@ class PairTokenizer:
     joiner
         The tokenizer's `Joiner`, if it has one.
     side
-        Where texts are cut; ``None``: as the tokenizer's files say.
+        The side at which texts are cut; ``None`` means where the tokenizer's files say.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PairTokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self.max_length = max_length
-        self.pad_id = tokenizer.pad_token_id or 0  # without a padding token any id will do: it is masked
+        self.pad_id = tokenizer.pad_token_id or 0  # any id works, because padding is masked
         self._joiner = joiner if joiner and joiner.specials < max_length else None
         self._side: Side = side or tokenizer.truncation_side
         self.texts = self._joiner.texts if self._joiner else None
@@ -67,14 +67,14 @@ class PairTokenizer:
 
 
 class ShortPassages:
-    """Cuts passages to a number of tokens of their own, before anything else is made of them.
+    """Cuts passages to their own limit of tokens, before anything else is done with them.
 
     Parameters
     ----------
     tokenizer
-        The Hugging Face tokenizer, to see where tokens end in a text.
+        The Hugging Face tokenizer, which tells where tokens end in a text.
     most
-        Tokens of a passage.
+        Most tokens of a passage.
 
     Raises
     ------
@@ -87,7 +87,7 @@ class ShortPassages:
         self._most = most
 
     def cut(self, passages: Sequence[str]) -> list[str]:
-        """The beginnings of passages ``[n]``: as many of their tokens as are taken."""
+        """Cut passages ``[n]`` to at most `most` tokens each."""
         found = self._texts.encode_batch(list(passages), add_special_tokens=False)
         return [
             passage if len(encoding) <= self._most else self._beginning(passage, encoding.offsets)
@@ -95,7 +95,11 @@ class ShortPassages:
         ]
 
     def _beginning(self, passage: str, spans: Sequence[tuple[int, int]]) -> str:
-        """It may have more tokens alone than in its passage: a character can be several."""
+        """Cut a passage after so few tokens that the result by itself has at most `most`.
+
+        It may have more tokens by itself than within its passage, because one character can be several
+        tokens.
+        """
         for kept in range(self._most, 0, -1):
             short = passage[: spans[kept - 1][1]]
             if len(self._texts.encode(short, add_special_tokens=False)) <= self._most:
@@ -110,7 +114,7 @@ def tokenize_pairs(
     max_length: int,
     side: Side | None = None,
 ) -> Tokens:
-    """Tokenize pairs ``[n]`` with the Hugging Face tokenizer itself, one by one."""
+    """Tokenize pairs ``[n]`` with the Hugging Face tokenizer itself, pair by pair."""
     own = tokenizer.truncation_side
     tokenizer.truncation_side = side or own
     try:
@@ -132,17 +136,17 @@ def tokenize_pairs(
 
 
 class Joiner:
-    """Gives the same tokens for pairs as their tokenizer, but tokenizes each distinct text only once.
+    """Tokenizes each distinct text of pairs only once, and gives the same tokens as their tokenizer.
 
-    The token ids of pairs are then joined in numpy. That is faster than Python objects for each pair,
-    which no number of threads speeds up.
+    The token ids of pairs are then joined in numpy. That is faster than Python objects for each pair, which
+    more threads would not speed up.
 
     Parameters
     ----------
     texts
         Tokenizes single texts, without special tokens and truncation.
     pattern, types
-        Token ids and types of a pair, or of a text alone, with one placeholder token for each text. ``types``
+        Token ids and types of a pair or of a single text, with one placeholder token for each text. ``types``
         is ``None`` for models without types.
     places
         Positions of the placeholders in the pattern.
@@ -159,9 +163,9 @@ class Joiner:
 
     @classmethod
     def of(cls, tokenizer: Any, cache: Path | None = None, *, alone: bool = False) -> Joiner | None:
-        """A joiner for a Hugging Face tokenizer, of pairs or of texts `alone`.
+        """Make a joiner for a Hugging Face tokenizer, of pairs, or of single texts if `alone`.
 
-        ``None``, and a line in the log, if they differ on any sample. `cache` as of `FastTexts`.
+        If the two differ on any sample, this returns ``None`` and logs a line. `cache` is as in `FastTexts`.
         """
         try:
             joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)
@@ -211,13 +215,14 @@ class Joiner:
         return self._join(texts, pairs, lengths, side)
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
-        """Insert `truncated` tokens of the texts of `pairs` (both ``[sides, n]``) into the pattern: the
-        first, or the last ones if the left side is cut.
+        """Insert `truncated` tokens of the texts of `pairs` into the pattern; both arrays are ``[sides, n]``.
+
+        These are the first tokens of each text, or the last ones if the left side is cut.
         """
         width, count = len(self._pattern), pairs.shape[1]
         numbers = np.concatenate([self._pattern, texts.ids])
         offsets = np.concatenate([np.arange(width), width + texts.offsets])
-        which = np.tile(np.arange(width), (count, 1))  # of the pieces: those of the pattern, then all texts
+        which = np.tile(np.arange(width), (count, 1))  # piece numbers: the pattern's, then all texts
         which[:, self._places] = width + pairs.T
         lengths = np.ones_like(which)
         lengths[:, self._places] = truncated.T
@@ -236,7 +241,7 @@ class Joiner:
 
 
 def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
-    """Queries and passages ``[n]`` on which two tokenizers that differ are likely to differ."""
+    """Queries and passages ``[n]`` that are likely to show a difference between two tokenizers."""
     special = "".join(tokenizer.all_special_tokens[:8])
     samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9, "b " * 11]
     queries, passages = zip(*product(samples, samples), strict=True)
@@ -244,7 +249,7 @@ def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
 
 
 def longest_first(lengths: Ids, room: int) -> Ids:
-    """Lengths of texts ``[sides, n]`` after truncation: the longer is cut until both fit into `room`."""
+    """Lengths of texts ``[sides, n]`` after truncation: the longer text is cut until both fit into `room`."""
     if len(lengths) == 1:
         return np.minimum(lengths, room)
     first, second = lengths
@@ -255,7 +260,7 @@ def longest_first(lengths: Ids, room: int) -> Ids:
 
 
 def single_texts(tokenizer: Any) -> Tokenizer:
-    """The Rust tokenizer of `tokenizer`, without its truncation and template.
+    """Make a Rust tokenizer like `tokenizer`'s own, without truncation and template.
 
     It shares the parts of the original. A copy would go through JSON, where the scores of a Unigram model
     lose their last digit, which sometimes changes the tokens.
@@ -273,7 +278,7 @@ def single_texts(tokenizer: Any) -> Tokenizer:
 
 
 def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
-    """As `single_texts`; raises `SpecError` if it does not say where tokens are, as `option` needs."""
+    """As `single_texts`; raises `SpecError` if the tokenizer cannot do what `option` needs."""
     try:
         return single_texts(tokenizer)
     except (AttributeError, ValueError) as error:
@@ -286,16 +291,16 @@ def _flat(rows: Iterable[list[int]], count: int) -> TokenIds:
 
 
 class Windows:
-    """Cuts passages.
+    """Cuts long passages into windows, each of which fits into the model's length.
 
     Parameters
     ----------
     tokenizer
-        The Hugging Face tokenizer, to see where tokens begin in a text.
+        The Hugging Face tokenizer, which tells where tokens begin in a text.
     tokenize
         The tokenizer of pairs, with its limit on the length.
     stride
-        Tokens from the start of a window to the start of the next; ``None``: half of a window.
+        Tokens from the start of a window to the start of the next; ``None`` means half of a window.
 
     Raises
     ------
@@ -310,10 +315,11 @@ class Windows:
     def cut(
         self, queries: Sequence[str], passages: Sequence[str] | None
     ) -> tuple[Rows, list[str], list[str] | None]:
-        """Pairs ``[n]`` as pairs ``[windows]``, and the number of the pair that each of them is of.
+        """Cut pairs ``[n]`` into pairs ``[windows]``; also returns the number of the pair that each window
+        belongs to.
 
-        A passage that fits stays whole. So does one whose query leaves less than a quarter of the model's
-        length: it is truncated, as without windows. A text that is scored alone is cut as a passage is.
+        A passage that fits stays whole. If the query leaves less than a quarter of the model's length, the
+        passage stays whole too, and is truncated later. A text without a passage is cut as a passage is.
         """
         asked, read = ([""] * len(queries), queries) if passages is None else (queries, passages)
         distinct = list(dict.fromkeys(asked))

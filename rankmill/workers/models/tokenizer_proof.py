@@ -1,4 +1,4 @@
-"""The proof that a fast tokenizer gives the ids of Hugging Face's."""
+"""Proves that a fast tokenizer gives the same ids as Hugging Face's."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tokenizers.decoders import ByteLevel
 from rankmill.workers.batches.tokens import TokenIds, Tokens
 
 _PLANES = (0, 1, 2, 3, 14)
-"""Of Unicode, that have characters; the others have private ones, or none."""
+"""Planes of Unicode that have characters; the others have private characters, or none."""
 
 CODES = [code for plane in _PLANES for code in range(plane << 16, (plane + 1) << 16)]
-"""Code points that are compared; a text with another one is never left to the library."""
+"""Code points that are compared; a text with any other code point never goes to the fast library."""
 
 _MOST_DIFFERENT = 256
-"""Characters that may differ, and are then not proven; with more of them the library is not used."""
+"""Most characters that may differ, and then count as not proven; if more differ, the library is not used."""
 
 _CONTEXTS = ("{0}", "a{0}b{0}{0}1", "e{0}\u0301 .{0} A")
 _SPACE_BYTE = "\u0120"
-"""How vocabularies of bytes write a space."""
+"""The character that stands for a space in vocabularies of bytes."""
 
 _SIGNS = (" ", "\n", "\t", "\u00a0", "\u3000", ".", ", ", "'s", "-", "1999", "$3.50", "\r\n")
 RANDOM_TEXTS, LONG_TEXTS = 4000, 4
 
 FastEncode = Callable[[list[str]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-"""Ids of texts, end to end, and where each begins and ends, as in `Tokens`."""
+"""Returns the ids of texts, end to end, and their offsets, as in `Tokens`."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Untrusted(Exception):
 
 
 def slow_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
-    """The ids of texts by Hugging Face's tokenizer."""
+    """Tokenize texts with Hugging Face's tokenizer."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -52,7 +52,7 @@ def slow_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
 
 
 def fast_tokens(fast: FastEncode, texts: list[str]) -> Tokens:
-    """The ids of texts by a library; raises `Untrusted` if they are not as many texts."""
+    """Tokenize texts with a library; raises `Untrusted` if its offsets do not fit the texts."""
     ids, offsets = fast(texts)
     if len(offsets) != len(texts) + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
         raise Untrusted(f"{len(offsets)} offsets for {len(texts)} texts")
@@ -76,7 +76,7 @@ def prove_tokenizer(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
     Raises
     ------
     Untrusted
-        They differ on more than single characters.
+        They differ on more than a few single characters.
     """
     points = np.array([code for code in CODES if not 0xD800 <= code < 0xE000])
     same = np.ones(len(points), np.bool_)
@@ -96,7 +96,7 @@ def prove_tokenizer(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
 
 
 def _agree(slow: Tokenizer, fast: FastEncode, texts: list[str]) -> npt.NDArray[np.bool_]:
-    """For each text whether both give the same ids."""
+    """For each text, whether both tokenizers give the same ids."""
     ours, theirs = fast_tokens(fast, texts), slow_tokens(slow, texts)
     if np.array_equal(ours.offsets, theirs.offsets) and np.array_equal(ours.ids, theirs.ids):
         return np.ones(len(texts), np.bool_)
@@ -105,7 +105,7 @@ def _agree(slow: Tokenizer, fast: FastEncode, texts: list[str]) -> npt.NDArray[n
 
 
 def _with_added(slow: Tokenizer) -> Iterator[str]:
-    """Texts with added tokens, which are found before anything else."""
+    """Texts with added tokens, which tokenizers find before anything else."""
     for added in list(slow.get_added_tokens_decoder().values())[:_MOST_DIFFERENT]:
         each = added.content
         yield from (each, f"a{each}b", f"a {each} b", f"{each}{each}", f" {each[:-1]}")
@@ -113,7 +113,7 @@ def _with_added(slow: Tokenizer) -> Iterator[str]:
 
 
 def _words(slow: Tokenizer) -> list[str]:
-    """The vocabulary, as it is written; that of bytes has a letter for each byte."""
+    """The vocabulary as text; a vocabulary of bytes has a letter for each byte."""
     words = sorted(slow.get_vocab())
     if _SPACE_BYTE not in words:
         return words

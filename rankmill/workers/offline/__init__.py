@@ -1,1 +1,1 @@
-"""What scores or measures without a queue."""
+"""Scores or measures models without a queue."""

@@ -1,7 +1,8 @@
-"""Answers a request about a model: ``python -m rankmill.workers.offline TASK``; each TASK is a module here.
+"""Answers a request about a model, as ``python -m rankmill.workers.offline TASK``; each TASK is a module
+here.
 
-The request is JSON on standard input, and the answer JSON on standard output. It is ``{"error": "..."}``,
-with exit status 1, if the model cannot be used.
+The request is JSON on standard input, and the answer is JSON on standard output. If the model cannot be used,
+the answer is ``{"error": "..."}`` and the exit status 1.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from rankmill.jobs.contract.errors import RankmillError
 
 
 def main(task: str) -> int:
-    """Read the request, answer it; the exit status."""
+    """Read and answer the request; returns the exit status."""
     request = json.load(sys.stdin)
-    with suppress(OSError):  # if memory runs out, the system ends this process and not the one that asked
+    with suppress(OSError):  # if memory runs out, this process ends, and not its caller
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
-        with redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
+        with redirect_stdout(sys.stderr):  # what libraries print is not part of the answer
             module = import_module(f"rankmill.workers.offline.{task}")
             run: Callable[[Mapping[str, Any]], dict[str, Any]] = getattr(module, task)
             answer, status = run(request), 0

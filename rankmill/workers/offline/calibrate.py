@@ -1,4 +1,4 @@
-"""Calibration: watch the inputs of a model's linear layers, and write a directory with smoothing factors."""
+"""Calibration: observes the inputs of a model's linear layers, and writes a copy with smoothing factors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,19 @@ ALPHA = 0.5
 """SmoothQuant's migration strength: 0.5 divides the difficulty evenly between inputs and weights."""
 
 _STEPS = 8
-"""Factors are rounded to powers of the 8th root of 2, so that rounding errors of the forward, which differ
-with the number of threads, hardly ever change them."""
+"""Factors are rounded to powers of the 8th root of 2, so that the forward's rounding errors, which differ
+with the number of threads, hardly ever change them.
+"""
 
 _TINY = 1e-5
 _KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors")
-"""Endings of a model's files that workers read; code and weights in other formats are left out."""
+"""Endings of the files that workers read; code and weights in other formats are left out."""
 
 
 class Watched:
-    """Inputs of a linear layer: the largest value of each channel ``[into]``, and the number of tokens."""
+    """The observed inputs of a linear layer: the largest value of each channel ``[into]``, and the number of
+    tokens.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear
@@ -45,7 +48,7 @@ class Watched:
         self.tokens = 0
 
     def look(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        """A hook that PyTorch calls before a forward."""
+        """Observe the inputs of a forward; PyTorch calls this hook before each."""
         hidden = inputs[0].flatten(0, -2)
         self.largest = torch.maximum(self.largest, hidden.abs().amax(0))
         self.tokens += len(hidden)
@@ -56,20 +59,20 @@ class Watched:
         return self.tokens * self.linear.weight.numel()
 
     def factors(self) -> torch.Tensor:
-        """Divisors of the input's channels, ``[into]``."""
+        """The factors to divide the channels of the input by, ``[into]``."""
         weights = self.linear.weight.detach().abs().amax(0).clamp(min=_TINY)
         exact = self.largest.clamp(min=_TINY) ** ALPHA / weights ** (1 - ALPHA)
         return torch.exp2(torch.round(torch.log2(exact) * _STEPS) / _STEPS)
 
 
 def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
-    """Run a classifier on tokenized pairs and watch its linear layers; returns these by their names.
+    """Run a classifier on tokenized pairs and observe its linear layers; returns these by their names.
 
     Parameters
     ----------
     classifier
-        From `load_classifier`, of a family that `reads_first_token`; its last layer is replaced. The
-        last projection is not watched, as it is never in 8 bits.
+        From `load_classifier`, of a family that `reads_first_token`; its last layer is replaced. The last
+        projection is not observed, because it is never in 8 bits.
     tokens
         Tokens of the pairs; each pair is a forward of its own, without padding.
     """
@@ -93,16 +96,16 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
 
 
 def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Calibrate the model of a request, and write it with smoothing factors into a folder, which must exist.
+    """Calibrate the model of a request, and write it with smoothing factors into an existing folder.
 
-    The request is ``{"spec": {...}, "queries": [...], "passages": [...], "cache_dir": "auto",
-    "folder": "..."}``, the answer ``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share":
-    ...}]}``, where ``share`` is the layer's share of the matrix products.
+    The request is ``{"spec": {...}, "queries": [...], "passages": [...], "cache_dir": "auto", "folder":
+    "..."}``, and the answer is ``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share": ...}]}``,
+    where ``share`` is the layer's share of the matrix products.
 
     Raises
     ------
     SpecError
-        The model cannot be loaded, or is of a family whose layers are not known.
+        The model cannot be loaded, or is of a family whose layers are unknown here.
     OSError
         The folder cannot be written.
     """

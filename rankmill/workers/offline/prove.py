@@ -16,10 +16,10 @@ from rankmill.workers.host.device import devices, use_threads
 
 
 def prove(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Prove a model on each device of the request, or take what this host knows of it.
+    """Prove a model on each device of the request, or take this host's cached proof.
 
     The request is ``{"spec": {...}, "device": ..., "backend": ..., "threads": ..., "cache_dir": ...,
-    "registry": ..., "cache_bytes": ...}``; the device ``all`` means those of this host. The answer has
+    "registry": ..., "cache_bytes": ...}``; the device ``all`` means all devices of this host. The answer has
     ``proofs`` and ``refused``, by device: the fields of `rankmill.jobs.contract.proof.Proof`, or a reason.
     """
     spec = ScoreSpec.model_validate(request["spec"])

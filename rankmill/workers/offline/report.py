@@ -1,4 +1,4 @@
-"""How a worker of this host would run a model, from its small files; no weights are read."""
+"""Reports how a worker of this host would run a model, from the model's small files, without its weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     SpecError
-        There is no such model, or its files are damaged.
+        The model does not exist, or its files are damaged.
     """
     spec = ScoreSpec.model_validate(request["spec"])
     with one_line(spec):
@@ -63,7 +63,7 @@ def _kind(about: Description) -> str:
 
 
 def _pooling(about: Description) -> str:
-    """Which tokens the score reads."""
+    """The tokens that the score reads, in words."""
     modes = [step.config.get("pooling_mode", "as configured") for step in about.layout.steps]
     found = [mode for step, mode in zip(about.layout.steps, modes, strict=True) if step.kind == "Pooling"]
     if found:
@@ -74,7 +74,7 @@ def _pooling(about: Description) -> str:
 
 
 def _refusal(spec: ScoreSpec, about: Description) -> str | None:
-    """Why the model cannot be scored as the spec has it; ``None`` if it can."""
+    """Why the model cannot be scored with this spec; ``None`` if it can."""
     try:
         if not spec.all_labels:
             choose_output(spec.label, about.labels, spec.model)
@@ -93,13 +93,13 @@ def _prompt(spec: ScoreSpec, about: Description) -> str | None:
             return None
         tokenizer: Any = tokenizer_for(spec, about, find_max_length(spec, about))
         texts: list[str] = tokenizer.rendered([_SAMPLE[0]], [_SAMPLE[1]])
-    except SpecError:  # `_refusal` says it
+    except SpecError:  # `_refusal` reports this
         return None
     return texts[0]
 
 
 def _backends(about: Description, device: str) -> dict[str, dict[str, str | None]]:
-    """For each backend and each of its precisions: why it cannot run the model here; ``None`` if it can."""
+    """Why each backend cannot run the model here, for each of its precisions; ``None`` if it can."""
     found: dict[str, dict[str, str | None]] = {}
     for name, kind in backends().items():
         precisions = kind.precisions.get(device) or ("auto",)

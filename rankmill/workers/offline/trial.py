@@ -1,4 +1,4 @@
-"""A trial of a model: it is loaded as a worker loads it, and scores the shipped pairs."""
+"""A trial of a model: loads it as a worker does, and scores the shipped pairs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _TOKEN_BUDGET = 2048
 
 
 def trial(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Try a model with PyTorch on the CPU, which runs all that any worker can.
+    """Try a model with PyTorch on the CPU, which runs every model that any worker can.
 
-    The request is ``{"spec": {...}}``, the answer ``{"family": ..., "backend": ..., "precision": ...}``.
+    The request is ``{"spec": {...}}``, and the answer is
+    ``{"family": ..., "backend": ..., "precision": ...}``.
 
     Raises
     ------
     SpecError
-        It cannot be loaded, fails at a pair, or scores all pairs the same.
+        The model cannot be loaded, fails at a pair, or scores all pairs the same.
     """
     spec = ScoreSpec.model_validate(request["spec"])
     use_threads("auto")

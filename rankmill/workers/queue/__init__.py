@@ -1,1 +1,1 @@
-"""A worker's side of the queue: jobs, claims and their leases, refusals, stopping."""
+"""A worker's side of the queue: claiming jobs, leases, refusals, and stopping."""

@@ -1,4 +1,4 @@
-"""Claimed chunks: where their pairs come from, how they become work for the engine, and where scores go."""
+"""Claimed chunks: reads their pairs, makes them work for the engine, and returns their scores."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from rankmill.workers.rq.penalty import JobTimeout, TooLong
 from rankmill.workers.rq.worker import RQWorker
 
 _RUNS = 1000
-"""Runs of which a worker remembers what is settled."""
+"""Runs whose settled spec a worker remembers."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +63,17 @@ logger = logging.getLogger(__name__)
 class ChunkClaim:
     """A chunk whose job this worker took off its queue and has not finished yet.
 
-    Pairs, run and result are in Redis under keys of their own. ``run`` is known once it was read, ``engine``
-    and ``work`` once the pairs were fetched and tokenized; ``fast`` is whether a fast tokenizer library may
-    have done it. ``claimed`` and ``started`` are monotonic times (s): when the job was claimed, and when its
-    scoring began, later by the time that its model took to load.
+    Attributes
+    ----------
+    run
+        The run, once it is read; pairs, run and result are in Redis under keys of their own.
+    engine, work
+        What scores the chunk, once its pairs are fetched and tokenized.
+    fast
+        Whether a fast tokenizer library may have tokenized it.
+    claimed, started
+        Monotonic times in seconds: when the job was claimed, and when its scoring began, plus the time that
+        its model took to load.
     """
 
     in_redis: ClassVar[bool] = True
@@ -96,7 +103,7 @@ class ChunkClaim:
 
     @property
     def run_id(self) -> str:
-        """Id of the run; raises as `ScoringJob.chunk`."""
+        """The run's id; raises as `ScoringJob.chunk`."""
         return self.job.chunk[0]
 
     @property
@@ -109,12 +116,13 @@ class ChunkClaim:
         return priority_of(self.run_id) == "request"
 
     def load(self) -> Run | None:
-        """Read the run, with the pairs of a request, which are few; ``None`` if it is gone.
+        """Read the run; ``None`` if it is gone. For a request this also reads the pairs, because they are
+        few.
 
         Raises
         ------
         WireError, InputError
-            It cannot be read.
+            The run cannot be read.
         """
         if self._is_request:
             self.run, self._payload = self.store.load_with(self.run_id, self.chunk)
@@ -123,12 +131,14 @@ class ChunkClaim:
         return self.run
 
     def columns(self, run: Run) -> Sequence[Texts] | None:
-        """Queries and passages, ``[n]`` each, or texts or conversations; ``None`` if no one waits any more.
+        """Read the rows: queries and passages, ``[n]`` each, or texts or conversations.
+
+        Returns ``None`` if no producer waits for them any more.
 
         Raises
         ------
         WireError
-            They cannot be read.
+            The rows cannot be read.
         """
         payload, self._payload = self._payload, None
         if not self._is_request:
@@ -136,9 +146,10 @@ class ChunkClaim:
         return None if payload is None else decode_rows(payload, run.inputs)
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
-        """What all chunks of the run are scored with, if this worker has `mine` and the chunk `rows`.
+        """Settle what all chunks of the run are scored with, if this worker has `mine` and the chunk `rows`
+        rows.
 
-        A request of one chunk has no others that could be scored differently.
+        A request of one chunk needs no agreement, because no other chunk could be scored differently.
         """
         if self._is_request and (self.chunk, rows) == (0, run.rows):
             return mine
@@ -149,7 +160,7 @@ class ChunkClaim:
         return self.store.exists(self.run_id)
 
     def finish(self, result: ChunkResult | None) -> None:
-        """End the job and write its result, if any, in one transaction."""
+        """End the job and write its result, if it has one, in one transaction."""
 
         def write(pipe: redis.client.Pipeline) -> None:
             if result is not None:
@@ -168,13 +179,13 @@ class ChunkClaim:
 
 
 class PairsClaim(ChunkClaim):
-    """A job that brings its pairs; it ends as RQ's own jobs do, with RQ's result."""
+    """A job that contains its pairs; it ends as RQ's own jobs do, with RQ's result."""
 
     in_redis = False
     _texts: tuple[Texts, Texts] | None = None
 
     def load(self) -> Run | None:
-        self._texts = read_pairs(self.job)  # before any model is loaded for them
+        self._texts = read_pairs(self.job)  # refuses bad texts before a model is loaded
         self.run = read_request(self.job)
         return self.run
 
@@ -188,7 +199,7 @@ class PairsClaim(ChunkClaim):
         return self.held.is_wanted()
 
     def finish(self, result: ChunkResult | None) -> None:
-        """End the job; what follows it, such as jobs that depend on it, is RQ's."""
+        """End the job; RQ does what follows, such as jobs that depend on it."""
         try:
             if isinstance(result, ChunkScores):
                 assert self.run
@@ -204,7 +215,9 @@ class PairsClaim(ChunkClaim):
             raise DamagedJob(f"RQ cannot end it ({type(error).__name__}: {error})") from None
 
     def fail(self, error: Exception) -> None:
-        """Record a failed attempt; what rankmill has the reason of, no other attempt would change."""
+        """Record a failed attempt; an error that rankmill explains is final, because another attempt would
+        not help.
+        """
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
         if self.job.should_retry:
@@ -218,9 +231,9 @@ class WrongTokens(Exception):
 
 
 class ChunkScorer:
-    """Scores chunks of any run with the models of this process.
+    """Scores chunks of any run with this process's models.
 
-    The `Fault` of the errors that it raises says what is to become of the chunk.
+    The `Fault` of each error that it raises says what happens to the chunk.
 
     Parameters
     ----------
@@ -229,13 +242,13 @@ class ChunkScorer:
     engines
         The process's loaded models.
     aliases
-        Finds out which versions aliases stand for.
+        Resolves aliases of a registry to versions.
     reading
         Reads the files of models that are not loaded.
     refusals
-        The models and runs that this worker does not try just now.
+        The models and runs that this worker refuses now.
     pipeline
-        Scores the work that is made of chunks.
+        Scores the works that chunks become.
     """
 
     def __init__(
@@ -256,16 +269,16 @@ class ChunkScorer:
         self._settled: OrderedDict[str, ScoreSpec] = OrderedDict()
 
     def find_run(self, claim: ChunkClaim) -> None:
-        """Read the run of a claim; it stays without one if that is gone.
+        """Read the run of a claim into ``claim.run``, which stays ``None`` if the run is gone.
 
         Raises
         ------
         RunFailed
             The run is damaged.
         SpecError, FormatError
-            This worker cannot score it: it has another format, or the worker refuses it now.
+            This worker cannot score the run, because it has another format or the worker refuses it now.
         InputError
-            The job asks for what cannot be.
+            The job asks for something impossible.
         """
         self._refusals.check(("run", claim.run_id))
         try:
@@ -276,15 +289,17 @@ class ChunkScorer:
             raise RunFailed(str(error)) from None
         if run is None:
             return
-        if not claim.in_redis:  # no producer has begun it, and found the version that its model stands for
+        if not claim.in_redis:  # no producer resolved the model's alias
             try:
                 claim.run = run = run.model_copy(update={"spec": self._aliases.pinned(run.spec)})
             except WorkerError as error:
-                raise SpecError(str(error)) from None  # no fault of the model, which is not known yet
+                raise SpecError(str(error)) from None  # not the fault of the model, which is unknown yet
         self._refusals.check(weights_key(self.spec(run)))
 
     def reads(self, run: Run) -> bool:
-        """Whether the files of the run's model are being read, before it is loaded; begins that."""
+        """Whether the files of the run's model are being read, before it is loaded; the first call begins
+        that.
+        """
         spec = self.spec(run)
         return not self._engines.has(spec) and self._reading.goes_on(spec)
 
@@ -295,17 +310,16 @@ class ChunkScorer:
     def begin(self, claim: ChunkClaim, answer: Callable[[], None], *, whole: bool) -> None:
         """Fetch and tokenize a chunk, and put it into the pipeline, which calls `answer` when it is scored.
 
-        The claim gets no work if the run has the scores already; `whole` is as of `Pipeline.put`.
+        The claim gets no work if the run already has the scores; `whole` is as in `Pipeline.put`.
 
         Raises
         ------
         SpecError, FormatError
-            This worker cannot score the chunk, but another may: whatever it finds wrong with the model is
-            found in its files, by its packages.
+            This worker cannot score the chunk, but another may, because it has other files and packages.
         DamagedJob
             The payload is damaged; the producer can submit it again.
         WrongTokens
-            The tokenizer library is wrong, of which the chunk may have its tokens.
+            The tokenizer library that may have tokenized the chunk is wrong.
         """
         job = claim.job
         try:
@@ -365,8 +379,8 @@ class ChunkScorer:
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
         """The engine of a run, in the precision and with the content that all its chunks are scored with.
 
-        The first worker to get here settles them for the whole run. What is tried again may have been settled
-        anew: the server had lost what this worker remembers.
+        ¶ The first worker to get here settles these for the whole run. If a chunk is tried again, they are
+        read again, because the server may have lost them and another worker may have settled others.
         """
         if attempt(run, claim.job) > 1:
             self._settled.pop(run.id, None)
@@ -374,7 +388,7 @@ class ChunkScorer:
         engine = self._engines.get(spec)
         if run.id in self._settled:
             return engine
-        is_open = spec.precision in OPEN_PRECISIONS and run.inputs != "tokens"  # alike in all precisions
+        is_open = spec.precision in OPEN_PRECISIONS and run.inputs != "tokens"  # tokens do not depend on it
         model = engine.model
         mine = Settled(model.backend.precision if is_open else None, model.revision, model.kind)
         found = claim.settle(run, rows, mine)
@@ -445,7 +459,7 @@ class ChunkScorer:
 
 
 def _as_arrow(scores: Logits) -> pa.Array:
-    """Scores ``[n]``, or of labels ``[n, labels]`` as lists; NaN becomes null."""
+    """Scores ``[n]`` as an Arrow array, or those of labels ``[n, labels]`` as lists; NaN becomes null."""
     if scores.ndim == 1:
         return pa.array(scores, mask=np.isnan(scores))
     missing = pa.array(np.isnan(scores[:, 0]))

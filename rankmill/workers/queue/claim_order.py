@@ -1,7 +1,7 @@
-"""The rules by which a worker claims jobs and gives them away; no I/O.
+"""Decides which jobs a worker claims, and which it gives away. It does no I/O.
 
-Requests come before bulk work, which keeps a share; the queue knows whose turn it is among tenants and runs.
-No worker claims more than its part of the bulk work that waits, or keeps what an idle worker could score now.
+Requests come before bulk work, which keeps a share; among tenants and runs the queue decides. No worker
+claims more than its part of the waiting bulk work, or keeps chunks that an idle worker could score now.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from rankmill.workers.engine.pipeline import PriorityTurns
 
 _LEFT_ALONE_SECONDS = 1.0
 _REFUSED_SECONDS = 10.0
-"""How long the worker leaves a run alone whose chunk it has just given back, as it cannot score it; and how
-long that comes after all others."""
+"""After a worker hands back a chunk that it cannot score: seconds in which it leaves the run alone, and
+seconds in which it takes that run only after all others.
+"""
 
 _KEEP = 4
-"""Pairs of a chunk that a worker may give away for each pair it keeps."""
+"""A worker may give away a chunk with up to this many pairs for each pair that it keeps."""
 
 
 class ClaimOrder:
@@ -27,7 +28,7 @@ class ClaimOrder:
     Parameters
     ----------
     claim_ahead
-        Pairs of each priority, at most, that are claimed and not scored before it claims no more.
+        The worker claims no more of a priority once this many of its pairs are claimed and not scored.
     """
 
     def __init__(self, claim_ahead: int) -> None:
@@ -40,12 +41,12 @@ class ClaimOrder:
 
     @property
     def left_alone(self) -> list[str]:
-        """The runs to leave alone now, as it has just given back a chunk of theirs."""
+        """The runs to leave alone now, because the worker has just handed back one of their chunks."""
         return self._refused_within(_LEFT_ALONE_SECONDS)
 
     @property
     def refused_lately(self) -> list[str]:
-        """The runs that come after all others, with those to leave alone."""
+        """The runs that come after all others, including those to leave alone."""
         return self._refused_within(_REFUSED_SECONDS)
 
     def _refused_within(self, seconds: float) -> list[str]:
@@ -55,15 +56,15 @@ class ClaimOrder:
 
     @property
     def last(self) -> bool:
-        """Whether few jobs wait, so that a worker may soon have none and take what another has claimed."""
+        """Whether so few jobs wait that a worker may soon have none, and take what another has claimed."""
         return self._workers > 1 and self._waiting < self._workers
 
     def saw(self, waiting: int, workers: int) -> None:
-        """Note how many jobs wait in all, and for how many workers."""
+        """Note the number of all waiting jobs, and of workers."""
         self._waiting, self._workers = waiting, max(workers, 1)
 
     def began(self, run_id: str, pairs: int) -> None:
-        """Count a chunk that was claimed."""
+        """Count a claimed chunk."""
         priority = priority_of(run_id)
         self._turns.took(priority, pairs)
         self._refused.pop(run_id, None)
@@ -71,26 +72,26 @@ class ClaimOrder:
             self._chunk_pairs = pairs
 
     def refused(self, run_id: str) -> None:
-        """Note that a chunk of a run was given back for others: it would be next again."""
+        """Note that a chunk of this run was handed back to others, so that it is not taken next."""
         self._refused[run_id] = system.monotonic()
 
     def no_bulk_waits(self) -> None:
-        """Note that no bulk work waited when it was its turn."""
+        """Note that no bulk work waited when its turn came."""
         self._turns.no_bulk_waits()
 
     def kinds(self, requests: int, bulk: int, *, hungry: bool) -> list[Priority]:
-        """What to claim now, the next first.
+        """The priorities to claim now, in order.
 
         Parameters
         ----------
         requests, bulk
-            Pairs that are claimed and not scored.
+            Pairs of each priority that are claimed and not scored.
         hungry
-            Whether the device may soon have no bulk work, whatever the worker's part is.
+            Whether the device may soon run out of bulk work, even if the worker has its part.
         """
         found: list[Priority] = ["request"] if requests < self._claim_ahead else []
         most: float = self._claim_ahead
-        if self._workers > 1:  # one alone takes from nobody, and pads less the more it mixes
+        if self._workers > 1:  # a single worker may take all, and pads less if it mixes more
             most = min(most, self._waiting * self._chunk_pairs / self._workers)
         if not bulk or hungry or bulk < most:
             found.insert(0 if self._turns.bulk_is_next else len(found), "bulk")
@@ -98,18 +99,19 @@ class ClaimOrder:
 
 
 def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
-    """How many of its unstarted chunks a worker gives to idle workers, from the last one on.
+    """The number of unstarted chunks that a worker gives to idle workers, beginning with the last chunk.
 
-    Each idle worker gets one, and begins it at once. So no chunk is given twice, unless its worker ends.
+    ¶ Each idle worker gets one chunk and begins it at once. So a chunk is given only once, unless its new
+    worker ends.
 
     Parameters
     ----------
     unstarted
         Pairs of the chunks, in the order in which they would be scored.
     pending
-        All pairs that the worker has to score, those of the chunks included.
+        All pairs that the worker has to score, including those of the chunks.
     idle
-        Workers without work.
+        Number of workers without work.
     """
     given = 0
     for pairs in list(unstarted)[::-1][:idle]:

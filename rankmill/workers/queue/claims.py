@@ -1,4 +1,4 @@
-"""The jobs that a worker has claimed: how it begins and ends them, and what becomes of one after an error."""
+"""A worker's claimed jobs: begins and ends them, and decides what happens to a job after an error."""
 
 from __future__ import annotations
 
@@ -38,27 +38,28 @@ from rankmill.workers.rq.worker import RQWorker
 
 GROUP = 8
 GROUP_SECONDS = 3.0
-"""How many jobs, and for how many seconds, wait before their model is loaded in the place of another."""
+"""Number of jobs, and seconds, that wait before their model is loaded in place of another model."""
 
 _COUNT_SECONDS = 1.0
-"""Time between two counts of scored rows, while there are some of unfinished chunks."""
+"""Seconds between two counts of scored rows, while unfinished chunks have any."""
 
 _LOOK_SECONDS = 0.25
-"""How soon after the first score the first count follows."""
+"""Seconds after the first score within which the first count follows."""
 
 _NAMED = 100
-"""Runs with wrong scores that are named, the latest."""
+"""Most runs with wrong scores that are named; these are the latest."""
 
 _REMEMBERED = 100_000
-"""Runs of a model, or of a tokenizer, that a worker can leave a note with, the latest."""
+"""Most runs of a model or tokenizer that a worker can leave a note with; these are the latest."""
 
 logger = logging.getLogger(__name__)
 
 
 class ModelQueue:
-    """Claims whose model would evict another, put aside until the claims of one model can begin together.
+    """Claims whose model would evict another one, put aside until claims of one model can begin together.
 
-    Otherwise two models would evict each other job by job. Also claims whose model's files are being read.
+    Otherwise two models would evict each other job by job. Claims wait here too while files of their model
+    are read.
     """
 
     def __init__(self) -> None:
@@ -68,17 +69,18 @@ class ModelQueue:
         return bool(self._waiting)
 
     def put(self, spec: ScoreSpec, claim: ChunkClaim) -> None:
-        """Put aside a claim, which needs the model of `spec`."""
+        """Put aside a claim that needs the model of `spec`."""
         self._waiting.append((weights_key(spec), claim))
 
     def has_group(self, spec: ScoreSpec) -> bool:
-        """Whether as many claims wait for the model of `spec` as shall begin together."""
+        """Whether enough claims for a group wait for the model of `spec`."""
         return sum(model == weights_key(spec) for model, _ in self._waiting) >= GROUP
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """The claims of the model that has waited longest, if they are many or old, or no more jobs come.
+        """Take the claims of the model that has waited longest, if they are many or old, or no more jobs
+        come.
 
-        Those of models that are `reading` wait on.
+        Claims whose model's files are still read (`reading`) keep waiting.
         """
         ready = [(model, claim) for model, claim in self._waiting if claim.run and not reading(claim.run)]
         if not ready:
@@ -94,7 +96,7 @@ class ModelQueue:
 
 @dataclass
 class Answered:
-    """What a worker has answered: runs with their expiries (s; 0: not in Redis), the latest at the end.
+    """The runs that a worker has answered, in order, with their expiries in seconds; 0 means not in Redis.
 
     ``since`` is when it began to give these answers, in seconds since 1970.
     """
@@ -111,27 +113,27 @@ class Answered:
 
 
 def loaded_as(model: Model) -> tuple[object, ...]:
-    """What the probes of a model prove: it may be loaded in several precisions, and from other files."""
+    """What the probes of a model prove; one model may be loaded in several precisions, from several files."""
     return model.name, model.revision, model.backend.name, model.backend.precision, model.kind
 
 
 class Claims:
-    """The jobs that a worker has claimed; it begins them in turn and answers each once.
+    """The jobs that a worker has claimed; this begins them in turn, and answers each exactly once.
 
-    To answer a claim is to write a result, to record a failed attempt, or to hand the job back.
+    Answering a claim means writing a result, recording a failed attempt, or handing the job back.
 
     Parameters
     ----------
     worker
         The RQ worker that claims the jobs.
     store
-        Where runs live.
+        The store of runs.
     scorer, pipeline
-        What makes work of a chunk and puts it into the pipeline, and that.
+        Makes a chunk into work and puts it into the pipeline, and the pipeline.
     order
-        Learns what is claimed.
+        Is told what is claimed.
     refusals
-        The models and runs that this worker does not try just now.
+        The models and runs that this worker refuses now.
     """
 
     def __init__(
@@ -152,12 +154,14 @@ class Claims:
         self._run_refusals = RunRefusals(store.redis, worker.name)
         self._put_aside = ModelQueue()
         self._unproven: dict[tuple[object, ...], Answered] = {}
-        """What was answered since the probes of each loaded model had their scores."""
+        """For each loaded model, what was answered since its probes were last right."""
         self._fast = Answered()
-        """What was answered with the tokens of a fast tokenizer library."""
+        """What was answered with tokens of a fast tokenizer library."""
         self._lock = system.Lock()
         self.unanswered: dict[str, ChunkClaim] = {}
-        """The claims not answered yet, by job id. Other threads read copies; `_lock` decides who ends one."""
+        """The claims that are not answered yet, by job id. Other threads read copies; `_lock` decides who
+        ends one.
+        """
         self.wrong: LastReport | None = None
         """Why the worker stops, if it has computed wrong scores."""
         pipeline.proven = self._proven
@@ -172,11 +176,11 @@ class Claims:
         return bool(self._put_aside)
 
     def take(self, job: ScoringJob, queue: OrderedQueue) -> None:
-        """Claim a job, and let its chunk be scored.
+        """Claim a job, and have its chunk scored.
 
-        A job whose model would evict another is put aside first (`ModelQueue`). A suspect job, which may
-        kill its worker, is scored while the pipeline has no other. It is claimed when that is empty: a row of
-        another may kill the worker before, which is no failed attempt at this one.
+        A job whose model would evict another one is put aside first (`ModelQueue`). A suspect job, which may
+        kill its worker, is scored by itself. It is claimed only when the pipeline is empty: otherwise a row
+        of another chunk could kill the worker, and that would count as a failed attempt of this job.
         """
         with self._set_aside_if_damaged(job, queue):
             if suspect := is_suspect(job):
@@ -193,7 +197,7 @@ class Claims:
                     self._pipeline.drain()
 
     def begin_put_aside(self) -> None:
-        """Begin the claims put aside for one model, if it is their turn."""
+        """Begin the claims that are put aside for one model, if it is their turn."""
         for claim in self._put_aside.take(self._more_to_come, self._scorer.reads):
             with (
                 about_job(claim.job.id),
@@ -206,13 +210,15 @@ class Claims:
         return any(queue.count for queue in self._worker.queues)
 
     def drop_cancelled(self) -> None:
-        """Stop scoring chunks of cancelled runs; write no result, as the same run may be submitted again."""
+        """Stop scoring chunks of cancelled runs; write no result, because the same run may be submitted
+        again.
+        """
         for claim in list(self.unanswered.values()):
             if claim.work and not claim.is_wanted():
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
     def unstarted(self, queue: OrderedQueue) -> list[ChunkClaim]:
-        """Bulk claims of `queue` of which nothing is scored yet, in the order of their turns."""
+        """Bulk claims of `queue` without any scores yet, in the order of their turns."""
         by_work = {claim.work: claim for claim in list(self.unanswered.values()) if claim.queue == queue}
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
@@ -222,9 +228,10 @@ class Claims:
             self.hand_back(job_id)
 
     def hand_back(self, job_id: str, *, left: bool = False) -> None:
-        """Put a claimed job back into its queue; this does not count as an attempt.
+        """Put a claimed job back into its queue, as the next job of its run; this does not count as an
+        attempt.
 
-        It is the next of its run. `left`: to other workers, as this one cannot score it.
+        `left` says that it is left to other workers because this one cannot score it.
         """
         claim = self.unanswered.get(job_id)
         if claim is None or not self._ends(claim):
@@ -258,11 +265,13 @@ class Claims:
             self._begin(claim)
 
     def _begin(self, claim: ChunkClaim) -> None:
-        """Let the chunk of a claim be scored; it is answered then, or at once if its scores are there."""
+        """Have the chunk of a claim scored, and answer it then; answer at once if the run already has its
+        scores.
+        """
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
         except WrongTokens as error:
-            self.hand_back_all()  # so that none is answered from now on
+            self.hand_back_all()  # from now on none of them is answered
             self._pipeline.answer(partial(self._stop, [self._fast], f"a tokenizer library gave {error}"))
             return
         except Exception as error:
@@ -275,18 +284,18 @@ class Claims:
         self._accept(claim.run)
 
     def _accept(self, run: Run) -> None:
-        """Take back earlier refusals: this worker can score the run."""
+        """Withdraw earlier refusals, because this worker can score the run."""
         for key in (weights_key(run.spec), weights_key(self._scorer.spec(run)), ("run", run.id)):
             self._refusals.close(key)
         self._run_refusals.take_back(run.id)
 
     def _end(self, claim: ChunkClaim, error: Exception) -> None:
-        """Decide, here alone, what becomes of a job after an error: the error's `Fault` says it.
+        """Decide what happens to a job after an error, by the error's `Fault`. Nothing else decides this.
 
         Raises
         ------
         DamagedJob
-            The job is to be set aside.
+            The job must be set aside.
         """
         fault = fault_of(error)
         if fault is Fault.JOB:
@@ -305,7 +314,9 @@ class Claims:
             self._fail(claim, error)
 
     def _refuse(self, claim: ChunkClaim, error: Exception) -> str | None:
-        """Refuse the run, or all runs with its model, for a while; return why no live worker can score it."""
+        """Refuse the run, or all runs with its model, for a while; returns why no live worker can score it,
+        if so.
+        """
         run, reason, key = claim.run, str(error), ("run", claim.run_id)
         if not isinstance(error, StillRefused):
             model = weights_key(self._scorer.spec(run)) if run and _is_of_the_host(error) else None
@@ -316,7 +327,7 @@ class Claims:
             claim.run_id,
             claim.queue.name,
             reason,
-            seconds=self._refusals.seconds(reason),  # then this worker tries again
+            seconds=self._refusals.seconds(reason),  # after these, this worker tries again
             ttl=run.ttl if run else claim.job.run_ttl,
             in_redis=claim.in_redis,
         )
@@ -330,7 +341,7 @@ class Claims:
         self.hand_back(claim.job.id, left=True)
 
     def _fail(self, claim: ChunkClaim, error: Exception) -> None:
-        """Let RQ handle an exception: a failed attempt."""
+        """Record a failed attempt, which RQ handles."""
         self.unanswered.pop(claim.job.id)
         claim.span.record_exception(error)
         claim.span.end()
@@ -341,9 +352,9 @@ class Claims:
         self._answer(claim, self._scorer.result(claim))
 
     def _answer(self, claim: ChunkClaim, result: ChunkResult | None) -> None:
-        """Finish a job and write its result, if any, in one transaction; runs in the writing thread."""
+        """Finish a job and write its result, if any, in one transaction; the writing thread runs this."""
         if not self._ends(claim):
-            return  # it was handed back, and may have come again
+            return  # it was handed back, and may have been claimed again
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
             with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
@@ -362,7 +373,7 @@ class Claims:
                 logger.warning("the run cannot be scored: %s", result.message)
 
     def _remember(self, claim: ChunkClaim) -> None:
-        """Remember the run of an answer, whose scores may turn out to be wrong."""
+        """Remember the run of an answer, in case its scores turn out to be wrong."""
         assert claim.engine
         for each in (
             self._unproven.setdefault(loaded_as(claim.engine.model), Answered()),
@@ -371,7 +382,7 @@ class Claims:
             each.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
 
     def _ends(self, claim: ChunkClaim) -> bool:
-        """Whether the caller is to end the claim: no other thread has done so."""
+        """Whether the caller must end the claim, because no other thread has."""
         with self._lock:
             if self.unanswered.get(claim.job.id) is not claim:
                 return False
@@ -382,14 +393,15 @@ class Claims:
         self._unproven.pop(loaded_as(model), None)
 
     def _stop_wrong_device(self, model: Model, figures: str) -> None:
-        """Stop, as the probes of a model have other scores; those of others would have them as well."""
+        """Stop, because a model's probes now have other scores, and so may the pairs of runs."""
         reason = f"its device gets wrong scores of {model.name} now ({figures})"
         self._stop(list(self._unproven.values()), reason)
 
     def _stop(self, answered: Sequence[Answered], reason: str) -> None:
-        """Stop, as scores are wrong: leave a note with the runs that may have some, and hand back all claims.
+        """Stop because scores are wrong: leave a note with the runs that may have some, and hand back all
+        claims.
 
-        It runs in the writing thread, after all earlier answers.
+        The writing thread runs this after all earlier answers.
         """
         since = min((each.since for each in answered), default=system.now())
         runs = {run: ttl for each in answered for run, ttl in each.runs.items()}
@@ -404,11 +416,11 @@ class Claims:
         self._store.leave_notes({run: ttl for run, ttl in runs.items() if ttl}, why)
         self.wrong = LastReport(worker=self._worker.name, at=system.now(), reason=why, runs=named)
         self._worker.stop()
-        self.hand_back_all()  # now: the main thread may load a model, and hands back what it claims meanwhile
+        self.hand_back_all()  # now: the main thread may be loading a model; it hands back later claims
 
     @contextmanager
     def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:
-        """Set aside a job with damaged keys, which RQ may not even be able to mark as failed."""
+        """Set aside a job with damaged keys, which RQ might not even be able to mark as failed."""
         try:
             yield
         except (redis.RedisError, DamagedJob) as error:
@@ -421,22 +433,23 @@ class Claims:
 
 
 def _option(error: Exception) -> str | None:
-    """The field of the spec that does not fit the model, if that is the error."""
+    """The field of the spec that does not fit the model, if this is the error."""
     return error.option if isinstance(error, SpecError | RunFailed) else None
 
 
 def _is_of_the_host(error: Exception) -> bool:
-    """Whether any run with this model would fail alike here for a while: no directory, hub, package, memory.
+    """Whether any run with this model would fail on this host for a while: no directory, hub, package or
+    memory.
 
-    What else is wrong with the model may be mended before the next run, or no trouble for its options.
+    Other faults of a model may be repaired before the next run, or may not concern its options.
     """
     return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)
 
 
 class ScoredRowsBeat:
-    """Counts the scored rows of claimed chunks into their runs, so that progress does not wait for a chunk.
+    """Counts the scored rows of claimed chunks into their runs, so that progress is visible within a chunk.
 
-    It does so from a thread of its own, with one small command a second for all runs.
+    A thread does it, with one small command a second for all runs.
     """
 
     def __init__(self, store: RunStore, claims: Claims) -> None:
@@ -458,7 +471,7 @@ class ScoredRowsBeat:
             self._next = system.monotonic() + _COUNT_SECONDS
 
     def count(self) -> bool:
-        """Write the scored rows of the claimed chunks; return whether there are any."""
+        """Write the scored rows of the claimed chunks; returns whether any have some."""
         counts: dict[str, dict[ChunkId, int]] = {}
         for claim in list(self._claims.unanswered.values()):
             if claim.in_redis and claim.work and claim.work.done:
@@ -468,6 +481,6 @@ class ScoredRowsBeat:
                 self._store.write_scored_rows(counts)
             except redis.ResponseError as error:  # for instance, the key is not a hash
                 logger.warning("the scored rows cannot be counted: %s", error)
-            except Exception:  # progress is worth no worker
+            except Exception:  # progress is not worth losing a worker
                 logger.exception("the scored rows cannot be counted, trying again")
         return bool(counts)

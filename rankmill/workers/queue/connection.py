@@ -1,4 +1,4 @@
-"""A worker's connection: how long it waits for a server that cannot serve, and how it then ends."""
+"""A worker's connection to Redis: how long it waits for a server that cannot serve, and how it then ends."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
 
-if TYPE_CHECKING:  # who only connects needs no engine
+if TYPE_CHECKING:  # a connection needs no engine
     from rankmill.workers.engine.pipeline import Pipeline
     from rankmill.workers.queue.claims import Claims
 
 _CHECK_SECONDS = 0.2
-"""Time between two checks of a stopping process."""
+"""Seconds between two checks of a stopping process."""
 
 _PROBE_SECONDS = 0.5
-"""How long (s) a server may take to answer a worker that is stopping."""
+"""Seconds that a server may take to answer a worker that is stopping."""
 
 IDLE_SECONDS = 1.0
-"""Longest wait for the server before the end, with no chunks claimed or after a second signal."""
+"""Seconds to wait for the server before the end, with no chunks claimed or after a second signal."""
 
 BUSY_SECONDS = 10.0
-"""Longest wait, after the batch in progress, with scores to write or chunks to hand back."""
+"""Seconds to wait, after the batch in progress, with scores to write or chunks to hand back."""
 
 _MISSES = 2
-"""Failed checks in a row before the process ends: on a busy host, a healthy server may be late once."""
+"""Failed checks in a row before the process ends; on a busy host, a healthy server may be late once."""
 
 logger = logging.getLogger(__name__)
 
 
 class Connection(redis.Redis):
-    """Redis as rankmill's own commands connect to it; for RQ's option ``--connection-class``::
+    """Connects to Redis as rankmill's own commands do; for RQ's option ``--connection-class``::
 
         RQ_CONNECTION_CLASS=rankmill.Connection rq worker rankmill --worker-class rankmill.ScoringWorker …
 
-    RQ's own class ends the worker if the server is away at its start, with a traceback if the URL is
-    malformed. This one waits for the server as a worker does later (`redis_wait_seconds`), names in
-    one line what is wrong with a URL (exit code 78), and also understands ``redis+sentinel://``.
+    RQ's own class ends the worker if the server is away at its start, and shows a traceback if the URL is
+    malformed. This class waits for the server as a worker does later (`redis_wait_seconds`), says in one line
+    what is wrong with a URL (exit code 78), and also accepts ``redis+sentinel://``.
     """
 
     @classmethod
     def from_url(cls, url: str, *_: Any, **__: Any) -> Connection:
-        """A client for `url`; settings come from the environment. Ends the process if one is wrong."""
+        """A client for `url`, with settings from the environment; ends the process if one is wrong."""
         try:
             settings = load_settings()
             pool = pool_for(url, Patience(settings.redis_wait_seconds, give_up))
@@ -62,21 +62,22 @@ class Connection(redis.Redis):
         except ConfigError as error:
             print(mask_passwords(f"the worker cannot start: {error}"), file=sys.stderr)
             raise SystemExit(os.EX_CONFIG) from None
-        # The first process of a container ignores SIGTERM without a handler; the worker sets its own later.
+        # Without a handler, the first process of a container ignores SIGTERM. The worker sets its own handler
+        # later.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        set_up(settings.log_level, settings.log_format)  # for lines about a wait
+        set_up(settings.log_level, settings.log_format)  # for log lines about a wait
         return cast("Connection", cls.from_pool(pool))
 
 
 class LastResort:
-    """Ends a stopping process when the server does not answer and one of its commands may hang.
+    """Ends a stopping process if the server does not answer, because a command might hang.
 
     Parameters
     ----------
     connection, patience
         The worker's client, and how it waits for the server.
     claims, pipeline
-        What the worker has to hand back, and to finish.
+        What the worker must still hand back, and finish.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class LastResort:
         self._claims = claims
         self._pipeline = pipeline
         self.signals = 0
-        """How many signals to stop the worker has got: 0, 1, or 2 for at once."""
+        """Number of signals to stop: 0, 1, or 2 to stop at once."""
 
     def start(self) -> None:
         """Start the thread that watches; no command can block it."""
@@ -119,9 +120,9 @@ class LastResort:
 
 
 def stop_without_supervisor() -> None:
-    """Stop as SIGTERM does when the process that keeps this one running is gone, if there is one.
+    """Stop as on SIGTERM when the process that keeps this worker running ends, if there is such a process.
 
-    Nobody would start this worker again, nor stop it.
+    Nothing else would start or stop this worker.
     """
     if os.environ.get(SUPERVISED):
         system.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()
@@ -136,7 +137,7 @@ def _wait_for_its_end() -> None:
 
 
 def give_up(error: RedisUnavailable) -> None:
-    """End the process without handing claimed jobs back: their leases ended long ago."""
+    """End the process without handing back claimed jobs, because their leases ended long ago."""
     logger.critical("ending: %s", error)
     logging.shutdown()
     system.exit(os.EX_UNAVAILABLE)

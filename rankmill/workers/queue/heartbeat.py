@@ -1,4 +1,4 @@
-"""A worker's heartbeat: renews its leases, recovers the jobs of dead workers, sums up the live ones."""
+"""A worker's heartbeat: renews its leases, recovers the jobs of dead workers, and reports its state."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ class WorkerHeartbeat:
     worker
         The worker whose leases are renewed.
     seconds
-        Time between two heartbeats.
+        Seconds between two heartbeats.
     lease_seconds
-        A job whose worker has sent no heartbeat for this long counts as abandoned; another worker takes it.
+        If a job's worker sends no heartbeat for this long, the job counts as abandoned and goes to another
+        worker.
     report
-        Makes the report that each heartbeat announces.
+        Returns the report that each heartbeat writes.
     wedged
         Returns whether a forward, a load or a tokenizer hangs and will never end.
     handle_failure
-        Records in their runs the jobs that are given up.
+        Records given-up jobs in their runs.
     on_beat
         Called with each heartbeat.
     orders
-        Gets the orders that people have left for this worker.
+        Receives the orders that operators have left for this worker.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class WorkerHeartbeat:
     ) -> None:
         self.lease_seconds = lease_seconds
         self._worker = worker
-        self._lock_ms = int(seconds * 800)  # it ends before the next heartbeat of whoever has it
+        self._lock_ms = int(seconds * 800)  # the lock ends before its owner's next heartbeat
         self._report = report
         self._wedged = wedged
         self._on_beat = on_beat
@@ -78,7 +79,7 @@ class WorkerHeartbeat:
         self._periodic.stop()
 
     def announce(self) -> None:
-        """Register the worker and its report, and read its orders."""
+        """Register the worker with its report, and read its orders."""
         self._worker.write_record()
         self._report_state()
 
@@ -98,9 +99,9 @@ class WorkerHeartbeat:
         ):
             try:
                 step()
-            except redis.ResponseError as error:  # a key of the wrong type, say
+            except redis.ResponseError as error:  # for instance, a key of the wrong type
                 logger.warning("Redis refuses a part of the heartbeat: %s", error)
-            except Exception:  # whatever it is, the leases of running jobs must be renewed
+            except Exception:  # whatever fails, the leases of running jobs must be renewed
                 logger.exception("heartbeat failed, trying again")
 
     def _report_state(self) -> None:
@@ -123,18 +124,18 @@ class WorkerHeartbeat:
         self._renewals.renewed(self._server_now)
 
     def _end_if_wedged(self) -> None:
-        """End the process if something hangs; otherwise its leases would be renewed for ever."""
+        """End the process if a call hangs; otherwise its leases would be renewed forever."""
         if self._wedged():
             logger.critical("a batch, or a model's load, takes far too long; ending this worker")
             system.exit(1)
 
     def _sum_up(self) -> None:
-        """Tell producers what the live workers of each queue claim ahead."""
+        """Tell producers how much the live workers of each queue claim ahead."""
         for queue in self._worker.queues:
             write_capacity(self._worker.connection, queue.name, self.lease_seconds)
 
     def _clean_queues(self) -> None:
-        """Recover the jobs of dead workers; a lock lets one worker at a time do it."""
+        """Recover the jobs of dead workers; a lock lets one worker do this at a time."""
         worker = self._worker
         for queue in worker.queues_in_turn:
             if self._lock(queue):
@@ -149,8 +150,8 @@ class WorkerHeartbeat:
     def _lock(self, queue: OrderedQueue) -> bool:
         """Whether this worker cleans the queue now.
 
-        RQ's own lock lasts 15 minutes, and one that was taken before the server's clock jumped back may last
-        for hours; so one that lasts longer than a heartbeat has no owner.
+        RQ's own lock lasts 15 minutes, and a lock that was taken before the server's clock jumped back may
+        last for hours. So a lock that lasts longer than a heartbeat counts as abandoned.
         """
         connection: Any = self._worker.connection
         lock, mine = queue.registry_cleaning_key, {"value": os.getpid(), "px": self._lock_ms}
@@ -159,9 +160,11 @@ class WorkerHeartbeat:
         return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
-        """Let the lock end when the next lease lapses: whoever has its heartbeat then takes that job.
+        """Let the lock end when the next lease lapses, so that the next worker with a heartbeat takes that
+        job.
 
-        Else it would wait for this worker, which may be dead by then, or have its next heartbeat later.
+        Otherwise the job would wait for this worker, which may be dead by then, or have its next heartbeat
+        later.
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):

@@ -1,4 +1,4 @@
-"""How jobs get from the queues to a worker: which it claims, how it waits, what it gives to idle workers."""
+"""Takes jobs from the queues: which job a worker claims, how it waits, and what it gives to idle workers."""
 
 from __future__ import annotations
 
@@ -24,27 +24,29 @@ from rankmill.workers.rq.job import ScoringJob
 from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker
 
 _LOOK_AGAIN_SECONDS = 0.1
-"""Until a worker looks again that refuses some runs: at RQ's list it might get what it refuses."""
+"""Seconds until a worker that refuses some runs looks again; RQ's list could give it the runs that it
+refuses.
+"""
 
 _LISTEN_SECONDS = 1
-"""How long one command listens to the bell."""
+"""Seconds for which one command listens to the bell."""
 
 Found = tuple[bytes, OrderedQueue]
-"""Id of a job that is in its queue's intermediate list now, and the queue."""
+"""The id of a job that is now in its queue's intermediate list, and the queue."""
 
 
 class Bell:
-    """Listens in a thread, and only while it is told to.
+    """Listens for requests in a thread, while it is told to.
 
-    A worker takes any job by waiting for it at the queue; one that is full of bulk work cannot, as it
-    would get bulk work. Each request rings once, so it wakes one such worker.
+    ¶ An idle worker waits for any job at the queue. A worker that is full of bulk work cannot do that,
+    because it would get more bulk work. Each request rings the bell once, and so wakes one such worker.
 
     Parameters
     ----------
     queues
         The worker's queues.
     rung
-        Called, from the thread, when a request has come.
+        Called from the thread when a request has come.
     """
 
     def __init__(self, queues: Sequence[OrderedQueue], rung: Callable[[], None]) -> None:
@@ -62,7 +64,7 @@ class Bell:
         self._listening.set()
 
     def pause(self) -> None:
-        """Listen no more, from the next second on."""
+        """Stop listening, within a second."""
         self._listening.clear()
 
     def _run(self) -> None:
@@ -75,12 +77,12 @@ class Bell:
             except (
                 redis.RedisError,
                 RedisUnavailable,
-            ):  # the worker's own commands say so; it also looks every second
+            ):  # the worker's own commands report this, and it looks every second
                 system.sleep(_LISTEN_SECONDS)
 
 
 class Intake:
-    """Claims jobs from the queues of a worker, in the order of `ClaimOrder`."""
+    """Claims jobs from a worker's queues, in the order of `ClaimOrder`."""
 
     def __init__(
         self, worker: RQWorker, claims: Claims, pipeline: Pipeline, order: ClaimOrder, refusals: Refusals
@@ -92,11 +94,11 @@ class Intake:
         self._refusals = refusals
         self._bell = Bell(self._queues, pipeline.wake)
         self._room: list[Priority] = []
-        """For which kinds of jobs the last `claim_next` had room, the next first."""
+        """The priorities for which the last `claim_next` had room, in order."""
 
     @property
     def full(self) -> bool:
-        """Whether the last `claim_next` had no room for some jobs, so that jobs may still wait."""
+        """Whether the last `claim_next` lacked room for some jobs, so that jobs may still wait."""
         return len(self._room) < 2
 
     @property
@@ -105,7 +107,9 @@ class Intake:
         return self._worker.queues_in_turn
 
     def claim_next(self, *, wait: bool) -> bool:
-        """Claim the next job and return whether there was one; unless full, `wait` for one `POLL_SECONDS`."""
+        """Claim the next job; returns whether there was one. If not full, `wait` up to `POLL_SECONDS` for
+        one.
+        """
         self._room = kinds = self._kinds()
         willing = not (self._refusals.reasons() or self._order.left_alone)
         waits = wait and not self.full
@@ -127,7 +131,7 @@ class Intake:
         return self._order.kinds(requests, bulk, hungry=self._pipeline.hungry)
 
     def _readable(self, take: Callable[[], Found | None]) -> tuple[ScoringJob, OrderedQueue] | None:
-        """Take jobs until one is valid; those that cannot be read are set aside."""
+        """Take jobs until one is valid; jobs that cannot be read are set aside."""
         while not self._worker.stopping:
             found = take()
             if found is None:
@@ -139,15 +143,15 @@ class Intake:
                 set_aside(queue, raw_id, str(error))
                 metrics.set_aside.inc()
                 continue
-            if job is not None and job.id not in self._claims.unanswered:  # a queue may have an id twice
+            if job is not None and job.id not in self._claims.unanswered:  # a queue may contain an id twice
                 return cast("ScoringJob", job), queue
             cast("Any", queue.connection).lrem(queue.intermediate_queue_key, 1, raw_id)
         return None
 
     def _take(self, kinds: list[Priority], willing: bool, waits: bool) -> Found | None:
-        """Take a job of one of `kinds`; while none waits, give some to idle workers.
+        """Take a job of one of `kinds`; if none waits, give jobs to idle workers.
 
-        What it has refused lately it takes if there is nothing else, and it does not leave that alone.
+        Runs that were refused lately are taken only if nothing else waits, and runs to leave alone never.
         """
         alone, lately = self._order.left_alone, self._order.refused_lately
         for runs in (lately, alone) if lately != alone else (alone,):
@@ -168,7 +172,7 @@ class Intake:
     def _look(
         self, kinds: list[Priority], willing: bool, waits: bool, alone: list[str]
     ) -> list[tuple[OrderedQueue, Taken]]:
-        """Look for a job in each queue, until there is one in the last of these."""
+        """Look for a job in each queue until one has a job; that queue is the last in the list."""
         idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []
         for queue in self._queues:
@@ -179,7 +183,7 @@ class Intake:
         return seen
 
     def _wait_for_any(self) -> Found | None:
-        """Wait for a job as RQ's workers do: with a single queue, its id moves to an intermediate list."""
+        """Wait for a job as RQ's workers do; from a single queue, its id moves to an intermediate list."""
         queues, connection = self._queues, cast("Any", self._worker.connection)
         if len(queues) == 1:
             (queue,) = queues
@@ -190,7 +194,7 @@ class Intake:
         return None if found is None else (found[1], by_key[found[0]])
 
     def _give(self, queue: OrderedQueue, idle: int) -> None:
-        """Give unstarted chunks to up to `idle` workers of a queue that have none."""
+        """Give unstarted chunks to up to `idle` workers of a queue that have no work."""
         claims = self._claims.unstarted(queue)
         pairs = [len(claim.work.rows) for claim in claims if claim.work]
         most = chunks_to_give(pairs, self._pipeline.pending, idle)
@@ -201,7 +205,7 @@ class Intake:
                 self._claims.hand_back(claim.job.id)
 
     def wait_for_room(self) -> None:
-        """Wait up to `POLL_SECONDS` for room for more jobs, or for a request if there is room for one."""
+        """Wait up to `POLL_SECONDS` for room for more jobs, or for a request if it has room."""
         if "request" in self._room:
             self._bell.listen()
         self._pipeline.wait_for(lambda: len(self._kinds()) > len(self._room), POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The orders that people give to this worker: the heartbeat reads them, the main thread carries them out."""
+"""Orders that operators give to this worker: the heartbeat reads them, the main thread carries them out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankmill.workers.queue.claims import Claims
 from rankmill.workers.queue.refusals import Refusals
 
 MAX_ANSWERS = 16
-"""Answers in a report; the oldest are dropped."""
+"""Most answers in a report; the oldest are dropped."""
 
 _MAX_TEXT = 500
 
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 class Orders:
-    """Drains and resumes this worker, loads and unloads its models, as it is told.
+    """Drains and resumes this worker, and loads and unloads its models, by order.
 
     Parameters
     ----------
     started
-        Start of this process (seconds since 1970); orders to another process are ignored.
+        Start of this process in seconds since 1970; orders to another process are ignored.
     engines
         The process's loaded models.
     spec
@@ -37,7 +37,7 @@ class Orders:
     claims
         The worker's claims.
     refusals
-        What the worker does not try just now: a model that was loaded need not be among it.
+        The models and runs that the worker refuses now; a model that an order loads is removed.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Orders:
         self.news = system.Event()
         """Set when the next heartbeat should be sent at once, with new answers."""
         self.known: Sequence[bytes] = ()
-        """The orders of the last heartbeat as Redis has them; the next one deletes them."""
+        """The orders of the last heartbeat, as Redis has them; the next heartbeat deletes them."""
         self.drained = False
         """Whether the worker takes no new chunks."""
         self.cold: dict[str, str] = {}
-        """Models that should be loaded from the start and cannot be, with the reasons.
+        """Models to load at the start that could not be loaded yet, with the reasons.
 
-        Other threads read it, so it is replaced and never changed.
+        Other threads read this dict, so it is replaced and never changed.
         """
         self._pauses = Refusals()
         metrics.drained.set_function(lambda: self.drained)
@@ -90,7 +90,7 @@ class Orders:
             self._arrived.set()
 
     def answers(self) -> tuple[Answer, ...]:
-        """What became of the last orders."""
+        """The results of the last orders."""
         with self._lock:
             held = len(self._claims.unanswered)
             for drain in self._drains:
@@ -103,7 +103,7 @@ class Orders:
             return tuple(self._answers.values())
 
     def carry_out(self) -> None:
-        """Carry out the new orders; called by the thread that uses the engines."""
+        """Carry out new orders; the thread that uses the engines calls this."""
         self._arrived.clear()
         while self._new:
             order = self._new.popleft()
@@ -124,7 +124,9 @@ class Orders:
         self._arrived.wait(seconds)
 
     def warm(self, models: Iterable[str]) -> None:
-        """Load models as if ordered to; others are served where one cannot be, but `cold` has the reason."""
+        """Load models at the start. If one cannot be loaded, the worker still serves others, and `cold` has
+        the reason.
+        """
         self.cold = dict.fromkeys(models, "")
         self.warm_again()
 
@@ -179,7 +181,7 @@ class Orders:
         seconds = system.monotonic() - began
         gone = [each for each in dict.fromkeys(before) if each not in self._engines.models]
         text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
-        if gone:  # work for these would unload the new one again
+        if gone:  # a chunk of these would unload the new one again
             limits = "model_cache_size, model_cache_gib"
             text += f"; unloaded {', '.join(gone)} to make room ({limits}): they take turns"
         self._answer(order, "done", text)

@@ -1,4 +1,4 @@
-"""Which models and runs a worker refuses, and for how long."""
+"""Refusals: which models and runs a worker refuses, and for how long."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.system import Backoff, system
 
 PAUSE = Backoff(first=1.0, longest=60.0)
-"""Until a worker tries again a model or run that it refused."""
+"""Pauses before a worker tries a refused model or run again."""
 
 _FORGET_SECONDS = 600.0
-"""Time after its pause until a refusal is forgotten that no chunk has tried."""
+"""Seconds after its pause until a refusal that no chunk has tested is forgotten."""
 
 _REMEMBERED = 1000
-"""Refused models and runs that a worker remembers, at most."""
+"""Most refused models and runs that a worker remembers."""
 
 
 class StillRefused(WorkerError):
-    """The worker has refused the model or run before, and does not try it again yet."""
+    """The worker has refused this model or run before, and does not try it again yet."""
 
 
 @dataclass
@@ -31,11 +31,11 @@ class _Refused:
 
 
 class Refusals:
-    """A circuit breaker for each model or run that a worker cannot score; `key` names it.
+    """A circuit breaker for each model or run that a worker cannot score, named by `key`.
 
-    Closed: the worker takes chunks. Open, after a refusal: it puts chunks back until the pause is over;
-    the pause doubles each time. After the pause, the next chunk closes the breaker or opens it again; one
-    that no chunk has tried for long is forgotten.
+    While it is closed, the worker takes chunks. A refusal opens it: the worker puts chunks back until a pause
+    is over, which doubles each time. After the pause, the next chunk closes the breaker or opens it again. A
+    breaker that no chunk has tested for long is forgotten.
     """
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class Refusals:
             raise StillRefused(reason, option=self._refused[key].option)
 
     def open(self, key: Hashable, reason: str, option: str | None = None, *, took: float = 0.0) -> bool:
-        """Refuse `key` for twice as long as the last time; return whether this is the first time.
+        """Refuse `key` for twice as long as the last time; returns whether this is the first time.
 
-        ``option`` is that of the `SpecError`, if it was one. It is refused for no less than the seconds that
-        the attempt ``took``: others' runs get half of the time.
+        ``option`` is the option of the `SpecError`, if it was one. The refusal lasts at least as many seconds
+        as the attempt ``took``, so that other runs get at least half of the time.
         """
         before = self._refused.get(key)
         now = system.monotonic()
@@ -69,15 +69,15 @@ class Refusals:
         return before is None
 
     def close(self, key: Hashable) -> None:
-        """Accept `key` again, or forget it, as no job will ask for it."""
+        """Accept `key` again, or forget it because no job will ask for it."""
         self._refused.pop(key, None)
 
     def reasons(self) -> tuple[str, ...]:
-        """Why this worker leaves chunks to others: one reason for each model or run refused now."""
+        """Why this worker leaves chunks to others: a reason for each model or run that is refused now."""
         return tuple(each.reason for each in list(self._refused.values()) if system.monotonic() < each.until)
 
     def seconds(self, reason: str) -> float:
-        """How long the worker goes on refusing for this reason, at most."""
+        """The most seconds for which the worker will still refuse for this reason."""
         now = system.monotonic()
         return max(
             (each.until - now for each in list(self._refused.values()) if each.reason == reason), default=0.0

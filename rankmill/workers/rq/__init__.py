@@ -1,1 +1,1 @@
-"""RQ's worker, jobs and registries as a ScoringWorker has them; no other part of a worker overrides RQ."""
+"""RQ's worker, jobs and registries as a ScoringWorker uses them; no other module of a worker overrides RQ."""

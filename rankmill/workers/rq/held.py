@@ -1,4 +1,4 @@
-"""A job that a worker holds: how RQ learns that it is done, has failed, or is handed back."""
+"""A job that a worker holds: tells RQ that it is done, has failed, or is handed back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HeldJob:
     worker, job, queue
         The worker that holds the job, the job, and its queue.
     execution
-        RQ's record that the worker holds it, under which its lease stands.
+        RQ's record that the worker holds the job; the lease is stored under its id.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class HeldJob:
         self._execution = execution
 
     def is_wanted(self) -> bool:
-        """Whether the job is there, and nobody has cancelled it."""
+        """Whether the job still exists and is not cancelled."""
         connection: Any = self.job.connection
         status = connection.hget(self.job.key, "status")
         return status not in {None, JobStatus.CANCELED.value.encode()}
@@ -53,7 +53,7 @@ class HeldJob:
     def hand_back(self, also: Callable[[Pipeline], object]) -> None:
         """Put the job back, in one transaction with what `also` adds; this does not count as an attempt.
 
-        It is the next of its run, which gets its turn back.
+        It is the next job of its run, which gets its turn back.
         """
 
         def put_back(pipe: Pipeline) -> None:
@@ -61,16 +61,16 @@ class HeldJob:
             enqueue(self.queue, self.job, pipe, at_front=True)
             also(pipe)
 
-        self._worker.executions.pop(self._execution.id, None)  # also if another worker has the job by now
+        self._worker.executions.pop(self._execution.id, None)  # even if another worker already has the job
         self._move(put_back)
 
     def finish(self, write: Callable[[Pipeline], object]) -> None:
-        """End the job in one transaction with what `write` adds; it has no WATCH, so it can be repeated.
+        """End the job in one transaction with what `write` adds; without WATCH, so that it can be repeated.
 
         Raises
         ------
         ValueRefused
-            The server does not take what `write` adds; the job goes on.
+            The server refuses what `write` adds; the job is not ended.
         """
         worker, job = self._worker, self.job
         with worker.connection.pipeline() as pipe:
@@ -84,7 +84,9 @@ class HeldJob:
                 pipe.execute()
 
     def fail(self, error: Exception) -> None:
-        """Record a failed attempt as RQ does, but once: a lost reply may come after others have the job."""
+        """Record a failed attempt as RQ does, but only once: after a lost reply, another worker may have the
+        job.
+        """
         worker, job, failure = self._worker, self.job, _told(error)
         job.ended_at = now()
         worker.handle_exception(job, *failure)
@@ -102,21 +104,23 @@ class HeldJob:
         self._move(end)
 
     def fail_for_good(self, error: Exception) -> None:
-        """Record the last attempt as RQ does, with what follows, such as jobs that depend on this one."""
+        """Record the last attempt as RQ does, with all consequences, such as for jobs that depend on this
+        one.
+        """
         let_expire(self.job)
         self._worker._finalize_failure(self.job, self.queue, self._execution, _told(error))
 
     def succeed(self, value: object) -> None:
-        """End the job as RQ does; again if a connection is lost while RQ watches keys, which it raises."""
+        """End the job as RQ does; try again if RQ raises, having lost a connection while it watched keys."""
         while True:
             try:
                 self._worker._finalize_success(self.job, self.queue, self._execution, value)
                 return
-            except (redis.ConnectionError, redis.TimeoutError):  # redis-py has tried once to take back WATCH
+            except (redis.ConnectionError, redis.TimeoutError):  # redis-py has tried once to end the WATCH
                 logger.debug("a connection was lost while RQ ended the job; again")
 
     def drop(self) -> None:
-        """Let go of a job that nobody wants any more."""
+        """Let go of a job that no one wants any more."""
         with self._worker.connection.pipeline() as pipe:
             self._worker.cleanup_execution(self.job, pipe, self._execution)
             pipe.execute()
@@ -127,5 +131,5 @@ class HeldJob:
 
 
 def _told(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
-    """An error as it is told: in one line if rankmill has the reason."""
+    """An error as RQ's handlers take it; without a traceback if rankmill explains the error."""
     return type(error), error, None if isinstance(error, RankmillError) else error.__traceback__

@@ -1,4 +1,4 @@
-"""The RQ jobs of ScoringWorkers: each asks for scores, and can ask for nothing else."""
+"""The RQ jobs of a ScoringWorker: each asks for scores, and can ask for nothing else."""
 
 from __future__ import annotations
 
@@ -45,34 +45,34 @@ class Executions(ExecutionRegistry):
 
 
 class LeasedJobs(StartedJobRegistry):
-    """The jobs that workers have claimed; their leases end by the server's clock, as hosts' clocks differ."""
+    """The claimed jobs; their leases end by the server's clock, because the clocks of hosts differ."""
 
     def add_execution(self, execution: Execution, pipeline: Pipeline, ttl: int = 0, xx: bool = False) -> int:
-        """Begin the lease of a claimed job, or with `xx` renew it."""
+        """Begin the lease of a claimed job; with `xx`, renew it."""
         hold(pipeline, self.key, execution.composite_key, ttl, only_renew=xx)
-        return 0  # the pipeline has the reply
+        return 0  # the reply is in the pipeline
 
 
 class ScoringJob(Job):
-    """A job that can only ask for scores: of a chunk of a run, or of pairs that it brings.
+    """A job that can only ask for scores, of a chunk of a run or of pairs that it contains.
 
-    RQ imports and calls any function, callback and webhook that a job in Redis names, so anyone who
-    can write to the queue can run any code on every worker. A ScoringWorker calls none of them.
+    RQ imports and calls any function, callback and webhook that a job in Redis names. So anyone who can write
+    to the queue could run any code on every worker. A ScoringWorker calls none of these.
     """
 
     @property
     def has_pairs(self) -> bool:
-        """Whether the job brings its pairs."""
+        """Whether the job contains its pairs."""
         return self.func_name == PAIRS_FUNCTION
 
     @cached_property
     def chunk(self) -> tuple[str, ChunkId]:
-        """The run's id and the chunk to score; a job that brings its pairs is a run of one.
+        """The run's id, and the chunk to score; a job that contains its pairs is a run of one chunk.
 
         Raises
         ------
         ForeignJobError
-            The job asks for something else than scores.
+            The job asks for something other than scores.
         """
         if self.has_pairs:
             return run_id_of_request(self.id), 0
@@ -85,22 +85,24 @@ class ScoringJob(Job):
 
     @property
     def run_ttl(self) -> int:
-        """The run's expiry in seconds, which its jobs carry as theirs."""
+        """The run's expiry in seconds, which its jobs have too."""
         ttl = int(self.failure_ttl or 0)
         return ttl if ttl > 0 else DAY
 
     @property
     def begin_seconds(self) -> int:
-        """Longest time to load the model and to tokenize; a job by name's timeout is not for that."""
+        """Seconds allowed to load the model and to tokenize; the timeout of a job by name does not include
+        these.
+        """
         return BASE_TIMEOUT if self.has_pairs else int(self.timeout or 0)
 
     def heartbeat(
         self, timestamp: datetime, ttl: int, pipeline: Pipeline | None = None, xx: bool = False
     ) -> None:
-        """As RQ does; but `xx` writes nothing for a job that has just ended.
+        """Write a heartbeat as RQ does, but with `xx` write nothing for a job that has just ended.
 
-        RQ writes a part of it then, which never expires, and deletes that with its next command, unless the
-        worker dies before or a reply is lost.
+        RQ would write a part of the job then, which never expires. RQ's next command deletes that part,
+        unless the worker dies before it or a reply is lost.
         """
         if not xx:
             super().heartbeat(timestamp, ttl, pipeline)
@@ -110,9 +112,10 @@ class ScoringJob(Job):
         _BEAT.run(client, [self.key], utcformat(timestamp))
 
     def retry(self, queue: Queue, pipeline: Pipeline) -> None:
-        """As RQ does, but all in the pipeline.
+        """Retry as RQ does, but entirely within the pipeline.
 
-        RQ writes the new status before, also of a job that the server has lost: that piece never expires.
+        RQ writes the new status before the pipeline, even for a job that the server has lost; that never
+        expires.
         """
         if not (interval := self.get_retry_interval()):
             super().retry(queue, pipeline)
@@ -123,11 +126,12 @@ class ScoringJob(Job):
         queue.schedule_job(self, now() + timedelta(seconds=interval), pipeline=pipeline)
 
     def begin(self, execution: Execution, queue: OrderedQueue, pipeline: Pipeline) -> None:
-        """Let the job be started by a worker, as `prepare_for_execution` does; the reply says whether it is.
+        """Start the job for a worker, as `prepare_for_execution` does; the reply says whether it was started.
 
-        It is in no list of its queue then, though it may have been put back while its worker stood still. It
-        is not started if it has ended, others have tried it since it was read, or another execution has a
-        lease: it was in the queue twice, or is begun again, as a reply was lost.
+        Starting removes the job from all lists of its queue, because it may have been put back while its
+        worker stood still. It is not started if it has ended, if another worker has tried it since it was
+        read, or if another execution has a lease: then it was in the queue twice, or a reply was lost and it
+        is begun again.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()
@@ -141,7 +145,7 @@ class ScoringJob(Job):
         _BEGIN.run(pipeline, places, execution.id, self.id, left, *fields, *times)
 
     def perform(self) -> None:
-        """Never call the function of the job: the worker scores `chunk` itself."""
+        """Never call the job's function: the worker scores `chunk` itself."""
         raise ForeignJobError(f"job {self.id} can be run only by ScoringWorker's own loop")
 
     @property
@@ -158,15 +162,15 @@ class ScoringJob(Job):
 
     @property
     def success_callback(self) -> None:
-        """None, whatever the job says."""
+        """Always ``None``, whatever the job says."""
 
     @property
     def failure_callback(self) -> None:
-        """None, whatever the job says."""
+        """Always ``None``, whatever the job says."""
 
     @property
     def stopped_callback(self) -> None:
-        """None, whatever the job says."""
+        """Always ``None``, whatever the job says."""
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
-        """Send none; a job's webhooks are ignored."""
+        """Send nothing: webhooks of a job are ignored."""

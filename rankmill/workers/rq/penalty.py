@@ -1,4 +1,4 @@
-"""Limits of time for what the main thread of a worker does with a model's files and with rows."""
+"""Time limits for what a worker's main thread does with a model's files and with rows."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rq.timeouts import JobTimeoutException, UnixSignalDeathPenalty
 from rankmill.jobs.system import system
 
 _GRACE_SECONDS = 60.0
-"""After its limit, until what does not even see its signal counts as hanging: it runs in C."""
+"""Seconds after a limit until a call that does not react to the signal counts as hanging; it runs in C."""
 
 
 JobTimeout = JobTimeoutException
-"""What RQ says of a job that took too long."""
+"""RQ's exception for a job that took too long."""
 
 
 class TooLong(BaseException):
-    """A limit of time is over. No ``except Exception`` on the way takes it for an error of its own."""
+    """A time limit is over. It is not an `Exception`, so that no ``except Exception`` catches it."""
 
 
 class DeathPenalty(UnixSignalDeathPenalty):
-    """RQ's alarm, which may be set within another one; it raises `TooLong` in the main thread."""
+    """RQ's alarm, which may be nested in another one; it raises `TooLong` in the main thread."""
 
     _waiting: ClassVar[list[DeathPenalty]] = []
 
@@ -42,7 +42,7 @@ class DeathPenalty(UnixSignalDeathPenalty):
         raise self._exception
 
     def cancel_death_penalty(self) -> None:
-        """See `BaseDeathPenalty`; the alarm around this one goes on."""
+        """See `BaseDeathPenalty`; an enclosing alarm continues."""
         super().cancel_death_penalty()  # type: ignore[no-untyped-call]
         self._forget()
         if self._left:
@@ -55,6 +55,8 @@ class DeathPenalty(UnixSignalDeathPenalty):
 
     @classmethod
     def is_overdue(cls) -> bool:
-        """Whether a limit is over and nobody has noticed, so that nobody will; asked by another thread."""
+        """Whether a limit is over and the main thread does not react, so that it never will; other threads
+        ask this.
+        """
         now = system.monotonic()
         return any(now - each._began > each._timeout + _GRACE_SECONDS for each in list(cls._waiting))

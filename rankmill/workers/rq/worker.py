@@ -1,4 +1,4 @@
-"""RQ's worker with a loop of its subclass: RQ's options, signals, record in Redis and executions are here."""
+"""RQ's worker, with options, signals, records and executions as RQ has them; a subclass has the loop."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from rankmill.workers.rq.job import ScoringJob
 from rankmill.workers.rq.penalty import DeathPenalty, TooLong
 
 POLL_SECONDS = 1
-"""Longest wait for a job or for room, until the worker checks whether it must stop."""
+"""Longest wait in seconds for a job or for room, before the worker checks whether it must stop."""
 
 _SUSPENSION_SECONDS = 1
-"""Least time between two checks for ``rq suspend``."""
+"""Least seconds between two checks for ``rq suspend``."""
 
 _NAME_SECONDS = 0.2
-"""Until a worker looks again whether its name is free."""
+"""Seconds until a worker checks again whether its name is free."""
 
 _NO_EXPIRY, _NO_KEY = -1, -2
-"""What Redis says in the place of a time."""
+"""Redis's answers in place of a time: the key does not expire, or does not exist."""
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
-"""What RQ calls a worker without ``--name``, also in a worker pool."""
+"""The name that RQ gives to a worker without ``--name``, also in a worker pool."""
 
 logger = logging.getLogger(__name__)
 
 
 class WorkOptions(NamedTuple):
-    """The options of ``rq worker`` that its loop goes by.
+    """The options of ``rq worker`` that the loop follows.
 
     In a ``burst`` the worker ends when no jobs wait. ``max_idle_time`` is in seconds.
     """
@@ -69,16 +69,16 @@ class WorkOptions(NamedTuple):
 class RQWorker(SimpleWorker):
     """A worker that RQ's command line starts, and that `rq info`, `rq suspend` and RQ's signals reach.
 
-    A subclass has the loop (`run`), and may want to know of the worker's birth, end and signals.
+    A subclass defines the loop (`run`), and may override what is called at the start, the end and on signals.
     """
 
     death_penalty_class: type[BaseDeathPenalty] = DeathPenalty
     lease_seconds = 0
-    """How long a job is this worker's unless it renews the lease; RQ asks for it."""
+    """Seconds for which a job is this worker's unless it renews the lease; RQ reads this."""
     _suspension_seen = -math.inf
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Whatever the command line says, nothing is unpickled and nothing but scoring runs.
+        # Whatever the command line says, nothing is unpickled, and nothing but scoring runs.
         super().__init__(*args, **{**options, "serializer": JSONSerializer, "job_class": ScoringJob})
         ordered = partial(
             OrderedQueue, connection=self.connection, serializer=JSONSerializer, job_class=ScoringJob
@@ -89,17 +89,17 @@ class RQWorker(SimpleWorker):
         self.store = RunStore(self.connection)
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
 
-    # What a subclass has.
+    # What a subclass defines.
 
     def run(self, options: WorkOptions) -> bool:
         """Work until asked to stop; return whether it took a job."""
         raise NotImplementedError
 
     def announce(self) -> None:
-        """Say more of this worker than RQ's record does, when it is there."""
+        """Publish more about this worker than RQ's record contains; called when the record exists."""
 
     def signalled(self, signals: int) -> None:
-        """Take note of a signal to stop: the first, or one that is to end the process at once (2)."""
+        """Handle a signal to stop: 1 is the first, and 2 is one that ends the process at once."""
 
     def stop_soon(self) -> None:
         """Stop at the next check, and not in the middle of what the signal interrupted."""
@@ -121,7 +121,7 @@ class RQWorker(SimpleWorker):
         return cast("list[OrderedQueue]", self._ordered_queues)
 
     def limit(self, seconds: float) -> BaseDeathPenalty:
-        """A block of the main thread that may take so long; then it raises `TooLong`."""
+        """A context for the main thread that raises `TooLong` after `seconds`."""
         return self.death_penalty_class(seconds, TooLong)
 
     def listen(self, options: WorkOptions) -> None:
@@ -130,7 +130,7 @@ class RQWorker(SimpleWorker):
         self.bootstrap(options.log_level, options.date_format, options.log_format)
 
     def start_scheduler(self, options: WorkOptions) -> None:
-        """Start RQ's scheduler, if it is asked for."""
+        """Start RQ's scheduler if the options ask for it."""
         if options.with_scheduler:
             self._start_scheduler(options.burst, options.log_level, options.date_format, options.log_format)
 
@@ -148,22 +148,22 @@ class RQWorker(SimpleWorker):
             return
         name = first = worker_name(device, str(os.getpid()))
         number = 1
-        while self.connection.exists(self.redis_worker_namespace_prefix + name):  # of a container before
+        while self.connection.exists(self.redis_worker_namespace_prefix + name):  # of an earlier container
             number += 1
             name = f"{first}.{number}"
         self.name = name
 
     def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
-        """Begin a job, or ``None`` if another worker has it; RQ does so in two steps.
+        """Begin a job in one step, where RQ needs two; ``None`` if another worker has the job.
 
-        The job expires as its run does, where RQ lets it stay. Until it is begun it expires when it has
-        waited too long: a service's ``ttl`` may be shorter than the scoring.
+        From now on the job expires as its run does, where RQ would keep it. Before this, it expires when it
+        has waited too long, because a service's ``ttl`` may be shorter than the scoring.
         """
         with self.connection.pipeline() as pipe:
             execution = Execution.create(job, self.lease_seconds, pipeline=pipe, worker_name=self.name)
             self.executions[execution.id] = execution
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
-            self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
+            self.heartbeat(pipeline=pipe)  # if the worker dies, it is listed as lost for some minutes
             job.begin(execution, queue, pipe)
             pipe.expire(job.key, job.run_ttl)
             *_, is_begun, _ = pipe.execute()
@@ -174,20 +174,20 @@ class RQWorker(SimpleWorker):
 
     def forget(self, job: ScoringJob) -> None:
         """Forget a job whose keys may be damaged."""
-        executions = list(self.executions.values())  # a copy: two threads begin and end them
+        executions = list(self.executions.values())  # a copy, because two threads begin and end executions
         with self.connection.pipeline() as pipe:
             for execution in [each for each in executions if each.job_id == job.id]:
                 self.cleanup_execution(job, pipe, execution)
-            pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
+            pipe.execute(raise_on_error=False)  # one of these keys may be damaged too
 
     def write_record(self) -> None:
-        """Write the worker's record, with each beat: the server may have lost it."""
+        """Write the worker's record at each heartbeat, because the server may have lost it."""
         connection: Any = self.connection
         connection.hset(self.key, mapping=self.serialize())
         worker_registration.register(self)
 
     def renew_leases(self) -> None:
-        """Renew the worker's record and the leases of its jobs, whatever else fails."""
+        """Renew the worker's record and the leases of its jobs; one that fails does not stop the others."""
         self.heartbeat()
         for execution in list(self.executions.values()):
             try:
@@ -205,7 +205,7 @@ class RQWorker(SimpleWorker):
 
     @property
     def dequeue_timeout(self) -> int:
-        """Seconds; RQ takes a connection for dead that is silent for ten seconds longer than this."""
+        """RQ takes a connection for dead if it is silent for ten seconds longer than this (s)."""
         return POLL_SECONDS
 
     def work(
@@ -219,7 +219,7 @@ class RQWorker(SimpleWorker):
         with_scheduler: bool = False,
         dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
     ) -> bool:
-        """Work as `run` does; RQ's own loop ends at the first error."""
+        """Work as `run` does, because RQ's own loop ends at the first error."""
         self._dequeue_strategy = dequeue_strategy
         log = logging_level, date_format, log_format
         return self.run(WorkOptions(burst, *log, max_jobs, max_idle_time, with_scheduler))
@@ -230,7 +230,7 @@ class RQWorker(SimpleWorker):
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def request_force_stop(self, signum: int, frame: Any) -> None:
-        """As RQ does, and tell the subclass."""
+        """Stop as RQ does, and tell the subclass."""
         self.signalled(2)
         super().request_force_stop(signum, frame)
 
@@ -243,16 +243,16 @@ class RQWorker(SimpleWorker):
         return self.lease_seconds
 
     def serialize(self) -> dict[str, Any]:
-        """RQ's record of this worker, marked as a ScoringWorker even after its end."""
+        """RQ's record of this worker, which also says, even after its end, that it is a ScoringWorker."""
         return {**super().serialize(), SCORING_FIELD: 1}
 
     def register_birth(self) -> None:
-        """Also announce that this worker is a ScoringWorker.
+        """Register as RQ does, and announce that this worker is a ScoringWorker.
 
         Raises
         ------
         ConfigError
-            Another worker has its name.
+            Another worker has this worker's name.
         """
         self._await_name()
         try:
@@ -262,9 +262,10 @@ class RQWorker(SimpleWorker):
         self.announce()
 
     def _await_name(self) -> None:
-        """Wait until the worker that had this name, and was killed, is known to be dead; take its name then.
+        """Wait until the worker that had this name is known to be dead, if it was killed; then take the name.
 
-        RQ keeps its record for minutes more. Its report ends with its leases, and others get its jobs.
+        RQ keeps such a record for minutes more, but the worker's report ends with its leases, and others get
+        its jobs.
         """
         connection: Any = self.connection
         before = math.inf
@@ -286,22 +287,26 @@ class RQWorker(SimpleWorker):
         return ConfigError(f"a worker named {self.name!r} is running: give each worker a --name of its own")
 
     def register_death(self) -> None:
-        """Also withdraw what `register_birth` announced."""
+        """Deregister as RQ does, and withdraw what `register_birth` announced."""
         withdraw_worker(self.connection, self.name)
         super().register_death()  # type: ignore[no-untyped-call]
 
     def unsubscribe(self) -> None:
-        """As RQ does, but tell the thread to end before its last message: it would wait for another one."""
+        """Unsubscribe as RQ does, but tell the thread to end before its last message, as it would wait for
+        another.
+        """
         if self.pubsub_thread:
             self.pubsub_thread.stop()
         super().unsubscribe()  # type: ignore[no-untyped-call]
 
     def check_for_suspension(self, burst: bool) -> None:
-        """As RQ does, at most once a second."""
+        """Check as RQ does, but at most once a second."""
         if system.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
             super().check_for_suspension(burst)
             self._suspension_seen = system.monotonic()
 
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
-        """As RQ does, but send no last heartbeat: that would recreate part of a job gone from Redis."""
+        """End as RQ does, but without a last heartbeat, which would recreate a part of a job that is gone
+        from Redis.
+        """
         job.ended_at = now()

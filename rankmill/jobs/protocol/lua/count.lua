@@ -1,9 +1,9 @@
--- Adds to the accounts what parts of a run have used, each once: while the run's stream has the part's entry,
--- which is deleted here, or until the set has it. For the entry 'end' the stream itself is deleted.
--- KEYS: stream of results or set of entries, accounts.
+-- Adds to the accounts what parts of a run have used, each part once: as long as the run's stream has the part's
+-- entry, which is deleted here, or until the set has it. For the entry 'end' the stream itself is deleted.
+-- KEYS: the stream of results or the set of entries, the accounts.
 -- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, group, name of the tenant, model;
 --   then for each part its entry, the number of its devices, and for each device its name and five amounts.
--- Returns what is wrong with the accounts, if something is.
+-- Returns what is wrong with the accounts, or nothing.
 local day = KEYS[2] .. ':' .. math.floor(redis.call('TIME')[1] / 86400)
 local trouble
 

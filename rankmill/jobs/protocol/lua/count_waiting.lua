@@ -1,5 +1,6 @@
--- Counts what waits, and corrects the count; the sweep of a worker runs it, for all, and the gateway.
--- KEYS: see waiting.lua. No ARGV. Returns how many requests wait, and the tenants whose bulk work waits.
+-- Counts the waiting jobs of a queue, and corrects the stored count. The sweep of one worker runs it for all, and so
+-- does the gateway.
+-- KEYS: see waiting.lua. No ARGV. Returns the number of waiting requests, and the tenants whose bulk work waits.
 local requests, waits, tenants = redis.call('LLEN', rq), 0, {}
 for _, tenant in ipairs(redis.call('ZRANGE', base .. 'turns:request', 0, -1)) do
   waits = waits + redis.call('LLEN', base .. 'waiting:requests:' .. tenant)
@@ -12,6 +13,6 @@ for _, tenant in ipairs(redis.call('ZRANGE', base .. 'turns:bulk', 0, -1)) do
   end
   if waits > before then tenants[#tenants + 1] = tenant end
 end
-redis.call('DEL', base .. 'waits')  -- a full server lets a script go on that has begun to write
+redis.call('DEL', base .. 'waits')  -- a full server lets a script continue once it has written
 redis.call('SET', base .. 'waits', waits, 'EX', 86400)
 return {requests, tenants}

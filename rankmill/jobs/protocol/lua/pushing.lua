@@ -1,12 +1,12 @@
--- For the scripts that let jobs wait; they use waiting.lua.
+-- For scripts that let jobs wait; it uses waiting.lua.
 local function push(id, at_front)
   local list = where(id)
   redis.call(at_front and 'LPUSH' or 'RPUSH', list, id)
   if list ~= rq then more(1) end
   enter(id)
 end
--- Each worker that waits at RQ's list gets a job there, which counts as its turn. A request also rings the bell
--- for workers that are full of bulk work. `id`: a job of the list that has got some.
+-- Gives each worker that waits at RQ's list a job there, which counts as its run's turn. A request also rings the
+-- bell for workers that are full of bulk work. `id`: a job of the list that has new jobs.
 local function call_workers(id)
   local list, scopes = where(id)
   local now = redis.call('TIME')[1]

@@ -1,5 +1,5 @@
--- Ends the transaction that sends jobs. It is repeated if its reply was lost, and attempts may have failed
--- meanwhile: the jobs have only those that are left.
+-- Ends the transaction that sends jobs. If its reply was lost, it is repeated, and attempts may have failed
+-- meanwhile: then the jobs get only the remaining attempts.
 -- KEYS: failed attempts of the run, paused jobs, the jobs. ARGV: for each job the chunk, its failed attempts
 -- when it was sent, and the job's id. Returns nothing.
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
@@ -10,7 +10,7 @@ for at = 3, #KEYS do
   if more > 0 then
     local left = (redis.call('HGET', KEYS[at], 'retries_left') or 0) - more
     redis.call('HSET', KEYS[at], 'retries_left', math.max(left, 0))
-    if left < 0 then redis.call('HSET', KEYS[at], 'status', 'failed') end  -- no worker begins it
+    if left < 0 then redis.call('HSET', KEYS[at], 'status', 'failed') end  -- so that no worker begins it
     redis.call('ZREM', KEYS[2], id)
   end
 end

@@ -1,12 +1,12 @@
--- Moves the next job to those in transit, and counts its turn. Its cost does not depend on how many wait.
--- KEYS: see waiting.lua; then the jobs in transit, the registered workers. ARGV: kinds, the first one first; the
--- worker; 1 if it waits at RQ's list without a job, else 0; 1 if it is idle then, else 0; for how long that holds
--- (s); runs that it leaves alone. Returns the job's id or '', how many wait, how many workers there are, and
--- how many of them are idle.
+-- Moves the next job to those in transit, and counts its turn, at a cost that does not depend on how many jobs wait.
+-- KEYS: see waiting.lua; then the jobs in transit, the registered workers. ARGV: the kinds of jobs, in order; the
+-- worker; 1 if it will wait at RQ's list without a job, else 0; 1 if it will be idle without one, else 0; how long
+-- that holds (s); the runs that it leaves alone. Returns the job's id or '', and the numbers of waiting jobs, of
+-- workers, and of idle workers.
 local alone, take = {}, {}
 for at = 6, #ARGV do alone[ARGV[at]] = true end
 bring_strays()
-function take.request(tenant)  -- its first 64 are looked at
+function take.request(tenant)  -- looks at the first 64 jobs only
   local list = tenant == '' and rq or base .. 'waiting:requests:' .. tenant
   local ids = redis.call('LRANGE', list, 0, 63)
   for _, id in ipairs(ids) do

@@ -1,4 +1,4 @@
--- Takes or renews a lease, unless others hold as many as there may be.
+-- Takes or renews a lease, unless as many others as allowed hold one.
 -- KEYS: the leases. ARGV: most leases, their length (s), the holder. Returns 1 if the holder has one, else 0.
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000

@@ -1,5 +1,5 @@
--- For take.lua; it uses pushing.lua. What stock RQ has put into its list goes to the front of the list where it
--- belongs, and what a worker was to get there that is not there any more. A job by name stays.
+-- For take.lua; it uses pushing.lua. Moves jobs from the front of RQ's list to the front of the lists where they
+-- belong: stock RQ has put them there, or the worker that they were for is gone. A job by name stays.
 local function bring_strays()
   for _ = 1, 64 do
     local id = redis.call('LINDEX', rq, 0)
@@ -11,8 +11,8 @@ local function bring_strays()
   end
 end
 local costs
--- The job of whoever is next and has one, and counts that turn. `try` returns a job or nil, and whether anything
--- waits that the worker leaves alone.
+-- Finds the first in the turns of `scope` that has a job, counts its turn, and returns the job. `try` returns a job or
+-- nil, and whether jobs wait there that this worker leaves alone.
 local function next_of(scope, try)
   local turns, skipped = base .. 'turns:' .. scope, 0
   while true do

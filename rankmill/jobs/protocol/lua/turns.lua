@@ -1,13 +1,14 @@
--- For the scripts that count turns; they use waiting.lua. A job's hash has its pairs, and its tenant's weight.
-local function costs_of(id)  -- what the turn of a job costs its tenant, and its run
+-- For scripts that count turns; it uses waiting.lua. A job's hash contains its pairs, and its tenant's
+-- weight.
+local function costs_of(id)  -- what a job's turn costs its tenant, and its run
   local said = redis.pcall('HMGET', jobs .. id, 'pairs', 'weight')
   local rows, weight = tonumber(said[1] or nil) or 0, tonumber(said[2] or nil) or 0
   if not (rows > 0 and rows < 1e9) then rows = 32 end
   return {rows / (weight > 0 and weight or 1), rows}
 end
-local function charge(scope, name, had, cost)  -- less than 0 gives a turn back
+local function charge(scope, name, had, cost)  -- a negative cost gives a turn back
   if cost > 0 then
-    had = math.max(had, level(scope))  -- who could not be served for a while gains no credit
+    had = math.max(had, level(scope))  -- whoever could not be served for a while gains no credit
     redis.call('SET', base .. 'level:' .. scope, had, 'EX', 86400)
   end
   redis.call('ZADD', base .. 'turns:' .. scope, 'XX', had + cost, name)

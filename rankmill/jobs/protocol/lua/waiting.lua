@@ -1,12 +1,12 @@
--- For the scripts of a queue. KEYS[1]: what its keys begin with, `rankmill:queue:<queue>:`; KEYS[2]: RQ's own
--- list; KEYS[3]: what keys of jobs begin with. Runs wait in `waiting:<run>`, a tenant's requests together in
--- `waiting:requests:<tenant>`, jobs by name in RQ's list; contract/priority.py says what a job's id tells.
--- A scope is a kind of work (request, bulk), whose tenants take turns, or `bulk:<tenant>`, whose runs do.
--- `turns:<scope>`: pairs had, divided by weight (start-time fair queueing); who has nothing waiting any more is
--- removed when it is next. `level:<scope>`: where the last turn began. `waits`: how many wait but in RQ's list.
+-- For the scripts of a queue. KEYS[1]: the prefix of its keys, `rankmill:queue:<queue>:`; KEYS[2]: RQ's own list;
+-- KEYS[3]: the prefix of keys of jobs. A run's jobs wait in `waiting:<run>`, the requests of a tenant together in
+-- `waiting:requests:<tenant>`, and jobs by name in RQ's list; contract/priority.py says what a job's id tells.
+-- A scope is a kind of work (request, bulk), whose tenants take turns, or `bulk:<tenant>`, whose runs take turns.
+-- `turns:<scope>`: pairs had, divided by weight (start-time fair queueing); an entry without waiting jobs is removed
+-- when its turn comes. `level:<scope>`: where the last turn began. `waits`: number of jobs that wait outside RQ's list.
 local base, rq, jobs = unpack(KEYS, 1, 3)
 local function run_of(id) return string.match(id, '^(r?%x+)%-[%d_]+$') end
-local function where(id)  -- the list in which a job waits; its scopes, with its name in each
+local function where(id)  -- the list in which a job waits; then its scopes, with its name in each
   local run = run_of(id)
   if not run then return rq, {{'request', ''}} end
   local tenant = string.sub(run, -12)
@@ -17,14 +17,14 @@ local function level(scope)
   local known = redis.call('GET', base .. 'level:' .. scope)
   return tonumber(known or redis.call('ZRANGE', base .. 'turns:' .. scope, 0, 0, 'WITHSCORES')[2] or 0)
 end
-local function keep(key, seconds)  -- does not let it expire sooner
+local function keep(key, seconds)  -- extends an expiry, but never shortens it
   if redis.call('TTL', key) < seconds then redis.call('EXPIRE', key, seconds) end
 end
-local function more(jobs_more)  -- so many more wait
+local function more(jobs_more)  -- counts this many more waiting jobs
   redis.call('INCRBY', base .. 'waits', jobs_more)
   keep(base .. 'waits', 86400)
 end
-local function enter(id)  -- takes part in the turns, and waits for as long as the job is there
+local function enter(id)  -- enters a job's run into the turns, for as long as the job exists
   local list, scopes = where(id)
   local left = redis.call('TTL', jobs .. id)
   local seconds = left > 0 and left or 86400

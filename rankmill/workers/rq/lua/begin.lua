@@ -1,18 +1,18 @@
--- Lets a job be started by a worker.
--- KEYS: its executions, the leases, the job, the jobs in transit, RQ's list, the list where it may wait, how many
--- wait in such lists. ARGV: the execution, the job's id, its retries that are left, fields of the job. Returns
--- 1, or 0 if it has ended, others have tried it since it was read, or another worker has it.
+-- Starts a job for a worker. KEYS: the job's executions, the leases, the job, the jobs in transit, RQ's list,
+-- the list in which the job may wait, the number of jobs that wait in such lists. ARGV: the execution, the
+-- job's id, its remaining retries, fields of the job. Returns 1, or 0 if the job has ended, another worker
+-- has tried it since it was read, or another worker has it.
 local taken = redis.call('LREM', KEYS[4], 1, ARGV[2])
 local job = redis.call('HMGET', KEYS[3], 'status', 'retries_left')
 if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end
 for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   if execution ~= ARGV[1] and redis.call('ZSCORE', KEYS[2], ARGV[2] .. ':' .. execution) then
-    redis.call('HSET', KEYS[3], 'status', 'started')  -- who sent it twice has written that it is queued
+    redis.call('HSET', KEYS[3], 'status', 'started')  -- the second sender wrote that it is queued
     return 0
   end
 end
 redis.call('HSET', KEYS[3], unpack(ARGV, 4))
-if taken == 0 and redis.call('LREM', KEYS[5], 1, ARGV[2]) == 0 then  -- put back, as its worker stood still
+if taken == 0 and redis.call('LREM', KEYS[5], 1, ARGV[2]) == 0 then  -- put back while its worker stood still
   if redis.call('LREM', KEYS[6], 1, ARGV[2]) == 1 and redis.call('EXISTS', KEYS[7]) == 1 then
     redis.call('DECR', KEYS[7])
   end
