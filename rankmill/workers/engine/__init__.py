@@ -1,1 +1,1 @@
-"""The engine: tokenizes pairs, cuts batches, runs them and puts the scores in row order."""
+"""The engine, which tokenizes pairs, cuts batches, runs them, and puts the scores in row order."""

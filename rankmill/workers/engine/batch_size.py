@@ -1,9 +1,10 @@
-"""How large is a batch? Its padded tokens, its rows, and what fits into the memory that is free now.
+"""The size of a batch: its padded tokens, its rows, and what fits into the memory that is free now.
 
-It begins with the setting ``token_budget``, where ``auto`` means the device's in `TOKEN_BUDGETS` (kept in
-`jobs`, as rooms without torch ask, too). A batch of a slow model has fewer tokens, so that it takes half a
-second; a search (`rankmill.workers.engine.budget_search`) finds a better budget; a device without memory
-halves it; and a batch that would not fit just now (`rankmill.workers.engine.headroom`) is cut.
+The first size is the setting ``token_budget``; ``auto`` means the device's entry in `TOKEN_BUDGETS`, which is
+in `jobs` because code without torch reads it too. If the model is slow, a batch has fewer tokens, so that it
+takes half a second. A search (`rankmill.workers.engine.budget_search`) finds a better budget. If the device
+runs out of memory, the budget is halved. A batch that would not fit now (`rankmill.workers.engine.headroom`)
+is cut.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ from rankmill.workers.engine.headroom import Headroom, memory_of
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
-"""Chunks whose rows take so long at most share batches. The oldest are finished first: what is lost when all
-processes die at once, scored rows of unfinished chunks, is less than 5 s of work."""
+"""Chunks whose rows together take at most this long share batches. The oldest are finished first, so that if
+all processes die at once, scored rows of unfinished chunks, less than 5 s of work, are lost.
+"""
 
 _LEAST_TOKENS = 512
-"""Fewest tokens in a batch of a slow model: fewer cost speed (7% with 384 tokens, PyTorch on a CPU)."""
+"""Fewest tokens in a batch of a slow model; fewer would cost speed (7% with 384 tokens, PyTorch on a CPU)."""
 
 _FIRST_SHARE = 4
-"""The first batches have 1/4 of the budget's tokens: the model may be slow."""
+"""The first batches have 1/4 of the budget's tokens, because the model may be slow."""
 
 _FEWEST = 4
-"""Fewest batches that are cut together, and as many until it is known how long one takes: rows in fewer
-batches are padded too much."""
+"""Fewest batches that are cut together, because rows in fewer batches are padded too much; also their number
+until the time of a batch is known.
+"""
 
 _LATEST = 20
-"""Batches whose time counts."""
+"""Number of latest batches whose times count."""
 
 
 class BatchSize:
@@ -45,9 +48,9 @@ class BatchSize:
     Parameters
     ----------
     token_budget
-        Padded tokens in a batch, at most. It is halved for good when the device runs out of memory.
+        Most padded tokens in a batch. It is halved for good when the device runs out of memory.
     max_rows
-        Rows in a batch, at most.
+        Most rows in a batch.
     search
         Finds a better token budget.
     headroom
@@ -82,7 +85,10 @@ class BatchSize:
 
     @classmethod
     def of(cls, settings: WorkerSettings, model: Model) -> BatchSize:
-        """By a worker's settings; it is searched unless these fix the size, or rows are computed alone."""
+        """Make the size of batches by a worker's settings.
+
+        It is searched unless the settings fix it, or rows are computed one by one.
+        """
         backend, search = model.backend, None
         token_budget = first_budget(settings.token_budget, backend.device)
         max_rows = settings.max_batch if isinstance(settings.max_batch, int) else None
@@ -98,7 +104,7 @@ class BatchSize:
         )
 
     def tokens(self, *, share_prefixes: bool = False) -> int:
-        """Padded tokens in a batch; rows that share prefixes gain from large batches."""
+        """Most padded tokens in a batch; rows that share prefixes gain from large batches."""
         if share_prefixes or not self._short_batches:
             return self.token_budget
         if not self._speeds:
@@ -106,24 +112,28 @@ class BatchSize:
         return min(self.token_budget, max(round(BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int) -> int:
-        """How many batches of so many padded tokens are cut together."""
+        """The number of batches with this many padded tokens that are cut together."""
         if not self._speeds:
             return _FEWEST
         return max(round(_MIXED_SECONDS * median(self._speeds) / tokens), _FEWEST)
 
     def see(self, planned: int, seconds: float) -> bool:
-        """Record a batch: its tokens as the budget counts them, and its time; whether it is the first."""
+        """Record the tokens of a batch, as the budget counts them, and its time; returns whether it is the
+        first one.
+        """
         self._speeds.append(planned / max(seconds, 1e-6))
         return len(self._speeds) == 1
 
     def may_search(self, rows: int, tokens: int, seconds: float) -> bool:
-        """Record a batch for the search: its tokens without padding; whether it is time to call `search`."""
+        """Record a batch, with its tokens without padding, for the search; returns whether to call `search`
+        now.
+        """
         return self._search is not None and self._search.see(rows, tokens, seconds)
 
     def search(self, batch: Batch) -> None:
         """Find the best token budget with batches like this one.
 
-        It takes seconds. No other forward may be in progress.
+        This takes seconds. No other forward may be in progress.
 
         Raises
         ------
@@ -135,16 +145,18 @@ class BatchSize:
             self._search = None
 
     def shrink(self, tokens: int) -> None:
-        """Lower the budget to half of a batch for which there was no memory, and search no better one."""
+        """Lower the budget to half of a batch that had no memory, and search no better one."""
         self.token_budget = max(1, min(self.token_budget, tokens // 2))
         self._search = None
 
     def fits(self, rows: int, length: int) -> bool:
-        """Whether so many rows of this length are expected to fit into memory now."""
+        """Whether this many rows of this length are expected to fit into memory now."""
         return rows <= self._headroom.most_rows(length)
 
     def pieces(self, rows: int, length: int) -> Iterator[tuple[int, int]]:
-        """The first row, and that after the last, of each piece that fits of a batch that does not."""
+        """Cut a batch that does not fit into pieces that do; yields the first row of each, and the row after
+        its last.
+        """
         self._headroom.log_cut(rows, length)
         done = 0
         while done < rows:
@@ -153,10 +165,10 @@ class BatchSize:
             done = end
 
     def submit(self, backend: Backend, batch: Batch) -> Pending:
-        """Begin a forward as `Backend.submit` does, and learn what memory it needs."""
+        """Begin a forward as `Backend.submit` does, and learn how much memory it needs."""
         return self._headroom.submit(backend, batch)
 
 
 def first_budget(setting: int | str, device: str) -> int:
-    """The token budget to begin with; ``auto`` means the device's value."""
+    """The first token budget; ``auto`` means the device's value."""
     return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]

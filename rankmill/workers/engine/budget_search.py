@@ -1,7 +1,7 @@
-"""The search for the best token budget of batches: a few seconds, once, with the result cached on disk.
+"""The search for the best token budget of batches: it takes a few seconds, once, and is cached on disk.
 
-Whatever else a machine does only makes forwards slower. So the best of several short rounds counts, and the
-budget changes only where the gain is larger than the noise.
+Other load on a machine only makes forwards slower. So the best of several short rounds counts, and the budget
+changes only if the gain is larger than the noise.
 """
 
 from __future__ import annotations
@@ -25,27 +25,30 @@ from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import device_name, empty_cache, threads
 
 BATCH_SECONDS = 0.5
-"""Longest time of a batch: a request waits for it, and with fewer rows in each batch less is padded."""
+"""Longest time of a batch in seconds, because requests wait for it; smaller batches also pad less."""
 
 _WORTH = 50
-"""The search begins when it is expected to take a 50th of the forwards so far: after a moment on a GPU, after
-minutes on a CPU, where it takes seconds, for which no short run should wait."""
+"""The search begins when it is expected to take a 50th of all forwards so far. On a GPU this is soon. On a
+CPU, where the search takes seconds, it is after minutes, so that short runs do not wait for it.
+"""
 
 _FACTORS = (0.5, 1, 2, 4)
-"""Budgets to try, as multiples of the device's default. On a GPU the largest doubles while that is faster."""
+"""Budgets to try, as multiples of the device's default. On a GPU the largest is doubled as long as it is
+faster.
+"""
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _LIMIT_SECONDS = 5
-"""In a round every budget runs once. The search ends when speeds are steady, or with the time."""
+"""Each round runs every budget once. The search ends when speeds are steady, or after this many seconds."""
 
 _AS_GOOD = 0.97
-"""Speeds with this share of the best count as equal: a small budget pads less, and requests wait less."""
+"""Speeds with this share of the best count as equal; a small budget pads less, and requests wait less."""
 
 _STEADY = 0.03
-"""If the best round of a budget is over its second best by more than this share, the machine is busy."""
+"""If the best round of a budget beats its second best by more than this share, the machine is busy."""
 
 _RECIPE = 3
-"""Version of the search; changes when the same machine would find another budget."""
+"""Version of the search; it changes when the same machine would find another budget."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +61,14 @@ class BudgetSearch:
     backend
         The loaded model.
     model
-        Its name.
+        The model's name.
     first
         The budget until a better one is known.
     folder
-        Cache folder for found budgets, with one file for each model, precision, backend, device and number
-        of threads.
+        Cache folder for found budgets, with one file for each model, precision, backend, device and number of
+        threads.
     worth
-        How many times its own time the forwards before the search take.
+        Time of all forwards from which the search begins, as a multiple of the search's own time.
     """
 
     def __init__(self, backend: Backend, model: str, first: int, folder: Path, worth: float = _WORTH) -> None:
@@ -88,7 +91,7 @@ class BudgetSearch:
 
     @property
     def start(self) -> int:
-        """The initial budget: the cached one, if there is one."""
+        """The initial budget, which is the cached one if there is one."""
         return self._remembered or self._first
 
     def see(self, rows: int, tokens: int, seconds: float) -> bool:
@@ -101,14 +104,15 @@ class BudgetSearch:
         return self._seconds >= self._worth * self._expected_seconds()
 
     def _expected_seconds(self) -> float:
-        """Seconds that the search takes at least, by the batches so far."""
+        """Seconds that the search takes at least, estimated from the batches so far."""
         tokens = (_LEAST_ROUNDS + 1) * self._backend.depth * sum(self._budgets())
         return tokens * self._seconds / max(self._tokens, 1)
 
     def find(self, batch: Batch, most_rows: Callable[[int], int] = lambda length: sys.maxsize) -> int:
-        """Try budgets in turn, with rows like those of `batch`; cache the best, unless the machine is busy.
+        """Try budgets in turn, with rows like those of `batch`; cache the best one unless the machine is
+        busy.
 
-        No other forward may be in progress on the device. `most_rows` says how many rows of a length fit
+        No other forward may be in progress on the device. `most_rows` returns how many rows of a length fit
         into memory; larger batches are not tried.
 
         Raises
@@ -125,7 +129,7 @@ class BudgetSearch:
         while self._backend.device != "cpu" and (larger := self._larger(speeds)):
             tried = self._try([larger], batch, most_rows)
             if not tried:
-                break  # it is more than the memory holds
+                break  # this does not fit into memory
             speeds |= tried
         if not speeds:
             return self._first
@@ -142,7 +146,7 @@ class BudgetSearch:
         return best
 
     def _budgets(self) -> list[int]:
-        """Budgets to try: those around the first whose batches take no longer than `BATCH_SECONDS`."""
+        """Budgets to try: those around the first one whose batches take no longer than `BATCH_SECONDS`."""
         wanted = [int(self._first * factor) for factor in _FACTORS]
         return [budget for budget in wanted if budget <= max(self._first, self._most)]
 
@@ -152,7 +156,7 @@ class BudgetSearch:
         return BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
 
     def _larger(self, speeds: dict[int, list[float]]) -> int | None:
-        """Twice the largest budget, if that was the fastest and such a batch may be tried."""
+        """Twice the largest budget, if that was the fastest and a batch of this size may be tried."""
         best = {budget: max(found) for budget, found in sorted(speeds.items())}
         *smaller, largest = best or [0]
         faster = bool(smaller) and best[largest] * _AS_GOOD > max(best[budget] for budget in smaller)
@@ -161,13 +165,13 @@ class BudgetSearch:
     def _try(
         self, budgets: list[int], batch: Batch, most_rows: Callable[[int], int]
     ) -> dict[int, list[float]]:
-        """Tokens a second in each round of each budget that fits into the device's memory."""
+        """Tokens per second in each round, for each budget that fits into the device's memory."""
         length = max(self._tokens // max(self._rows, 1), 1)
         together = most_rows(length) // self._backend.depth
         budgets = [budget for budget in budgets if budget // length <= max(together, 1)]
         speeds: dict[int, list[float]] = {budget: [] for budget in budgets}
         deadline = system.monotonic() + _LIMIT_SECONDS
-        for number in range(_MOST_ROUNDS + 1):  # round 0 does not count: new shapes are slow once
+        for number in range(_MOST_ROUNDS + 1):  # round 0 does not count, because new shapes are slow at first
             for budget in list(speeds):
                 try:
                     speed = self._speed(_like(batch, max(budget // length, 1), length))
@@ -183,7 +187,7 @@ class BudgetSearch:
         return speeds
 
     def _speed(self, batch: Batch) -> float:
-        """Tokens a second, with `Backend.depth` forwards in progress at a time."""
+        """Tokens per second, with `Backend.depth` forwards in progress."""
         started = time.perf_counter()
         pending = [self._backend.submit(batch) for _ in range(self._backend.depth)]
         for each in pending:
@@ -193,7 +197,7 @@ class BudgetSearch:
     def _read(self) -> int | None:
         try:
             return int(read_json(self._file)["token_budget"])
-        except (KeyError, ValueError, TypeError):  # no file, or not a valid one
+        except (KeyError, ValueError, TypeError):  # no file, or a file that is not valid
             return None
 
     def _write(self, found: dict[str, Any]) -> None:
@@ -205,9 +209,11 @@ class BudgetSearch:
 
 
 def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
-    """The budget to use, given the speeds of each, and the noise: how far apart the best rounds of one are.
+    """Choose the budget by the speeds of each; also returns the noise, by which the best rounds of a budget
+    differ.
 
-    It is `first` unless another one is faster by more than the noise; then the smallest of the fastest.
+    It is `first` unless another budget is faster by more than the noise; then it is the smallest of the
+    fastest.
     """
     best = {budget: max(found) for budget, found in speeds.items()}
     noise = max(_noise(found) for found in speeds.values())
@@ -218,13 +224,13 @@ def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
 
 
 def _noise(speeds: list[float]) -> float:
-    """By which share the best of some speeds is over the second best; without end if there is one only."""
+    """The share by which the best speed exceeds the second best; infinite for a single speed."""
     slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
     return faster / slower - 1 if slower else float("inf")
 
 
 def _like(batch: Batch, rows: int, length: int) -> Batch:
-    """A batch of the given shape that repeats the first row of `batch`."""
+    """Make a batch of the given shape that repeats the first row of `batch`."""
     shape = (rows, length)
     types = None if batch.types is None else np.resize(batch.types[0], shape)
     return Batch.padded(np.resize(batch.ids[0], shape), types, np.ones(shape, dtype=np.int64))

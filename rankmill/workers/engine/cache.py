@@ -1,4 +1,4 @@
-"""The cache of loaded models of a worker."""
+"""The cache of a worker's loaded models."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rankmill.workers.models.loading import Loaded, Model, one_line
 from rankmill.workers.models.probes import Probe, columns_of
 
 Stamp = Mapping[str, Facts]
-"""What the file system says of the files of a model's directory, by name; empty if it has none."""
+"""What the file system says about the files of a model's directory, by name; empty for other models."""
 
 _ENGINES = 100
-"""Engines of a model that are kept: each instruction has its own."""
+"""Most engines of a model that are kept; each instruction has its own."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CacheLimits:
-    """Limits of the cache: number of models, bytes of weights, seconds without use; `None` is no limit."""
+    """Limits of the cache: number of models, bytes of weights, seconds without use; `None` means no limit."""
 
     models: int
     bytes: int | None = None
@@ -49,7 +49,7 @@ class _CachedModel:
 
 
 class EngineCache:
-    """Engines by spec; engines of the same model and precision share their weights.
+    """The engines of specs; engines of the same model and precision share their weights.
 
     The least recently used model is unloaded first. The cache is used from one thread only.
 
@@ -60,13 +60,13 @@ class EngineCache:
     device
         The device of the models.
     limits
-        Limits of the cache. The model in use stays loaded even if it alone exceeds them.
+        Limits of the cache. The model in use stays loaded even if it exceeds them by itself.
     make
         Makes an engine for a model.
     drain
         Waits until no engine is in use; called before a model is unloaded to make room.
     content
-        Digest of the content of a spec's model now, if that is a directory; raises as `load` does.
+        Returns the present digest of the spec's model if that is a directory; raises as `load` does.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class EngineCache:
         self._loads = 0
         self._shown: set[tuple[str, ...]] = set()
         self.loading: str | None = None
-        """Name of the model that is loading now; other threads read it."""
+        """Name of the model that is being loaded; other threads read it."""
 
     @property
     def bytes(self) -> int:
@@ -98,32 +98,32 @@ class EngineCache:
 
     @property
     def models(self) -> list[str]:
-        """Names of the loaded models, the least recently used first."""
+        """Names of the loaded models, from the least to the most recently used."""
         return [model for model, *_ in self._cached]
 
     def get(self, spec: ScoreSpec) -> Engine:
-        """The engine of `spec`; loads its model if it is not loaded, or has new content.
+        """The engine of `spec`; this loads the model if it is not loaded, or has new content.
 
-        A spec with a revision gets that content as long as it is loaded, whatever its directory holds now.
+        ¶ A spec with a revision gets that content as long as it is loaded, even if the directory has changed.
 
         Raises
         ------
         SpecError
-            As `rankmill.workers.models.loading.load` does.
+            As in `rankmill.workers.models.loading.load`.
         """
         key = self._first_that_loads(self._weights_of(spec))
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
-        options = spec.model_copy(update={"revision": None})  # the content has it
+        options = spec.model_copy(update={"revision": None})  # the weights' key contains the revision
         engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
-        cached.engines[options] = engine  # the latest one last
+        cached.engines[options] = engine  # the latest one is last
         if len(cached.engines) > _ENGINES:
             del cached.engines[next(iter(cached.engines))]
         return engine
 
     def _first_that_loads(self, specs: Sequence[ScoreSpec]) -> WeightsKey:
-        """The key of the first of these whose model can be loaded; raises the first's error if none can."""
+        """The key of the first of these specs whose model can be loaded; raises its first error otherwise."""
         errors: list[SpecError] = []
         for spec in specs:
             try:
@@ -135,8 +135,8 @@ class EngineCache:
         raise errors[0]
 
     def _loaded(self, spec: ScoreSpec) -> WeightsKey:
-        """The key of a spec's model, which is loaded if it is not, or has new content."""
-        with one_line(spec):  # a mount that is stale, say
+        """The key of a spec's model, which is loaded now if it is not loaded, or has new content."""
+        with one_line(spec):  # for instance a stale mount
             key, stamp = self._key(spec), {} if spec.revision else _stamp(spec)
         cached = self._cached.get(key)
         if cached is not None and not spec.revision and cached.stamp != stamp:
@@ -144,19 +144,19 @@ class EngineCache:
                 cached.stamp = stamp
             else:
                 logger.info("the files of %s have changed, loading them beside the old ones", spec.model)
-                old = (key[0], cached.loaded.revision, *key[2:])  # for the runs that have begun with it
+                old = (key[0], cached.loaded.revision, *key[2:])  # for runs that have begun with it
                 self._cached[old] = self._cached.pop(key)
                 cached = None
         if cached is None:
             if spec.revision:
-                self._content(spec)  # before another model leaves for one that is not there
+                self._content(spec)  # before another model is unloaded for one that is missing
             self._make_room(key)
             cached = self._cached[key] = _CachedModel(
                 spec, self._load_beside(spec), stamp, system.monotonic()
             )
             self._update_metrics()
             self._bytes_of[key] = cached.loaded.backend.bytes
-            self._make_room(key)  # again, as the size may have been unknown before
+            self._make_room(key)  # again, because the size may have been unknown before
         else:
             metrics.model_hits.inc()
         return key
@@ -164,12 +164,12 @@ class EngineCache:
     def warm(self, spec: ScoreSpec) -> None:
         """Load a model and score one row, so that the first request does not wait.
 
-        A model that is loaded already scores none: another thread may be using its backend.
+        ¶ A model that is already loaded scores no row, because another thread may be using its backend.
 
         Raises
         ------
         SpecError
-            As `get` does; a `WorkerError` if there is not enough memory.
+            As in `get`; or a `WorkerError` if the memory does not suffice.
         """
         try:
             loads = self._loads
@@ -180,7 +180,7 @@ class EngineCache:
             raise WorkerError(f"there is not enough memory to load model {spec.model}") from None
 
     def unload(self, model: str) -> int:
-        """Unload a model in all its revisions and precisions, when no work is left; returns how many."""
+        """Unload all revisions and precisions of a model when no work is left; returns how many."""
         keys = [key for key in self._cached if key[0] == model]
         if keys:
             self._drain()
@@ -191,11 +191,11 @@ class EngineCache:
         return len(keys)
 
     def has(self, spec: ScoreSpec) -> bool:
-        """Whether the model of `spec` is loaded: the content that it names, or that of its files now."""
+        """Whether the model of `spec` is loaded, with the content that it names, or else of its files now."""
         cached = self._cached.get(self._key(self._weights_of(spec)[0]))
         try:
             return cached is not None and (spec.revision is not None or cached.stamp == _stamp(spec))
-        except (OSError, SpecError):  # `get` says it
+        except (OSError, SpecError):  # `get` reports this
             return False
 
     def evicts(self, spec: ScoreSpec) -> bool:
@@ -214,10 +214,10 @@ class EngineCache:
             metrics.model_unloads.inc()
 
     def _weights_of(self, spec: ScoreSpec) -> list[ScoreSpec]:
-        """The specs whose weights go with a spec, the best first.
+        """The specs whose weights a spec can use, the best first.
 
-        Where only tokens are asked for, any that are loaded do, or else any that can be loaded: not every
-        model takes pairs, and some do with a prompt alone, which nobody has named.
+        For tokens, any loaded weights of the model will do, or else any that can be loaded: some models do
+        not take pairs, and some need a prompt that nothing names.
         """
         if spec.inputs != "tokens":
             return [spec]
@@ -229,14 +229,14 @@ class EngineCache:
         return [spec.model_copy(update={"inputs": "pairs", **no_score, **form}) for form in forms]
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
-        """The key of a spec's weights, which may be loaded as those of a spec without its revision."""
+        """The key of a spec's weights, which may be loaded under the key without the revision."""
         key = weights_key(spec)
         plain = (key[0], None, *key[2:])
         same = key not in self._cached and plain in self._cached
         return plain if same and self._cached[plain].loaded.revision == spec.revision else key
 
     def _load_beside(self, spec: ScoreSpec) -> Loaded:
-        """Load a model; its older content leaves if there is no memory for both."""
+        """Load a model; if there is no memory for both, unload its older content first."""
         try:
             return self._load_timed(spec)
         except (MemoryError, OutOfMemory):
@@ -269,7 +269,7 @@ class EngineCache:
             metrics.model_evictions.inc()
 
     def _too_much(self, key: WeightsKey) -> bool:
-        """Whether the loaded models together with the model of `key` exceed a limit."""
+        """Whether the loaded models, together with the model of `key`, exceed a limit."""
         together = {each: cached.loaded.backend.bytes for each, cached in self._cached.items()}
         together.setdefault(key, self._bytes_of.get(key, 0))
         if len(together) > self._limits.models:
@@ -300,5 +300,5 @@ def _stamp(spec: ScoreSpec) -> Stamp:
     folder = model_folder(spec.model)
     try:
         return {} if folder is None else model_facts(folder)
-    except OSError:  # a file that is being replaced; loading says what is wrong
+    except OSError:  # a file that is being replaced; loading reports it
         return {}

@@ -1,4 +1,4 @@
-"""Tokens in, scores out: plan, forward, scatter.
+"""The engine of a model: takes tokens, plans batches, runs forwards, and returns scores in row order.
 
 >>> engine = Engine(load_model(ScoreSpec(model="demo"), "cpu"), 16384)
 >>> engine.score(["how far is the moon"], ["About 384,000 km."]).scores  # doctest: +SKIP
@@ -21,35 +21,35 @@ from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
 
 PROVE_SECONDS = 3600.0
-"""Time after which the probes are scored again, while work comes."""
+"""Seconds after which the probes are scored again, while work comes."""
 
 ERROR_SECONDS = 60.0
 """The same after an error of the model or the device."""
 
 Part = tuple[Work, Rows]
-"""Some rows of one `Work`, as indices into its ``tokens``."""
+"""Some rows of a `Work`, as indices into its ``tokens``."""
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A batch whose forward has begun, or could not begin (then ``pending`` is the error)."""
+    """A batch whose forward has begun, or could not begin; then ``pending`` is the error."""
 
     parts: list[Part]
     pending: Pending | Exception
 
 
 def rows_in(parts: list[Part]) -> int:
-    """Rows of a batch."""
+    """Number of rows of a batch."""
     return sum(len(rows) for _, rows in parts)
 
 
 def longest_in(parts: list[Part]) -> int:
-    """Tokens of the longest row of a batch."""
+    """Number of tokens of the longest row of a batch."""
     return max(int(work.tokens.lengths[rows].max()) for work, rows in parts)
 
 
 def tokens_in(parts: list[Part]) -> int:
-    """Tokens of a batch without padding."""
+    """Number of tokens of a batch, without padding."""
     return sum(int(work.tokens.lengths[rows].sum()) for work, rows in parts)
 
 
@@ -59,15 +59,15 @@ class Engine:
     Parameters
     ----------
     model
-        From `rankmill.workers.models.loading.load_model`.
+        The model, from `rankmill.workers.models.loading.load_model`.
     size
-        How large batches are; a number of padded tokens: as large as that, without limits of memory.
+        The size of batches; a number means this many padded tokens, whatever the memory.
     length_aware
         As in `rankmill.workers.batches.planner.plan_batches`.
     way
-        How rows share a forward; ``None``: as it was proven.
+        How rows share a forward; ``None`` means the proven way.
     counted
-        Whether the worker's metrics count what it scores.
+        Whether the worker's metrics count what the engine scores.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Engine:
         self.size = BatchSize(size) if isinstance(size, int) else size
         self._length_aware = length_aware
         self._fitted = model.proof.longest if model.proof else 0
-        """Tokens of the longest row that the device has had memory for."""
+        """Tokens of the longest row for which the device has had memory."""
 
     def score(self, queries: Texts, passages: Texts | None = None) -> PairScores:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
@@ -102,7 +102,7 @@ class Engine:
         return work.scored
 
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
-        """Add the rows of `work` to `waiting`, cut into batches by this engine's limits."""
+        """Add the rows of `work` to `waiting`, which cuts them into batches by this engine's limits."""
         groups = self._groups(work.tokens)
         budget = self.size.tokens(share_prefixes=groups is not None)
         lengths = work.tokens.lengths if groups is None else work.tokens.costs
@@ -113,7 +113,9 @@ class Engine:
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:
-        """Which rows share a prefix that is computed once; ``None`` if none is."""
+        """A number for each row, equal for rows that share a prefix to be computed once; ``None`` if no rows
+        do.
+        """
         if tokens.shared is None or tokens.groups is None or not self.model.backend.shares_prefixes:
             return None
         return np.where(tokens.shared > 0, tokens.groups, 0)
@@ -130,12 +132,12 @@ class Engine:
             return Flight(parts, error)
 
     def finish(self, flight: Flight) -> list[Work]:
-        """Wait for a batch and scatter its scores; returns the works that it completes.
+        """Wait for a batch and distribute its scores; returns the works that it completes.
 
         Raises
         ------
         DeviceLost
-            The device failed; this process cannot score any more.
+            The device failed; this process can no longer score.
         """
         try:
             if isinstance(flight.pending, Exception):
@@ -153,25 +155,25 @@ class Engine:
             work.left -= len(rows)
             if work.apart is not None and not work.left:
                 work.scored.scores[:] = _means(work.apart, work.rows, len(work.scored.scores))
-            work.scored.scores[list(work.scored.errors)] = np.nan  # also where another window has a score
+            work.scored.scores[list(work.scored.errors)] = np.nan  # even if another window has a score
         return [work for work, _ in flight.parts if not work.left]
 
     def see(self, flight: Flight, seconds: float) -> bool:
-        """Record the time of a batch; returns whether it is the first one, so it is time to `cut_again`."""
+        """Record the time of a batch; returns whether it is the first, so that it is time to `cut_again`."""
         return self.size.see(self._planned(flight.parts), seconds)
 
     def cut_again(self, waiting: WaitingRows[Work]) -> None:
-        """Cut again what was cut into small batches, as the model's speed was not known."""
-        if not self.model.backend.shares_prefixes:  # their batches are large from the first
+        """Cut batches again that were cut small because the model's speed was unknown."""
+        if not self.model.backend.shares_prefixes:  # these have large batches from the start
             waiting.cut_again(self.size.tokens())
 
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
-        """Tell the search of a batch; returns whether it is time to call `adapt`."""
+        """Tell the search about a batch; returns whether to call `adapt` now."""
         return self.size.may_search(rows_in(flight.parts), tokens_in(flight.parts), seconds)
 
     @property
     def _pads(self) -> bool:
-        """Whether rows of a batch are padded to one length: not where they are packed, or computed alone."""
+        """Whether rows of a batch are padded to one length; not if they are packed or computed one by one."""
         return not (self.model.backend.packs or self.model.kind)
 
     def _planned(self, parts: list[Part]) -> int:
@@ -179,7 +181,7 @@ class Engine:
         return rows_in(parts) * longest_in(parts) if self._pads else tokens_in(parts)
 
     def _computed(self, parts: list[Part]) -> list[int]:
-        """Tokens that are computed for each part of a batch, with padding."""
+        """Tokens that are computed for each part of a batch, including padding."""
         lengths = [work.tokens.lengths[rows] for work, rows in parts]
         if not self._pads:
             return [int(some.sum()) for some in lengths]
@@ -187,12 +189,12 @@ class Engine:
         return [int(some.sum()) for some in np.split(padded, np.cumsum([len(some) for some in lengths])[:-1])]
 
     def adapt(self, flight: Flight) -> None:
-        """Find the best token budget, with batches like that of `flight`, as `BatchSize.search` does."""
+        """Find the best token budget with batches like that of `flight`, as `BatchSize.search` does."""
         self.size.search(self._batch(flight.parts))
 
     @property
     def must_prove(self) -> bool:
-        """Whether it is time to call `prove`: an hour after the last time, a minute after an error."""
+        """Whether to call `prove` now: an hour after the last time, or a minute after an error."""
         seconds = system.monotonic() - self._proven
         return self.model.prove_again is not None and (
             seconds > PROVE_SECONDS or (self._had_errors and seconds > ERROR_SECONDS)
@@ -204,7 +206,7 @@ class Engine:
         Raises
         ------
         ScoresChanged
-            They are not the model's own any more.
+            The probes no longer have the model's own scores.
         DeviceLost
             The device failed.
         """
@@ -225,12 +227,12 @@ class Engine:
         return self.size.submit(self.model.backend, self._batch(parts))
 
     def _cut(self, parts: list[Part]) -> None:
-        """Run a batch that was not expected to fit in pieces that do."""
+        """Run a batch that was not expected to fit, in pieces that do."""
         for start, end in self.size.pieces(rows_in(parts), longest_in(parts)):
             self._run_again(parts, [np.arange(start, end)])
 
     def _recover(self, parts: list[Part], error: Exception) -> None:
-        """Bisect a failed batch until its parts fit into memory and each row that fails is found."""
+        """Bisect a failed batch until its parts fit into memory and every failing row is found."""
         if isinstance(error, OutOfMemory):
             self._shrink(parts)
         else:
@@ -239,7 +241,7 @@ class Engine:
         self._run_again(parts, np.array_split(np.arange(rows), min(2, rows)))
 
     def _run_again(self, parts: list[Part], pieces: list[Rows]) -> None:
-        """Run pieces of a batch, given as places of its rows, one after the other; bisect what fails."""
+        """Run pieces of a batch, given as indices of its rows, one by one; bisect pieces that fail."""
         flat = [(work, row) for work, rows in parts for row in rows.tolist()]
 
         def again(places: Rows) -> None:
@@ -261,7 +263,7 @@ class Engine:
             bisect(piece, again, broken)
 
     def _has_room(self, part: list[Part]) -> bool:
-        """Whether the device has memory for another row that is as long as this one."""
+        """Whether the device has memory for another row of this length."""
         rows = self._batch(part).rows
         other = Batch(replace(rows, ids=np.full_like(rows.ids, rows.ids[0])))
         try:
@@ -271,7 +273,7 @@ class Engine:
         return True
 
     def _shrink(self, parts: list[Part]) -> None:
-        """Have smaller batches than `parts`, for which there was no memory."""
+        """Make later batches smaller than `parts`, for which the memory did not suffice."""
         costs = [work.tokens.costs[rows].max() for work, rows in parts]
         self.size.shrink(int(max(costs)) * rows_in(parts))
 
@@ -299,7 +301,7 @@ class Engine:
 
 
 class ScoresChanged(DeviceLost):
-    """Probes have wrong scores, though they were right when the model was loaded, or in smaller batches."""
+    """Probes have wrong scores, although these were right when the model was loaded or in smaller batches."""
 
     def __init__(self, model: Model, figures: str) -> None:
         super().__init__(figures)
@@ -315,7 +317,7 @@ class _Unlike(Exception):
 
 
 def _means(scores: Logits, of: Rows, count: int) -> Logits:
-    """The mean score of each of `count` pairs, always in one order; `of` says of which pair a window is."""
+    """The mean score of each of `count` pairs, always added in one order; `of` is the pair of each window."""
     sums = np.zeros((count, *scores.shape[1:]))
     np.add.at(sums, of, scores)
     with np.errstate(invalid="ignore"):
@@ -324,6 +326,6 @@ def _means(scores: Logits, of: Rows, count: int) -> Logits:
 
 
 def _by_length(parts: list[Part]) -> list[Rows]:
-    """Places of a batch's rows, those of equal lengths together."""
+    """Indices of a batch's rows, in groups of equal lengths."""
     lengths = np.concatenate([work.tokens.lengths[rows] for work, rows in parts])
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]

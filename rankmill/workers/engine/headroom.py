@@ -1,4 +1,4 @@
-"""Whether the next batch fits into memory: what batches needed so far, against what is free now."""
+"""Whether the next batch fits into memory, by what batches have needed so far and what is free now."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host import metrics
 
 _SHARE = 0.9
-"""Share of the free memory that a batch may take: the estimate is one, and others use memory too."""
+"""Share of the free memory that a batch may take: the need is an estimate, and others use memory too."""
 
 _QUADRATIC = 512
-"""Row length (tokens) at which attention, which grows with its square, needs about as much as all else."""
+"""Row length in tokens at which attention, which grows with its square, needs as much as all the rest."""
 
 _LEAST = 512
-"""Lighter batches say little about heavier ones: most of what they need does not grow."""
+"""Least weight that a batch counts as: most of what lighter batches need does not grow with weight."""
 
 _SAY_SECONDS = 60
-"""Shortest time between two log lines about short memory."""
+"""Least seconds between two log lines about short memory."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +38,19 @@ class Memory(Protocol):
     """The memory that a device's forwards use, in bytes."""
 
     def used(self) -> int:
-        """What this process uses now."""
+        """The memory that this process uses now."""
         ...
 
     def used_and_free(self) -> tuple[int, int]:
-        """Memory in use, and memory it may still take."""
+        """The memory that this process uses, and the memory that it may still take."""
         ...
 
     def peak(self) -> int:
-        """The most it has used since the last `begin`."""
+        """The most memory used since the last `begin`."""
         ...
 
     def begin(self) -> None:
-        """Start to measure another `peak`."""
+        """Begin to measure another `peak`."""
         ...
 
 
@@ -59,7 +59,7 @@ class HostMemory:
 
     _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     _KEPT_SECONDS = 0.2
-    """How long a reading is used: one takes up to 2 ms, and so may a batch of a small model."""
+    """Seconds for which a reading is used, because one takes up to 2 ms, as a batch of a small model may."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -83,14 +83,16 @@ class HostMemory:
 
     def begin(self) -> None:
         with suppress(OSError):
-            self._RESET.write_text("5", encoding="utf-8")  # resets VmHWM; only Linux has it
+            self._RESET.write_text("5", encoding="utf-8")  # resets VmHWM; exists only on Linux
 
 
 class CudaMemory:
-    """The memory of a GPU, as PyTorch's allocator sees it; what the allocator keeps unused is free."""
+    """The memory of a GPU, as PyTorch's allocator sees it; what the allocator keeps unused counts as free."""
 
     _KEPT_SECONDS = 0.2
-    """How long a reading of the free memory is used: one takes a part of a small model's batch."""
+    """Seconds for which a reading of the free memory is used, because one takes a part of a small model's
+    batch.
+    """
 
     def __init__(self) -> None:
         self._free, self._until = 0, 0.0
@@ -112,10 +114,10 @@ class CudaMemory:
 
     @staticmethod
     def _bytes(which: str, when: str) -> int:
-        """A figure of the allocator; PyTorch's functions for one figure sort all of them first."""
+        """A figure of the allocator; PyTorch's functions for a single figure would sort all of them first."""
         import torch
 
-        figures = torch.cuda.memory_stats_as_nested_dict()  # none before the device is used
+        figures = torch.cuda.memory_stats_as_nested_dict()  # empty before the device is used
         return int(figures[which]["all"][when]) if figures else 0
 
     def begin(self) -> None:
@@ -133,22 +135,25 @@ def memory_of(device: str) -> Memory | None:
 
 @dataclass
 class _Largest:
-    """The heaviest batches in progress at a time so far, and the bytes that they used above the floor."""
+    """The heaviest batches so far that were in progress together, and the bytes that they used above the
+    floor.
+    """
 
     weight: float = 0.0
     bytes: int = 0
 
 
 class Headroom:
-    """Learns what the batches of one model need, and says which batch fits.
+    """Learns how much memory the batches of a model need, and tells which batch fits.
 
-    A batch's weight is its padded tokens, more for long rows. Batches are expected to need memory in
-    proportion to their weight, as the heaviest so far did. Only the thread that runs forwards uses it.
+    ¶ A batch's weight is its padded tokens, and more for long rows. A batch is expected to need memory in
+    proportion to its weight, at the rate of the heaviest batch so far. Only the thread that runs forwards
+    uses this object.
 
     Parameters
     ----------
     memory
-        The device's memory; ``None`` if it is not known, then every batch is expected to fit.
+        The device's memory; if it is ``None``, every batch is expected to fit.
     """
 
     def __init__(self, memory: Memory | None = None) -> None:
@@ -156,12 +161,12 @@ class Headroom:
         self._floor = 0
         """Bytes in use without any batch."""
         self._weight = self._heaviest = 0.0
-        """Weight of the batches in progress, now and at most since none was."""
+        """Weight of the batches in progress, now and at most since the last time without any."""
         self._known = _Largest()
         self._said = float("-inf")
 
     def submit(self, backend: Backend, batch: Batch) -> Pending:
-        """Begin a forward as `Backend.submit` does, and learn what it needs."""
+        """Begin a forward as `Backend.submit` does, and learn how much memory it needs."""
         if self._memory is None:
             return backend.submit(batch)
         weight = _weight(*batch.shape)
@@ -173,7 +178,9 @@ class Headroom:
             raise
 
     def most_rows(self, length: int) -> int:
-        """Rows of this length that are expected to fit into the next batch; at least one, which may try."""
+        """The rows of this length that are expected to fit into the next batch; at least one, which may be
+        tried.
+        """
         if self._memory is None or self._known.bytes <= 0:
             return sys.maxsize
         used, free = self._memory.used_and_free()
@@ -182,7 +189,7 @@ class Headroom:
         return max(int(weight / _weight(1, length)), 1)
 
     def log_cut(self, rows: int, length: int) -> None:
-        """Count a batch that was cut, and log it once in a while."""
+        """Count a batch that was cut, and log it from time to time."""
         metrics.cut_batches.inc()
         if self._memory and system.monotonic() - self._said >= _SAY_SECONDS:
             self._said, (_, free) = system.monotonic(), self._memory.used_and_free()

@@ -1,7 +1,7 @@
-"""The threads of a worker: one scores claimed work, another writes the results.
+"""The pipeline: a worker's threads that score claimed work and write the results.
 
-During a forward, the worker's main thread claims, fetches and tokenizes the next chunks, and the
-writing thread writes finished ones. So the forward never waits for them.
+During a forward, the worker's main thread claims, fetches and tokenizes the next chunks, and the writing
+thread writes finished ones. So the forward never waits for them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ from rankmill.workers.models.loading import Model
 _WAIT_SECONDS = 5
 
 _LOOK_SECONDS = 1
-"""Longest time until a thread that waits for all work sees that the worker is to stop."""
+"""Longest time in seconds until a thread that waits for all work notices that the worker must stop."""
 
 _ENOUGH_BATCHES = 2
 
 _ALERT_SECONDS = 10
-"""For so long after a request, one forward is in progress at a time: the next request waits for one batch."""
+"""Seconds after a request in which only one forward is in progress, so that the next request waits for one
+batch.
+"""
 
 FIRST_BATCH_SECONDS = 900
-"""A worker's first batch (with compilation) counts as hanging after this time."""
+"""Seconds after which a worker's first batch, which includes compilation, counts as hanging."""
 
 LATER_BATCH_SECONDS = 300
-"""A later batch counts as hanging after this time or 100 times the slowest batch, whichever is longer."""
+"""Seconds after which a later batch counts as hanging, or 100 times the slowest batch if that is longer."""
 
 REQUESTS_FOR_BULK = 3
-"""Pairs of requests for each pair of bulk work, at most, while both wait: bulk work keeps a quarter."""
+"""Most pairs of requests for each pair of bulk work while both wait, so that bulk work keeps a quarter."""
 
 Answer = Callable[[], None]
 
@@ -66,13 +68,14 @@ class PriorityTurns:
 
     @property
     def bulk_is_next(self) -> bool:
-        """Whether bulk work, if some waits, comes before the next request."""
+        """Whether bulk work, if any waits, comes before the next request."""
         return self._ahead > 0
 
     def took(self, kind: str, pairs: int) -> None:
-        """Count a turn of `kind` (``request`` or ``bulk``) with so many `pairs`.
+        """Count a turn of `kind` (``request`` or ``bulk``) with this many `pairs`.
 
-        Neither is owed for more than the latest turn: however long one was alone, the other is soon next.
+        Neither kind is owed more than the latest turn, so after a long time of only one kind, the other is
+        soon next.
         """
         if kind == "request":
             self._ahead = min(self._ahead + pairs, max(self._part, pairs))
@@ -81,13 +84,13 @@ class PriorityTurns:
             self._ahead = max(self._ahead - self._part, -self._part)
 
     def no_bulk_waits(self) -> None:
-        """Forget what requests have had: no bulk work waited for it."""
+        """Forget what requests have had, because no bulk work waited."""
         self._ahead = min(self._ahead, 0)
 
 
 @dataclass
 class _Lane:
-    """Waiting rows of one engine and one priority; lanes of a priority take turns, one batch each."""
+    """The waiting rows of one engine and one priority; lanes of a priority take turns, batch by batch."""
 
     engine: Engine
     priority: Priority
@@ -95,16 +98,16 @@ class _Lane:
 
 
 class Pipeline:
-    """Scores work of several chunks at once, and answers each chunk when its last row is scored.
+    """Scores the work of several chunks together, and answers each chunk when its last row is scored.
 
-    A request waits for the forwards in progress, no matter how much bulk work is claimed: for one while
-    requests come, for up to `Backend.depth` else. While requests always wait, a quarter of the pairs is bulk
-    work (`PriorityTurns`).
+    ¶ A request waits only for the forwards in progress, however much bulk work is claimed: for one while
+    requests come, and otherwise for up to `Backend.depth`. If requests always wait, a quarter of the pairs is
+    still bulk work (`PriorityTurns`).
 
     Parameters
     ----------
     batch_wait
-        Seconds to wait for more rows when less than a full batch waits and no forward runs.
+        Seconds to wait for more rows if less than a full batch waits and no forward runs.
     """
 
     def __init__(self, batch_wait: float) -> None:
@@ -118,12 +121,13 @@ class Pipeline:
         self._woken = False
         self._closed = False
         self.stopping = False
-        """Whether the worker is to stop without finishing all work."""
+        """Whether the worker must stop without finishing all work."""
         self.proven: Callable[[Model], None] = lambda model: None
-        """Called with a model when its probes have the scores that they had."""
+        """Called with a model when its probes still have their scores."""
         self.changed: Callable[[Model, str], None] = lambda model, figures: None
-        """Called with a model and the figures when they have others, in the writing thread; nothing more is
-        scored then, nor answered."""
+        """Called in the writing thread with a model and the figures if its probes have other scores; after
+        that nothing is scored or answered.
+        """
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
         self._flights: deque[tuple[_Lane, Flight]] = deque()
@@ -131,7 +135,7 @@ class Pipeline:
         self._writer: ThreadPoolExecutor | None = None
 
     def start(self) -> Pipeline:
-        """Start the threads; without them who calls `step` scores, and answers are called at once."""
+        """Start the threads; without them, the caller of `step` scores, and answers are called at once."""
         self._writer = system.Executor(1, thread_name_prefix="writer")
         self._forward = system.Thread(target=self._guard(self._run), name="forward", daemon=True)
         self._forward.start()
@@ -142,7 +146,7 @@ class Pipeline:
     ) -> None:
         """Score `work` with `engine`, then call `answer` in the writing thread.
 
-        With `whole`, bulk work that is not next stays as it is, so that `withdraw` may remove it.
+        With `whole`, bulk work that is not next is not cut yet, so that `withdraw` may remove it.
         """
         if not work.left:
             self.answer(answer)
@@ -163,12 +167,12 @@ class Pipeline:
                 self.answer(answer)
 
     def withdraw(self, work: Work) -> bool:
-        """Remove `work`, without an answer, if none of its rows is scored or being scored; return whether."""
+        """Remove `work` without an answer if none of its rows is scored or being scored; returns whether."""
         with self._changed:
             return work in self._whole() and self._remove(work)
 
     def unstarted(self) -> list[Work]:
-        """Bulk work of which no row is scored or being scored, the oldest first."""
+        """Bulk work none of whose rows is scored or being scored, the oldest first."""
         with self._changed:
             return self._whole()
 
@@ -195,9 +199,9 @@ class Pipeline:
             answer()
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait up to `seconds`, or until `wake`, until `condition` holds, and return whether it does.
+        """Wait until `condition` holds, at most `seconds` or until `wake`; returns whether it holds.
 
-        It is looked at whenever work is put in, finished or removed.
+        It is checked whenever work is added, finished or removed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._woken or condition(), seconds)
@@ -205,7 +209,7 @@ class Pipeline:
             return condition()
 
     def wake(self) -> None:
-        """End the `wait_for` of another thread, now or the next."""
+        """End another thread's `wait_for`, the present one or the next."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
@@ -220,32 +224,32 @@ class Pipeline:
         return idle
 
     def drain(self) -> None:
-        """Wait until all work put in so far is scored and answered, or the worker is to stop."""
+        """Wait until all work so far is scored and answered, or the worker must stop."""
         while not self.stopping and not self.wait_until_idle(_LOOK_SECONDS):
             pass
 
     @property
     def pending(self) -> int:
-        """Pairs that are not scored yet."""
+        """The number of pairs that are not scored yet."""
         return sum(self._pending.values())
 
     def pending_of(self, priority: Priority) -> int:
-        """Pairs of this priority that are not scored yet."""
+        """The number of pairs of this priority that are not scored yet."""
         return self._pending[priority]
 
     @property
     def hungry(self) -> bool:
-        """Whether the next batch may be the last, unless more work comes."""
+        """Whether the next batch may be the last one unless more work comes."""
         with self._changed:
             return sum(lane.rows.batches for lane in self._lanes.values()) < _ENOUGH_BATCHES
 
     @property
     def working(self) -> bool:
-        """Whether a batch is in the forward."""
+        """Whether a forward is in progress."""
         return self._batch_since is not None
 
     def wedged(self) -> bool:
-        """Whether the batch in the forward counts as hanging."""
+        """Whether the oldest forward in progress counts as hanging."""
         since, slowest = self._batch_since, self._slowest_batch
         if since is None:
             return False
@@ -253,7 +257,9 @@ class Pipeline:
         return system.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
-        """Stop after all work if `finish`, else after the batch in progress; pending answers are written."""
+        """Stop after all work if `finish`, or else after the batch in progress; pending answers are still
+        written.
+        """
         with self._changed:
             self._closed = True
             if not finish:
@@ -264,7 +270,7 @@ class Pipeline:
             self._writer.shutdown()
 
     def _run(self) -> None:
-        """The forward thread."""
+        """Run the forward thread."""
         try:
             while self.step():
                 pass
@@ -274,7 +280,7 @@ class Pipeline:
     def step(self, *, wait: bool = True) -> bool:
         """Begin a forward, or finish the oldest of up to `Backend.depth` that are in progress.
 
-        Without any, `wait` for work; returns whether there was something to do.
+        If none is in progress, `wait` for work; returns whether there was something to do.
         """
         batch = None if self._full() else self._take(wait=wait and not self._flights)
         if batch is not None:
@@ -311,12 +317,12 @@ class Pipeline:
             self._batch_since = None
 
     def _prove(self, engine: Engine) -> None:
-        """Score the probes again; what was answered since the last time may be wrong if they have changed."""
+        """Score the probes again; if their scores have changed, answers since the last time may be wrong."""
         engine.prove()
         self.proven(engine.model)
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
-        """Take the next batch, from the lane whose turn it is; ``None`` without one, or after `close`."""
+        """Take the next batch from the lane whose turn it is; ``None`` if none waits, or after `close`."""
         with self._changed:
             if wait:
                 self._wait_for_work()
@@ -331,7 +337,7 @@ class Pipeline:
             return lane, parts
 
     def _next_lane(self) -> tuple[int, Priority]:
-        """The lane of the priority whose turn it is that has waited longest."""
+        """The lane that has waited longest, of the priority whose turn it is."""
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:
             first.setdefault(key[1], key)
@@ -343,11 +349,11 @@ class Pipeline:
     def _wait_for_work(self) -> None:
         waiting = True
         while waiting:
-            with metrics.stage("wait"):  # in steps, so that the metrics show a long wait while it lasts
+            with metrics.stage("wait"):  # in steps, so that metrics show a long wait while it lasts
                 waiting = not self._changed.wait_for(lambda: self._lanes or self._closed, _WAIT_SECONDS)
                 if not waiting:
                     self._wait_for_a_full_batch()
-                    waiting = not (self._lanes or self._closed)  # it may have been withdrawn meanwhile
+                    waiting = not (self._lanes or self._closed)  # work may have been withdrawn meanwhile
 
     def _wait_for_a_full_batch(self) -> None:
         deadline = system.monotonic() + self._batch_wait
@@ -357,13 +363,14 @@ class Pipeline:
                 return
 
     def _finish(self, lane: _Lane, flight: Flight) -> float:
-        """Finish a batch and answer the chunks that it completes.
+        """Finish a batch, and answer the chunks that it completes.
 
-        Returns the seconds since the batch before it ended, or since this one began if there was none.
+        Returns the seconds since the batch before this one ended, or since this one began if it was the only
+        one.
         """
         complete = lane.engine.finish(flight)
         if lane.engine.must_prove:
-            self._prove(lane.engine)  # before these are answered
+            self._prove(lane.engine)  # before these chunks are answered
         now = system.monotonic()
         seconds = now - (self._batch_since or now)
         metrics.stage_seconds.labels("forward").observe(seconds)
@@ -382,7 +389,7 @@ class Pipeline:
         return seconds
 
     def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
-        """`run`, ending the process on any error: its leases expire, and another worker does its work."""
+        """Wrap `run` to end the process on any error: its leases expire, and another worker does its work."""
 
         def guarded() -> None:
             try:

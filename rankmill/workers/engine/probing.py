@@ -1,4 +1,6 @@
-"""How a loaded model scores the probes: the way of every pair, in several companies and sizes of batches."""
+"""Scores the probes with a loaded model, in the way of every pair, beside several pairs and in several
+batches.
+"""
 
 from __future__ import annotations
 
@@ -20,37 +22,37 @@ _BUDGET = 1024
 """Padded tokens in a batch of probes."""
 
 _UNLIKE = 3
-"""Batches of unlike rows that all probes but the longest are dealt into."""
+"""Batches of unlike rows over which all probes except the longest are distributed."""
 
 _BESIDE_LONGEST = 2
-"""Probes that are scored beside the longest: each of them costs as much."""
+"""Probes that are scored beside the longest one; each of them costs as much as that."""
 
 _ALIKE = 2
-"""Groups of probes that begin alike, which are scored in one batch."""
+"""Groups of probes that begin alike and are scored in one batch."""
 
 _COME_AGAIN = 9
-"""Times that packed batches come: with the ninth, if not before, a graph of their shape is replayed."""
+"""How often packed batches are scored; at the ninth time or before, a graph of their shape is replayed."""
 
 _ALONE = 8
-"""Probes that are also scored alone, from the shortest on: beside others they have most padding."""
+"""Probes that are also scored by themselves, beginning with the shortest, which others would pad most."""
 
 
 class Probed:
-    """Logits of the probes by one way.
+    """The logits of the probes in one way of sharing a forward.
 
     Parameters
     ----------
     model
-        Scores in all outputs, with the identity as activation.
+        A model that scores in all outputs, with the identity as activation.
     way
         How rows share a forward.
 
     Attributes
     ----------
     tokens
-        Digests of the probes' token ids; of a probe without tokens that of none.
+        Digests of the probes' token ids; for a probe without tokens, the digest of an empty list.
     errors
-        Probes without a score, and why.
+        The reasons of probes that have no score.
     """
 
     def __init__(self, model: Model, way: Way) -> None:
@@ -62,10 +64,10 @@ class Probed:
             self.tokens[row] = digest(ids)
 
     def companies(self) -> list[Logits]:
-        """Logits ``[probes, outputs]`` in batches as they are planned, beside unlike rows, and alone.
+        """Logits ``[probes, outputs]`` in the planned batches, beside unlike rows, and one by one.
 
-        If rows share beginnings, then beside such rows; if they are packed, as planned again and again. NaN
-        where a probe was not scored.
+        If rows share prefixes, also beside rows that begin alike; if rows are packed, also in the planned
+        batches several times. NaN stands for a probe that was not scored.
         """
         tokens = self._tokens
         order = np.argsort(-tokens.lengths, kind="stable")
@@ -73,11 +75,11 @@ class Probed:
         unlike = [np.concatenate([order[:1], beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
         alone = [order[::-1][place : place + 1] for place in range(min(_ALONE, len(order)))]
         planned = self._planned()
-        turned = [[rows[::-1] for rows in planned], planned]  # other rows, of the same shape
+        turned = [[rows[::-1] for rows in planned], planned]  # other rows of the same shape
         batches = [planned, unlike, alone]
         if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):
             _, of, members = np.unique(tokens.groups, return_inverse=True, return_counts=True)
-            # What rows of several beginnings share is worth computing once.
+            # What rows with several prefixes share is worth computing once.
             alike = np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE])
             batches.append([np.flatnonzero(alike)])
         batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if self._way == "packed" else []
@@ -87,10 +89,11 @@ class Probed:
         return found
 
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
-        """Probes and their logits in a batch of so many `rows`, and in one of so many padded `tokens`.
+        """Yield probes and their logits in a batch of this many `rows`, and in one of this many padded
+        `tokens`.
 
-        The first repeats the shortest probes, the second all from the longest on. Each is of two pieces of
-        work, as batches of several chunks are.
+        The first batch repeats the shortest probes, the second repeats all of them, from the longest on. Each
+        consists of two works, as batches of several chunks do.
         """
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")
@@ -109,7 +112,7 @@ class Probed:
             yield self._rows[places], np.concatenate([self._logits(work) for work in works])
 
     def _planned(self) -> list[Rows]:
-        """Batches as the engine plans them."""
+        """The batches of the probes as the engine plans them."""
         waiting, batches = WaitingRows[Work](), []
         self._engine(_BUDGET).queue(self._work(self._tokens, self._rows), waiting)
         while waiting.batches:
@@ -118,12 +121,14 @@ class Probed:
 
     @property
     def size(self) -> int:
-        """Tokens of all probes."""
+        """Number of tokens of all probes."""
         return int(self._tokens.lengths.sum())
 
     @property
     def shortest(self) -> int:
-        """Tokens of the longest of the probes that make the batch of the most rows."""
+        """Tokens of the longest one of the shortest probes, which `repeated` puts into the batch with the
+        most rows.
+        """
         return int(np.sort(self._tokens.lengths)[:_ALONE].max(initial=1))
 
     def _engine(self, budget: int) -> Engine:
@@ -145,7 +150,7 @@ class Probed:
 
 
 def tokens_of(model: Model, probes: Sequence[Probe]) -> list[str]:
-    """Digests of the token ids of probes, which all have a text."""
+    """Digests of the token ids of probes, which must all have a text."""
     return [
         digest(ids) for ids in ids_of(prepare(model, *columns_of(probes, model.inputs), counted=False).tokens)
     ]

@@ -1,7 +1,7 @@
-"""Checks a model's scores before a worker serves them, and keeps on this host what was found.
+"""The proof of a model: checks its scores before a worker serves them, and keeps the result on this host.
 
-The worker's own way (`probing`) is compared with transformers' own model (`models/reference.py`).
-Where a way does not pass, the next is taken: rows of equal lengths alone, another backend, fp32.
+The worker's own way (`probing`) is compared with transformers' model (`models/reference.py`). If a way does
+not pass, the next is tried: only rows of equal lengths together, then another backend, then fp32.
 """
 
 from __future__ import annotations
@@ -42,49 +42,53 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Logits in fp32 may differ by so much, and by this part of those over 10, whatever transformers' own do."""
+"""Allowed difference of logits in fp32, and its share of logits over 10, whatever transformers' own differ
+by.
+"""
 
 _TIMES = 2.0
-"""A worker may be off by so many times what transformers itself is off by in the same precision."""
+"""A worker's error may be this many times transformers' own error in the same precision."""
 
 _LARGEST = 4 << 30
-"""Bytes of weights over which transformers' model is not run in fp32 on the CPU."""
+"""Bytes of weights above which transformers' model is not run in fp32 on the CPU."""
 
 _CHOSEN = 16
-"""Outputs that are chosen by name and by number, of a model with more."""
+"""Outputs that are checked by name and by number, if a model has more."""
 
 _LONGEST = 160
-"""Characters of an error in a proof."""
+"""Most characters of an error in a proof."""
 
 _BATCH_SECONDS = 1.0
-"""Longest time of the largest batch that is compared at load; larger ones are compared when they come."""
+"""Longest time in seconds of the largest batch that is compared at load; larger ones are compared when they
+come.
+"""
 
 _FACTOR, _ROWS = 4, 1024
-"""That batch has at most so many times the tokens of the device's first budget, and so many rows."""
+"""Limits of that batch: a multiple of the tokens in the device's first budget, and a number of rows."""
 
 DEMO_FIGURES = shipped("examples", "demo-model.json")
-"""What transformers makes of the demo model, so that its first proof needs neither that nor torch."""
+"""Transformers' figures for the demo model, so that its first proof needs neither transformers nor torch."""
 
 logger = logging.getLogger(__name__)
 
 
 class Own(BaseModel):
-    """What transformers itself makes of the probes.
+    """Transformers' own results for the probes.
 
     Attributes
     ----------
     logits
         ``[probes, outputs]``
     scores
-        ``[probes, outputs]`` by the activation of a spec; without the model's own if torch lacks it.
+        Scores ``[probes, outputs]`` for each activation of a spec, except the model's own if torch lacks it.
     labels
         Names of the outputs.
     tokens
-        Digests of the token ids of the probes that are scored, then of those over the limit.
+        Digests of the token ids of the scored probes, then of those over the limit.
     longest
         Tokens of the longest scored probe.
     drift
-        How much the first probe's logits change when it is scored again after all others.
+        How much the first probe's logits change if it is scored again after all others.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,9 +102,9 @@ class Own(BaseModel):
 
 
 class Shipped(BaseModel):
-    """What transformers makes of a shipped model, and how far it is off in bf16 on a CPU.
+    """Transformers' results for a shipped model, and their error in bf16 on a CPU.
 
-    ``of`` is a digest of all that it is true of.
+    ``of`` is a digest of everything that they depend on.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -111,7 +115,7 @@ class Shipped(BaseModel):
 
 
 class Kept(BaseModel):
-    """What a host keeps of a check: all that it depends on, the proof, and what was compared with."""
+    """What a host keeps of a check: everything that it depends on, the proof, and the reference."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -128,17 +132,17 @@ def load_proven(
     versions: VersionStore | None = None,
     on_proof: Callable[[], None] = lambda: None,
 ) -> Loaded:
-    """Load a model, and check its scores or take what this host knows of them.
+    """Load a model, and check its scores or take this host's kept proof.
 
-    The parameters are those of `rankmill.workers.models.loading.load`; `on_proof` is called when the model is
+    The parameters are as in `rankmill.workers.models.loading.load`; `on_proof` is called when the model is
     loaded. The first backend, precision and way that passes is taken.
 
     Raises
     ------
     SpecError
-        As `load` does.
+        As in `load`.
     WorkerError
-        As `load` does; or no way passes: the message has the figures.
+        As in `load`; or no way passes, and the message has the figures.
     """
     failed: list[Proof] = []
     without: set[Combination] = set()
@@ -175,7 +179,7 @@ def load_proven(
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
                 if proof.wrong:
-                    break  # in whatever company
+                    break  # whatever the other rows are
         without.add((loaded.backend.name, loaded.backend.precision.partition(" ")[0]))
 
 
@@ -185,9 +189,9 @@ class Proving:
     Parameters
     ----------
     spec
-        Names the model, and its prompt template where its files have none.
+        The spec, which names the model, and its prompt template if its files have none.
     loaded
-        Of the spec.
+        The loaded model of the spec.
     folder
         The cache folder.
     """
@@ -222,12 +226,12 @@ class Proving:
         self._proof: Proof | None = None
 
     def take(self, way: Way) -> None:
-        """Let the backend score by a way from now on."""
+        """Make the backend score in this way from now on."""
         self._loaded.backend.packs = way == "packed"
         self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
-        """What this host knows of a way; else what is found out now, while its other workers wait for it."""
+        """The kept proof of a way, or else a new one, for which other workers of this host wait."""
         file = self._file(way)
         if not self._read(way):
             with _alone(file):
@@ -237,7 +241,7 @@ class Proving:
         return self._proof
 
     def again(self, way: Way) -> Proof:
-        """Score the probes again; if they do not have their scores, what is kept is forgotten."""
+        """Score the probes again; if they have other scores, the kept proof is deleted."""
         assert self._proof
         with self._loaded.about.lock:
             proof = self.measured(way, rows=self._proof.rows, tokens=self._proof.tokens)
@@ -247,9 +251,10 @@ class Proving:
         return proof
 
     def batch(self, way: Way, rows: int, tokens: int) -> Proof | None:
-        """Compare batches of so many rows and padded tokens, or somewhat larger ones; ``None`` if such were.
+        """Compare batches of this many rows and padded tokens, or somewhat larger ones; ``None`` if these
+        were compared.
 
-        One that is wrong is kept, so that no worker of this host serves the model.
+        A wrong result is kept, so that no worker of this host serves the model.
         """
         assert self._proof
         if rows <= self._proof.rows and tokens <= self._proof.tokens:
@@ -272,7 +277,7 @@ class Proving:
         return self.folder / f"{digest(sorted(self._about(way).items()))}.json"
 
     def _about(self, way: Way) -> dict[str, Any]:
-        """All that a proof of this way depends on."""
+        """Everything that a proof of this way depends on."""
         backend = self._loaded.backend
         return {
             **self._model,
@@ -289,12 +294,14 @@ class Proving:
         }
 
     def _read(self, way: Way) -> bool:
-        """Take over what is kept of this very way, unless memory was short for it, and no longer is."""
+        """Use the kept proof of exactly this way, unless it was made with too little memory, and more is free
+        now.
+        """
         if strangers(self.folder, self.folder.parent):
             return False
         try:
             kept = Kept.model_validate(read_json(self._file(way)))
-        except ValidationError:  # there is none, or it is damaged
+        except ValidationError:  # no kept proof, or a damaged one
             return False
         about = json.loads(json.dumps(self._about(way)))
         if kept.about != about or (kept.proof.reference == "own" and not self._is_large()):
@@ -307,7 +314,7 @@ class Proving:
         assert self._known
         if self._loaded.revision:
             kept = Kept(about=self._about(way), proof=proof, own=self._known[0])
-            with suppress(OSError):  # then each worker finds it out for itself
+            with suppress(OSError):  # otherwise each worker finds out for itself
                 write_json(self._file(way), kept.model_dump())
 
     def _probed(self, way: Way) -> Probed:
@@ -315,7 +322,7 @@ class Proving:
         return Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
 
     def measured(self, way: Way, rows: int | None = None, tokens: int | None = None) -> Proof:
-        """What the probes show now, whatever is known, also in batches of so many rows and padded tokens."""
+        """Measure a proof now, whatever is kept; also in batches of this many rows and padded tokens."""
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._known = self._known or self._reference()
         theirs = np.array(own.logits, np.float32)
@@ -365,7 +372,7 @@ class Proving:
 
     def _first_sizes(self, probed: Probed, companies: int, seconds: float) -> tuple[int, int]:
         """Rows and padded tokens of the largest batches that are compared before any answer."""
-        speed = 2 * probed.size / max(seconds, 1e-6)  # the probes are scored twice, and some more often
+        speed = 2 * probed.size / max(seconds, 1e-6)  # all probes are scored twice, and some more often
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
         tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
         return min(_ROWS, max(tokens // probed.shortest, 1)), tokens
@@ -373,7 +380,7 @@ class Proving:
     def _repeated(
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
-        """Why large batches have other scores than their rows, and by how much they differ at most."""
+        """Why large batches have other scores than their rows; also the largest difference."""
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound
         assert bound is not None
@@ -389,14 +396,16 @@ class Proving:
         return None, most
 
     def _other_bits(self, companies: list[Logits]) -> str | None:
-        """Why a model is not deterministic: its scores depend on more than the pair."""
+        """Why a model is not deterministic, because its scores depend on more than the pair; ``None`` if it
+        is.
+        """
         first, *others = companies
         if self._loaded.kind is None or all(_same_bits(first, each) for each in others):
             return None
         return "it is to be deterministic, and a pair alone has not the same bits each time"
 
     def _wrong(self, own: Own, probed: Probed, theirs: Logits, bound: float) -> str | None:
-        """What no difference of logits says."""
+        """A fault that differences of logits do not show; ``None`` without one."""
         scored = len(SCORED)
         if probed.tokens != list(own.tokens[:scored]):
             place = next(n for n in range(scored) if probed.tokens[n] != own.tokens[n])
@@ -412,13 +421,15 @@ class Proving:
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
-        """Which spec would make another score of the same logits, by its activation or its output."""
+        """Which spec would turn the same logits into another score, by its activation or output; ``None`` if
+        none would.
+        """
         several = len(own.labels) > 1
         logits = theirs if several else theirs[:, 0]
         for asked, (label, output) in product(own.scores, _choices(own.labels)):
             every = label is None and several
             spec = {"activation": asked, "label": label, "all_labels": every}
-            with suppress(SpecError):  # torch has no such function: a spec names another
+            with suppress(SpecError):  # torch lacks this function: a spec must name another
                 model = self._loaded.model(self._spec.model_copy(update=spec))
                 if model.labels != (own.labels if every else ()):
                     return f"its outputs are {', '.join(own.labels)}, in this order"
@@ -431,7 +442,7 @@ class Proving:
         return None
 
     def _reference(self) -> tuple[Own, float, Literal["exact", "own"]]:
-        """What transformers makes of the probes, and how far it is off in the worker's precision."""
+        """Transformers' results for the probes, and their error in the worker's precision."""
         backend, large = self._loaded.backend, self._is_large()
         here = "" if large or backend.device != "cpu" else backend.precision
         if here in ("fp32", "bf16") and (known := self._shipped()):
@@ -439,7 +450,7 @@ class Proving:
         return *self.asked(large=large), "own" if large else "exact"
 
     def _shipped(self) -> Shipped | None:
-        """What came with this model, if it is of these probes."""
+        """The figures that came with this model; ``None`` if they are about other probes."""
         if self._spec.model != "demo" or not DEMO_FIGURES.is_file():
             return None
         known = Shipped.model_validate(read_json(DEMO_FIGURES))
@@ -447,7 +458,7 @@ class Proving:
 
     @property
     def of_model(self) -> str:
-        """A digest of all that transformers' figures depend on."""
+        """A digest of everything that transformers' figures depend on."""
         return digest(sorted(self._model.items()))
 
     def _is_large(self) -> bool:
@@ -458,11 +469,12 @@ class Proving:
         return size > _LARGEST or size > free_memory() // 2
 
     def asked(self, *, large: bool) -> tuple[Own, float]:
-        """What transformers makes of the probes: in fp32 on the CPU unless the model is too `large`.
+        """Ask transformers for the results of the probes, in fp32 on the CPU unless the model is too `large`.
 
-        Also how far it is off in the worker's precision on its device; of a large model, with padding there.
+        Also returns their error in the worker's precision on its device; for a large model, their change by
+        padding.
         """
-        # It imports torch, which a known proof does not need.
+        # This imports torch, which a kept proof does not need.
         from rankmill.workers.models.reference import ReferenceModel
 
         backend = self._loaded.backend
@@ -520,12 +532,12 @@ def _logits(model: Any, tokens: list[dict[str, list[int]]], *beside: Any) -> Log
 
 
 def _rounded_up(size: int) -> int:
-    """The next power of two, so that few sizes are compared while batches grow."""
+    """Round up to a power of two, so that few sizes are compared while batches grow."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
-    """All outputs, and some of them by name and by number, where these name no other."""
+    """All outputs together, then some of them by name and by number, if these are unambiguous."""
     yield None, slice(None)
     lower = [label.lower() for label in labels]
     for number in np.unique(np.linspace(0, len(labels) - 1, _CHOSEN).astype(int)).tolist():
@@ -536,19 +548,19 @@ def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
 
 
 def _largest(values: Logits) -> float:
-    """The largest absolute value; 0 without any."""
+    """The largest absolute value; 0 if there is none."""
     found = np.abs(values[np.isfinite(values)])
     return float(found.max(initial=0.0))
 
 
 def _same_bits(ours: Logits, theirs: Logits) -> bool:
-    """Whether what is a number in both is the same, bit for bit."""
+    """Whether values that are numbers in both are equal, bit for bit."""
     known = np.isfinite(ours) & np.isfinite(theirs)
     return bool((ours[known].view(np.uint32) == theirs[known].view(np.uint32)).all())
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
-    """Rank correlation: the lowest of all outputs; 0 if no probe has a number in both."""
+    """The lowest rank correlation of all outputs; 0 if no probe has a number in both."""
     known = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
     if not known.any():
         return 0.0
@@ -561,14 +573,14 @@ def _spearman(ours: Logits, theirs: Logits) -> float:
 
 
 def _ranks(values: Logits) -> npt.NDArray[np.float64]:
-    """Ranks, of equal values their mean."""
+    """Ranks of values; equal values get their mean rank."""
     _, of, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[of]
     return ranks
 
 
 def _of_device(device: str) -> dict[str, str]:
-    """The kind of a device, and the machine: name and threads."""
+    """The kind of a device, and the machine, by name and number of threads."""
     return {"device": device, "machine": f"{device_name(device)}, {threads()} threads"}
 
 
@@ -578,10 +590,10 @@ def _release() -> str:
 
 @cache
 def _versions(backend: str, precision: str) -> dict[str, str]:
-    """Versions of what computes and tokenizes, here and in the reference."""
+    """Versions of the packages that compute and tokenize, here and in the reference."""
     found = {}
     packages = backends()[backend].packages_of(precision)
     for package in dict.fromkeys(("torch", "transformers", "tokenizers", *packages)):
-        with suppress(PackageNotFoundError):  # installed under another name
+        with suppress(PackageNotFoundError):  # the package has another name
             found[package] = version(package)
     return found

@@ -1,7 +1,7 @@
-"""Compares what a spec adds to a model's texts with transformers: length, side, instruction, windows.
+"""Compares the tokens of a spec's own options with transformers: length, side, instruction, windows.
 
-The scores of a model are compared when it is loaded (`proving`). Here only token ids are, when such a spec is
-first met on this host.
+The scores of a model are compared when it is loaded (`proving`). This compares only token ids, when a spec
+first comes to this host.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of,
 from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
 
 _KEPT = 1000
-"""Specs of a model that a host remembers, the latest."""
+"""Most specs of a model that a host remembers; these are the latest."""
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
-"""Fields of a spec that change no token, or that the proof of the model is about."""
+"""Fields of a spec that change no tokens, or that the proof of the model covers."""
 
 
 class SpecCheck:
@@ -37,7 +37,7 @@ class SpecCheck:
     loaded, template
         The model, and the prompt template with which its scores were compared.
     folder
-        Where this host keeps which specs it has compared.
+        Folder in which this host keeps the specs that it has compared.
     """
 
     def __init__(self, loaded: Loaded, template: str | None, folder: Path) -> None:
@@ -53,12 +53,12 @@ class SpecCheck:
         self._tokenizer: Any = None
 
     def __call__(self, spec: ScoreSpec, model: Model) -> None:
-        """Compare the tokens of a spec, unless that was done.
+        """Compare the tokens of a spec, unless that was already done.
 
         Raises
         ------
         WorkerError
-            They are others.
+            The tokens differ from transformers'.
         """
         asked = spec.model_dump(exclude=_OTHERS, exclude_defaults=True)
         adds = asked.keys() - {"inputs", "prompt_template"}
@@ -91,7 +91,7 @@ class SpecCheck:
     def _compare(self, spec: ScoreSpec, model: Model) -> None:
         limit = find_max_length(spec, self._loaded.about)
         theirs = ReferenceTokens(spec, replace(self._loaded.about, tokenizer=self._tokenizer))
-        cut = spec.max_length is not None or limit <= LONGEST  # else its own limit, which was compared
+        cut = spec.max_length is not None or limit <= LONGEST  # otherwise its own limit, which was compared
         probes = [*OF_SPECS, *(over_the_limit(limit) if cut else ())]
         work = prepare(model, *columns_of(probes, spec.inputs), counted=False)
         ours = list(zip(work.rows.tolist(), ids_of(work.tokens), strict=True))
@@ -113,7 +113,7 @@ class SpecCheck:
                 )
 
     def _windows_of(self, spec: ScoreSpec, probe: Probe, theirs: ReferenceTokens, limit: int) -> int:
-        """How many windows a passage has; 0 if it stays whole."""
+        """The number of a passage's windows; 0 if it stays whole."""
         if not spec.long.startswith("split"):
             return 0
         passage = theirs.beginning(probe.passage)
@@ -127,7 +127,7 @@ class SpecCheck:
         return 1 + len(range(0, tokens - room, min(spec.long_stride or max(room // 2, 1), room)))
 
     def _windows(self, probe: Probe, model: Model) -> Iterator[Probe]:
-        """The windows of a passage, which have all of it, in order."""
+        """Yield the windows of a passage in order; together they contain all of it."""
         if model.windows is None:
             return
         columns = [[text or "" for text in column] for column in columns_of([probe], model.inputs)]

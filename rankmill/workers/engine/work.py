@@ -1,4 +1,4 @@
-"""The work of an engine: the pairs of a chunk, tokenized, and their scores so far."""
+"""The work of an engine: the tokenized pairs of a chunk, and their scores so far."""
 
 from __future__ import annotations
 
@@ -20,17 +20,27 @@ from rankmill.workers.models.loading import Model
 Texts = Sequence[str | None]
 
 _MOST_FOUND = MAX_CHUNK_BYTES // 2
-"""Bytes of what is found of a chunk that asks for tokens; its result has to be read as a payload is."""
+"""Most bytes of results for a chunk that asks for tokens; these must be readable as a payload is."""
 
 
 @dataclass
 class PairScores:
     """Scores of `n` pairs, with the tokens and batches that they took.
 
-    ``scores`` is float32, ``[n]`` or ``[n, labels]``; NaN for the rows in ``errors``, row to reason.
-    ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
-    batches with at least one of the pairs. ``windows`` counts the windows of the ``cut`` passages.
-    ``counted``: the worker's metrics count them.
+    Attributes
+    ----------
+    scores
+        Float32, ``[n]`` or ``[n, labels]``; NaN for rows in ``errors``.
+    errors
+        The reason for each row without a score.
+    tokens, padded_tokens
+        Number of real tokens, and of real tokens with padding.
+    batches
+        Number of batches with at least one of the pairs.
+    windows, cut
+        Number of windows of the passages that were cut, and of these passages.
+    counted
+        Whether the worker's metrics count the pairs.
     """
 
     scores: npt.NDArray[np.float32]
@@ -57,10 +67,20 @@ class PairScores:
 class Work:
     """The pairs of a chunk for the engine: their tokens, and their scores so far.
 
-    ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
-    ``left`` is how many rows are not scored yet. ``seconds`` are those of its stages, by name. ``apart``:
-    the scores of the rows, where the mean of a pair's windows counts. ``found``: what was found of each row
-    that asks for tokens, as JSON.
+    Attributes
+    ----------
+    tokens, rows
+        Tokens of rows, and the number of each row's pair; a pair has a row for each window.
+    scored
+        Scores of the pairs.
+    left
+        Number of rows that are not scored yet.
+    seconds
+        Seconds of the chunk's stages, by name.
+    apart
+        The scores of the rows, if a pair's score is the mean over its windows.
+    found
+        The results of rows that ask for tokens, as JSON.
     """
 
     tokens: Tokens
@@ -73,20 +93,22 @@ class Work:
 
     @property
     def row_tokens(self) -> npt.NDArray[np.int32]:
-        """Tokens of each pair ``[n]``, of all of its windows; 0 for one that was not tokenized."""
+        """Number of tokens of each pair ``[n]``, over all of its windows; 0 for a pair that was not
+        tokenized.
+        """
         return np.bincount(self.rows, self.tokens.lengths, len(self.scored.scores)).astype(np.int32)
 
     @property
     def done(self) -> int:
-        """Pairs that are scored; those of several windows count in parts."""
+        """Number of scored pairs; a pair with several windows counts in parts."""
         rows = len(self.rows)
         return (rows - self.left) * (rows - self.scored.windows + self.scored.cut) // rows if rows else 0
 
 
 def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, counted: bool = True) -> Work:
-    """Tokenize pairs ``[n]``, or what is scored alone; rows that cannot be get an error and are done.
+    """Tokenize pairs ``[n]``, or single texts; rows that cannot be tokenized get an error and are done.
 
-    ``counted``: the worker's metrics count them.
+    ``counted`` says whether the worker's metrics count the pairs.
     """
     scored = PairScores(model.no_scores(len(queries)), counted=counted)
     pieces: list[tuple[Rows, Tokens]] = []
@@ -118,7 +140,9 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, coun
 
 
 def encode(model: Model, asked: Texts) -> Work:
-    """Find tokens ``[n]``, or their texts. The work is done; scores are the numbers of tokens."""
+    """Find the tokens, or texts, that rows ``[n]`` ask for. The work is then done; scores are numbers of
+    tokens.
+    """
     assert model.encoder
     encoder, room = model.encoder, _MOST_FOUND
     scored = PairScores(model.no_scores(len(asked)))
@@ -145,7 +169,7 @@ def _row_of(model: Model) -> str:
 
 
 def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: PairScores) -> Rows:
-    """The rows that have texts, and none that is too long to be tokenized; the others get an error."""
+    """The rows that have texts, none of which is too long to be tokenized; other rows get an error."""
     columns = (queries,) if passages is None else (queries, passages)
     names = names_of_texts(model.inputs)
     alike = len(set(map(len, columns))) == 1
@@ -161,7 +185,7 @@ def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: Pa
 
 
 def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
-    """The pairs of `part` that are not refused, and their tokens; the others get an error."""
+    """The pairs of `part` that are not refused, and their tokens; other pairs get an error."""
     most = model.refused_over
     if most is None or (fits := tokens.lengths <= most).all():
         return part, tokens
