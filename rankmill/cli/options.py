@@ -247,7 +247,7 @@ Column = Annotated[str, Field(title="NAME")]
 File = Annotated[str, Field(title="FILE")]
 FilePath = Annotated[Path, Field(title="FILE")]
 StoredPath = Annotated[
-    Path,
+    AnyPath,
     PlainValidator(lambda path: path),
     WithJsonSchema({"type": "string", "format": "stored-path", "title": "FILE"}),
 ]

@@ -21,7 +21,7 @@ from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 from rankmill.producer.files.stores.paths import AnyPath
 
 
-def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+def read_scored(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Read an output of score-file: its ranking, and the ranking of the run that was scored, if it has it.
 
     Both have columns ``query_id``, ``doc_id`` and ``score``. Rows without a score are left out of the first.
@@ -63,7 +63,7 @@ def is_table(path: AnyPath, score: str) -> bool:
     return is_readable(path)
 
 
-def ranking_frame(path: Path) -> pd.DataFrame:
+def ranking_frame(path: AnyPath) -> pd.DataFrame:
     """Read a run as its ranking: by score, else by rank, else as the passages come.
 
     Rows without a score, or rank, are left out, if others have one.

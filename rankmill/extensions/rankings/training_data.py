@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -99,7 +98,7 @@ def with_rows(found: Iterable[Mined], form: Form, num_negatives: int) -> list[Mi
     return [each for each in found if len(each.negatives) >= needed]
 
 
-def text_keys(source: Path | Corpus, ids: pd.DataFrame) -> TextKeys | None:
+def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
     """The keys of the texts of all rows, by which passages are compared; ``None`` if there are no texts.
 
     `source` and `ids` are as of `training_rows`.
@@ -123,7 +122,7 @@ def text_keys(source: Path | Corpus, ids: pd.DataFrame) -> TextKeys | None:
 def training_rows(
     found: Sequence[Mined],
     ids: pd.DataFrame,
-    source: Path | Corpus,
+    source: AnyPath | Corpus,
     form: Form,
     *,
     with_scores: bool,
@@ -227,7 +226,7 @@ def _of_tevatron(passage: _Passage, with_scores: bool) -> _Row:
     return row | {"score": passage.score} if with_scores else row
 
 
-def _texts_in(path: Path, rows: _Rows) -> _Texts:
+def _texts_in(path: AnyPath, rows: _Rows) -> _Texts:
     """Queries and passages of some rows of the scored file, which is read as a stream."""
     if not is_readable(path):
         raise InputError(f"{path}: a run has no texts; name --queries and --corpus")

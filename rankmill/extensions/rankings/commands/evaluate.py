@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -13,6 +12,7 @@ from pydantic import Field
 from rankmill.cli import options
 from rankmill.cli.show import echo
 from rankmill.jobs.runtime.logs import set_up
+from rankmill.producer.files.stores.paths import AnyPath
 
 if TYPE_CHECKING:
     from rankmill.extensions.rankings.evaluate import Result
@@ -39,7 +39,7 @@ class EvaluateOptions(options.CommandOptions):
 @click.argument("scored", type=options.PATH)
 @options.of(EvaluateOptions)
 @options.as_json
-def evaluate(scored: Path, asked: EvaluateOptions, as_json: bool) -> None:
+def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
     """Measure a ranking before and after reranking.
 
     SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0; means without

@@ -87,7 +87,7 @@ class MineOptions(options.NewTable):
         """Which negatives to take."""
         return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
-    def source(self, scored: Path) -> Path | Corpus:
+    def source(self, scored: AnyPath) -> AnyPath | Corpus:
         """Where the texts are; raises `InputError` if a file is not there."""
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
@@ -114,7 +114,7 @@ class MineOptions(options.NewTable):
 @click.argument("scored", type=options.PATH)
 @options.of(MineOptions)
 @options.force
-def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
+def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
     """Choose hard negatives from a scored run.
 
     The rules are those of sentence-transformers' mine_hard_negatives. SCORED is an output of score-file --run
