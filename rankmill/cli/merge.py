@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import sys
 
 import click
@@ -35,7 +36,7 @@ def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bo
 
 
 def _there(shard: AnyPath) -> list[AnyPath]:
-    """What fits a path with a *, which no shell replaces in a URL; else the path itself."""
-    if "*" not in str(shard) or shard.exists():
+    """What fits a glob, which no shell replaces in a URL; else the path itself."""
+    if not glob.has_magic(str(shard)) or shard.exists():
         return [shard]
     return without_hidden(matches(shard), shard) or [shard]
