@@ -14,6 +14,7 @@ from itertools import islice
 import click
 
 from tests.simulation.found import FOUND
+from tests.simulation.promises import PROMISES
 from tests.simulation.scenario import Outcome, Scenario, play, shrink
 
 _AT_ONCE = 8
@@ -73,6 +74,13 @@ def main(
         f"({virtual / real:,.0f} times); {sum(each.events for _, each in played):,} events, "
         f"{sum(each.commands for _, each in played):,} commands"
     )
+    seldom = [
+        each.__name__
+        for each in PROMISES
+        if sum(each.__name__ in outcome.loaded for _, outcome in played) < len(played) / 20
+    ]
+    if seldom and not (found or needs):
+        print(f"loaded in less than one scenario of twenty: {', '.join(seldom)}")
     if failed and tail:
         _explain(failed[0] if whole else shrink(failed[0]), tail)
     missed = [f"seed {each.seed}, {fault}" for each, outcome in played for fault in outcome.missed]
@@ -133,13 +141,14 @@ def _report(played: Iterable[tuple[Scenario, Outcome]]) -> None:
     print("faults: " + ", ".join(f"{kind} {count:,}" for kind, count in faults.most_common()))
     print("kinds of faults in a scenario: " + ", ".join(f"{n}: {combined[n]:,}" for n in sorted(combined)))
     print("runs: " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common()))
-    print("| longest | seen | seed | in 99 of 100 scenarios |\n| --- | --- | --- | --- |")
-    for name in sorted({name for _, outcome in outcomes for name in outcome.worst}):
-        values = sorted(
-            (each.worst[name], scenario.seed) for scenario, each in outcomes if name in each.worst
-        )
+    print("| promise | bound | seen | seed | in 99 of 100 scenarios |\n| --- | --- | --- | --- | --- |")
+    for promise in PROMISES if outcomes else ():
+        name = promise.__name__
+        values = sorted((each.worst.get(name, 0.0), scenario.seed) for scenario, each in outcomes)
         most, seed = values[-1]
-        print(f"| {name} | {most:.1f} | {seed} | {values[int(0.99 * (len(values) - 1))][0]:.1f} |")
+        usual = values[int(0.99 * (len(values) - 1))][0]
+        if promise.bound:
+            print(f"| {name} | {promise.bound:g} | {most:.1f} | {seed} | {usual:.1f} |")
 
 
 def _explain(scenario: Scenario, tail: int) -> None:

@@ -28,12 +28,14 @@ from rankmill.producer.collect.detached import submit_detached
 from rankmill.workers.batches.tokens import Batch, Tokens
 from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.worker import ScoringWorker
-from tests.simulation.history import LOAD, PROOF
 from tests.simulation.world import Process, World, world
 
 if TYPE_CHECKING:
     from tests.simulation.disk import Disk
     from tests.simulation.producers import Command
+
+LOAD, PROOF = 0.5, 0.1
+"""Seconds that a simulated model takes to load, and to score the probes."""
 
 MODEL = "simulated/model"
 NO_MODEL = "nobody/has-it"
@@ -205,7 +207,7 @@ class Device:
         """Score the probes."""
         world().sleep(PROOF)
         if is_broken := self.process in world().history.broken:
-            world().history.noticed(self.process)
+            world().history.noticed.add(self.process)
         return Proven(not is_broken)
 
 
@@ -259,7 +261,7 @@ class Worker(ScoringWorker):
             raise SpecError(f"{spec.precision} cannot be had on this host")
         if spec.revision not in {None, machine.content}:
             raise WorkerError(f"the model has content {machine.content}, and the run has {spec.revision}")
-        world().history.loaded()
+        world().history.loads()
         device = Device(self.row_seconds, machine, here.process)
         return SimulatedLoaded(None, device, machine.content)  # type: ignore[arg-type]
 
@@ -299,11 +301,13 @@ class Cluster:
     ----------
     mine
         The world.
+    token_budget
+        Tokens of a batch at most: the search for it computes batches again.
     settings
         Settings by name, for all processes.
     """
 
-    def __init__(self, mine: World, **settings: Any) -> None:
+    def __init__(self, mine: World, *, token_budget: int = 2048, **settings: Any) -> None:
         self.world = mine
         self.options = {"model": MODEL, "queue": "q", "chunk_size": 16, "log_level": "error", **settings}
         self.settings: Settings = load_settings(self.options)
@@ -312,7 +316,7 @@ class Cluster:
             if value is not None:
                 mine.patch_environ(f"RANKMILL_{name.upper()}", str(value))
         mine.patch_environ("RANKMILL_METRICS_ADDRESS", "none")
-        mine.patch_environ("RANKMILL_TOKEN_BUDGET", "2048")  # the search for one computes batches again
+        mine.patch_environ("RANKMILL_TOKEN_BUDGET", str(token_budget))
         self.workers: list[Process] = []
         self._running: dict[Process, Worker] = {}
         self.runners: list[Process] = []

@@ -12,7 +12,8 @@ import os
 import random
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,6 @@ class Disk:
         When its host has last lost power.
     has_failed
         Whether it was full when something was written, or a sync has failed, or its host lost power.
-    kept
-        Rows that journals have for good, by their paths.
     """
 
     def __init__(self, mine: World, root: Path) -> None:
@@ -71,7 +70,6 @@ class Disk:
         self._links.mkdir()
         self.full = -1.0
         self.steps = 0
-        self.kept: dict[Path, int] = {}
         self.armed: list[Armed] = []
         self.processes: list[Process] = []
         self.loses_power = False
@@ -80,6 +78,7 @@ class Disk:
         self._chance = random.Random(mine.random.random())
         self._cells: dict[int, Cell] = {}
         self._listed: dict[Path, dict[str, Cell | None]] = {}
+        self._journals: dict[tuple[bytes, ...], tuple[Container[int], int]] = {}
         self._frozen: tuple[dict[Path, _Kept], dict[Path, int]] | None = None
         self._opened: list[tuple[Process, _Database]] = []
         self._plain: dict[str, Callable[..., Any]] = {}
@@ -293,6 +292,27 @@ class Disk:
 
     # What is there
 
+    def has_in_journal(self, process: Process, chunk: int) -> bool:
+        """Whether a journal that a process has open keeps a chunk if the power is lost now."""
+        return any(chunk in self.journal(each.path)[0] for here, each in self._opened if here is process)
+
+    def journal(self, path: Path) -> tuple[Container[int], int]:
+        """The chunks, and how many rows, that a journal has if the power is lost now."""
+        parts = (path, path.with_name(f"{path.name}-wal"))
+        left = tuple(self._cell(each).synced if each.exists() else b"" for each in parts)
+        if left not in self._journals:
+            copy = self._links / path.name
+            for part, data in zip((copy, copy.with_name(f"{path.name}-wal")), left, strict=True):
+                part.write_bytes(data)
+            with closing(self._plain["connect"](copy)) as database:
+                try:
+                    ((finished,),) = database.execute(_FINISHED)
+                    rows = dict(database.execute("SELECT chunk, rows FROM chunks"))
+                except sqlite3.OperationalError:  # it has no tables yet
+                    finished, rows = 0, {}
+            self._journals = {left: ({*range(finished), *rows}, finished + sum(rows.values()))}
+        return self._journals[left]
+
     def _paths(self) -> Iterator[Path]:
         """All folders and files, from the top."""
         waiting = [self.root]
@@ -333,10 +353,10 @@ def _rewrite(path: Path, data: bytes, times: tuple[int, int] | None = None) -> N
         os.utime(path, ns=times)
 
 
-_KEPT_ROWS = """
-SELECT (SELECT coalesce(sum(rows), 0) FROM chunks)
-    + coalesce((SELECT json_extract(value, '$.rows') FROM state WHERE name = 'finished'), 0)
+_FINISHED = """
+SELECT coalesce((SELECT json_extract(value, '$.rows') FROM state WHERE name = 'finished'), 0)
 """
+"""Rows in parts of the output, which have left the journal."""
 
 
 class _Database(sqlite3.Connection):
@@ -350,14 +370,14 @@ class _Database(sqlite3.Connection):
         here = world().current
         assert here
         assert here.process.disk
-        self._path, self._disk, self._process = Path(path), here.process.disk, here.process
+        self.path, self._disk, self._process = Path(path), here.process.disk, here.process
 
     def close(self) -> None:
         is_synced = self._process.alive and self._syncs()
         super().close()
         self._disk.forget_gone()
-        if is_synced and self._path.exists():
-            self._disk.synced(self._path)
+        if is_synced and self.path.exists():
+            self._disk.synced(self.path)
 
     def _syncs(self) -> bool:
         """Whether the journal asks for syncs."""
@@ -367,21 +387,20 @@ class _Database(sqlite3.Connection):
         changes = self.in_transaction and about[0] is None
         try:
             if changes:
-                self._disk.step("commit", self._path)
-                self._disk.step("a commit is to be on disk", self._path)
-                self._disk.check_space(self._path)
+                self._disk.step("commit", self.path)
+                self._disk.step("a commit is to be on disk", self.path)
+                self._disk.check_space(self.path)
         except OSError as error:
             super().__exit__(type(error), error, None)
             what = "database or disk is full" if error.errno == errno.ENOSPC else "disk I/O error"
             raise sqlite3.OperationalError(what) from None
         found = super().__exit__(*about)
         if changes:
-            self._disk.step("commit is under way", self._path)
+            self._disk.step("commit is under way", self.path)
         if self._syncs():
-            for path in (self._path, self._path.with_name(f"{self._path.name}-wal")):
+            for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
                 if path.exists():
                     self._disk.synced(path)
         if changes and self._process.alive:  # one that is killed unwinds, and its files are then as they were
-            self._disk.kept[self._path] = int(self.execute(_KEPT_ROWS).fetchone()[0])
-            self._disk.step("commit is done", self._path)
+            self._disk.step("commit is done", self.path)
         return found

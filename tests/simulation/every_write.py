@@ -26,11 +26,8 @@ WHOLE = {
 def scenarios(kind: str) -> Iterator[Scenario]:
     """A run of a kind that dies at each of its writes in turn: killed, then without power."""
     quiet = Scenario(
-        seed=1,
         workers=(0.01,),
-        clocks=(0.0,),
         runs=(Submitted("run-0", _PAIRS, 1.0, kind),),
-        faults=(),
         chunk_size=WHOLE[kind],
         runners=() if kind.startswith("file") else (0.0, 0.0),
     )

@@ -21,13 +21,15 @@ from rankmill.producer.files.stores.output_record import record_of
 from rankmill.producer.files.stores.paths import workspace_of
 from rankmill.score.progress import progress_view
 from rankmill.score.score_file import score_file
-from tests.simulation.checker import mixed, wrong_score
 from tests.simulation.cluster import POISON, Cluster, Pair, SimulatedClient, Submitted
 from tests.simulation.history import History
-from tests.simulation.producers import KILLED, Command
+from tests.simulation.producers import KILLED, Command, mixed, wrong_score
 from tests.simulation.world import Process
 
 _ROWS_PER_PART = 50
+
+_BEFORE = (("an earlier query", "an earlier passage"),)
+"""What was scored to an output that was there before."""
 
 _version = cache(version)
 
@@ -41,19 +43,25 @@ def prepare(cluster: Cluster) -> None:
 class FileCommand(Command):
     """``rankmill score INPUT -o OUTPUT``, given again until the output is there.
 
-    The run's kind names the form of its input and output: parquet, jsonl, or parts.
+    The run's kind names the form of its input and output: parquet, jsonl, or parts; and whether the output
+    was there before, and is to be replaced.
     """
 
     def __init__(self, cluster: Cluster, run: Submitted) -> None:
         assert cluster.disk
         self.folder = cluster.disk.root / run.name
         self.folder.mkdir()
-        form = run.kind.partition(" ")[2]
+        form, *self.how = run.kind.split()[1:]
         self.in_parts = form == "parts"
         ending = "jsonl" if form == "jsonl" else "parquet"
         self.input = write_pairs(self.folder / f"in.{ending}", run.pairs)
         self.output = self.folder / ("out" if self.in_parts else f"out.{ending}")
         self.kept = 0
+        if "replaced" in self.how:
+            self.output.mkdir() if self.in_parts else None
+            write_pairs(
+                self.output / f"part-00001-of-00002.{ending}" if self.in_parts else self.output, _BEFORE
+            )
         super().__init__(cluster, run)
 
     @property
@@ -64,6 +72,7 @@ class FileCommand(Command):
             output=str(self.output),
             rows_per_part=_ROWS_PER_PART if self.in_parts else None,
             restart="start over with --restart" in str(self.found),
+            force="replaced" in self.how,
         )
 
     def do(self) -> Any:
@@ -102,22 +111,21 @@ class FileCommand(Command):
         begun = self.cluster.begun.get(self.process, set())
         self.cluster.leave_runs_of(self.process)
         if self.process.status == KILLED or not self.over:
-            self.kept = self.cluster.disk.kept.get(workspace_of(self.output) / "journal.db", 0)
+            _, self.kept = self.cluster.disk.journal(workspace_of(self.output) / "journal.db")
         super()._ended()
         self.cluster.abandoned |= begun if self.leaves_keys else set()
 
-    def wrong(self, *, lost_data: bool) -> list[str]:
+    def wrong(self) -> list[str]:
         """What is wrong with the output."""
         assert self.cluster.disk
-        if self.problems or (
-            found := wrong_output(
-                self.run, self.output, self.cluster.world.history, may_be_wrong=self.may_be_wrong
-            )
-        ):
-            return self.problems or found
-        if self.cluster.disk.lost_at >= self._tidied_at:
-            return []  # what was deleted just before may be there again
-        return left_over(self.run, self.folder, self.expected())
+        history = self.cluster.world.history
+        return self.problems or wrong_output(self.run, self.output, history, may_be_wrong=self.may_be_wrong)
+
+    def left_over(self) -> list[str]:
+        """What lies beside the output; what was deleted just before a loss of power may be there again."""
+        assert self.cluster.disk
+        is_restored = self.cluster.disk.lost_at >= self._tidied_at
+        return [] if is_restored else left_over(self.run, self.folder, self.expected())
 
     @property
     def _tidied_at(self) -> float:
@@ -127,7 +135,9 @@ class FileCommand(Command):
     def used(self) -> tuple[int, int]:
         rows = len(self.run.pairs)  # once, however often the command is given: its results are in the journal
         counted = self.is_complete and not self.leaves_keys
-        return rows if counted else 0, rows * self.cluster.world.history.times_counted
+        history = self.cluster.world.history  # what is replaced anyway is scored again when it is complete
+        times = self.attempts if "replaced" in self.how else history.times_counted
+        return rows if counted else 0, rows * times
 
     def expected(self) -> set[str]:
         """Names of all that may be in the folder at the end."""

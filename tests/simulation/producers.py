@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,8 +31,18 @@ from rankmill.jobs.system import system
 from rankmill.producer.client.async_client import AsyncClient
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
-from tests.simulation import checker, tasks
-from tests.simulation.cluster import REFUSALS, REQUEST_ROWS, Cluster, Submitted
+from tests.simulation import tasks
+from tests.simulation.cluster import (
+    MACHINES,
+    NO_MODEL,
+    POISON,
+    REFUSALS,
+    REQUEST_ROWS,
+    Cluster,
+    Submitted,
+    told_by,
+)
+from tests.simulation.history import History
 from tests.simulation.world import Process, world
 
 KILLED = 137
@@ -58,6 +69,59 @@ class Found:
 
     def __getitem__(self, row: int) -> float:
         return self.scores[row]
+
+
+def wrong_scores(run: Submitted, found: Any, history: History, *, may_be_wrong: bool) -> list[str]:
+    """What is wrong with a run's scores; they `may_be_wrong` if nobody has told that a device was broken."""
+    if isinstance(found, RunExpired) and history.lost and run.kind == "detached":
+        return []  # it says so: its pairs were in the server alone
+    if run.kind == "cancelled" and isinstance(found, RunCancelled):
+        return []
+    if run.model == NO_MODEL and isinstance(found, RunFailed) and "no such directory" in str(found):
+        return []
+    if isinstance(found, RankmillError):
+        return [f"{run.name} ended with {type(found).__name__}: {found}"]
+    if found is None:
+        return [f"{run.name} has no scores"]
+    if len(found) != len(run.pairs):
+        return [f"{run.name} has {len(found)} scores for {len(run.pairs)} rows"]
+    findings = []
+    for row, (query, passage) in enumerate(run.pairs):
+        should_fail = (query is None and not run.of_texts) or passage is None or passage == POISON
+        if should_fail:
+            counted = passage == POISON and not history.lost
+            attempts = f"after attempt {history.max_retries + 1}:" if counted else ""
+            if attempts not in found.errors.get(row, ""):
+                findings.append(f"{run.name}: row {row} has no error, or another: {found.errors.get(row)}")
+        elif row in found.errors and history.may_be_lost(row, found.errors[row]):
+            continue
+        elif row in found.errors:
+            findings.append(f"{run.name}: row {row} failed: {found.errors[row]}")
+        elif why := wrong_score(run, row, float(found[row]), may_be_wrong=may_be_wrong):
+            findings.append(why)
+    size = REQUEST_ROWS if run.kind == "requests" else len(run.pairs)
+    for first in range(0, len(run.pairs), size):
+        rows = [row for row in range(first, min(first + size, len(run.pairs))) if row not in found.errors]
+        findings += mixed(run, ((row, float(found[row])) for row in rows))
+    return findings[:3]
+
+
+def wrong_score(run: Submitted, row: int, score: float, *, may_be_wrong: bool) -> str | None:
+    """What is wrong with the score of a row."""
+    told = told_by(score, *run.texts(row))
+    if told is None:
+        return f"{run.name}: row {row} has a score that is not its own"
+    if told.broken and not may_be_wrong:
+        return f"{run.name}: row {row} has the score of a broken device, which its worker has reported"
+    return None
+
+
+def mixed(run: Submitted, scores: Iterable[tuple[int, float]]) -> list[str]:
+    """Whether rows of one run are scored in several precisions, by several models, or with several bits."""
+    told = {told_by(score, *run.texts(row)) for row, score in scores}
+    machines = {MACHINES[each.place] for each in told if each}
+    how = machines if run.deterministic else {(each.precision, each.content) for each in machines}
+    return [f"{run.name} is scored by {' and '.join(sorted(map(str, how)))}"] if len(how) > 1 else []
 
 
 class Command:
@@ -126,15 +190,14 @@ class Command:
         is_its = isinstance(error, RunFailed | InputError)  # of a file without a score yet, it is the input's
         return disturbed and is_its and any(each in str(error) for each in REFUSALS)
 
-    def wrong(self, *, lost_data: bool) -> list[str]:
+    def wrong(self) -> list[str]:
         """What is wrong with what it has found."""
-        return self.problems or checker.wrong(
-            self.run,
-            self.found,
-            self.cluster.world.history,
-            lost_data=lost_data,
-            may_be_wrong=self.may_be_wrong,
-        )
+        history = self.cluster.world.history
+        return self.problems or wrong_scores(self.run, self.found, history, may_be_wrong=self.may_be_wrong)
+
+    def left_over(self) -> list[str]:
+        """What lies beside an output that was made."""
+        return []
 
     @property
     def may_be_wrong(self) -> bool:
@@ -298,12 +361,12 @@ class Detached(Command):
         self.cluster.abandoned -= {run.id}  # nothing of it may be left but what tells others of its end,
         self.cluster.abandoned |= {f"{run.id}:cancelled", f"{run.id}:counted"}  # and of what is counted
 
-    def wrong(self, *, lost_data: bool) -> list[str]:
+    def wrong(self) -> list[str]:
         if self.run.kind.endswith("cancelled") and (
             self.found is None or isinstance(self.found, RunExpired | RunCancelled)
         ):
             return self.problems
-        return super().wrong(lost_data=lost_data)
+        return super().wrong()
 
 
 class ByName(Command):

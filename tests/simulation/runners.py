@@ -24,10 +24,9 @@ from rankmill.extensions.runners.store import FileRunStore
 from rankmill.extensions.runners.submitted import SubmittedFile
 from rankmill.jobs.contract.errors import OutputError, RankmillError, RunCancelled, RunExpired, RunFailed
 from rankmill.producer.files.stores.roots import Roots
-from tests.simulation.checker import mixed, wrong_score
 from tests.simulation.cluster import MODEL, POISON, REFUSALS, Cluster, Submitted
 from tests.simulation.files import FileCommand, hidden_record, left_over
-from tests.simulation.producers import Command
+from tests.simulation.producers import Command, mixed, wrong_score
 from tests.simulation.world import Process, world
 
 _ENDPOINT = "/v1/score"
@@ -106,7 +105,8 @@ def keep(cluster: Cluster, *, clock: float = 0.0) -> None:
 class SubmittedCommand(FileCommand):
     """``rankmill submit INPUT -o OUTPUT``, and a process that waits for the end.
 
-    A run that the server has lost is submitted again, as its user is told to.
+    A run that the server has lost is submitted again, as its user is told to; one that is kept not, as long
+    as the runner lives that had it then: that writes it again.
     """
 
     def __init__(self, cluster: Cluster, run: Submitted) -> None:
@@ -131,13 +131,22 @@ class SubmittedCommand(FileCommand):
                 self.record = handle.wait(600.0)
                 return self.record
             except RunExpired:
-                self.id = ""
+                self._forget()
+
+    def _forget(self) -> None:
+        runner = self.cluster.world.history.kept.get(self.id)
+        if "kept" in self.how and runner and runner.alive:
+            world().sleep(1.0)
+        else:
+            self.id = ""
 
     def is_final(self, error: RankmillError) -> bool:
-        lost = isinstance(error, RunExpired)  # before it was attached
+        if isinstance(error, RunExpired):  # before it was attached
+            self._forget()
+            return False
         unlucky = isinstance(error, RunFailed) and _fails_for_others(self.cluster, str(error))
         unlucky = unlucky or (_WRONG in str(error) and bool(self.cluster.world.history.broken))
-        if lost or unlucky or self.finds_other_machines(error):
+        if unlucky or self.finds_other_machines(error):
             self.id = ""
             return False
         if isinstance(error, RunFailed | RunCancelled):
@@ -147,14 +156,18 @@ class SubmittedCommand(FileCommand):
     def on_disk(self, process: Process) -> None:
         """It needs no files; those of its run are the runners'."""
 
-    def wrong(self, *, lost_data: bool) -> list[str]:
+    def wrong(self) -> list[str]:
         found = self.found
         if self.run.kind.endswith("cancelled") and isinstance(found, RunCancelled):
             return self.problems
         twice = self.times > 1 or self.attempts > 1  # the second has found what the first has made
         if isinstance(found, RankmillError) and not (twice and "exists already" in str(found)):
             return [f"{self.run.name} ended with {type(found).__name__}: {found}"]
-        return super().wrong(lost_data=lost_data)
+        return super().wrong()
+
+    def left_over(self) -> list[str]:
+        """The same; a run that is cancelled keeps what it has scored."""
+        return [] if isinstance(self.found, RunCancelled) else super().left_over()
 
     @property
     def _over_at(self) -> float:
@@ -238,10 +251,10 @@ class BatchCommand(Command):
         least, most = super().used()
         return least, most * self.cluster.world.history.times_counted
 
-    def wrong(self, *, lost_data: bool) -> list[str]:
+    def wrong(self) -> list[str]:
         """Whether each line has its answer or its error once, in order."""
         name, found = self.run.name, self.found
-        if lost_data and found == "expired":
+        if self.cluster.world.history.lost and found == "expired":
             return []  # it says so: the server had forgotten it
         if not isinstance(found, dict) or found["status"] != "completed":
             return [f"{name} ended as {found}"]
@@ -265,10 +278,13 @@ class BatchCommand(Command):
                     return [why]
         if found := mixed(self.run, told):
             return found
-        if answers or errors:
-            return [f"{name} has {len(answers) + len(errors)} lines too many"]
-        if self.cluster.disk and self.cluster.disk.lost_at >= self.ended:
-            return []  # what was deleted just before may be there again
+        return [f"{name} has {len(answers) + len(errors)} lines too many"] if answers or errors else []
+
+    def left_over(self) -> list[str]:
+        """What lies beside the answers; what was deleted just before a loss of power may be there again."""
+        folder = self.folder / self.batch
+        if not self.is_complete or (self.cluster.disk and self.cluster.disk.lost_at >= self.ended):
+            return []
         records = {hidden_record(folder / each) for each in ("output.jsonl", "scored.parquet")}
         return left_over(self.run, folder, {"output.jsonl", "errors.jsonl", *records})
 

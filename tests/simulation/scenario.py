@@ -8,16 +8,17 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import rankmill.workers.engine.engine as engine_module
 import rankmill.workers.worker as worker_module
-from rankmill.jobs.contract.priority import NOBODY, Tenant, group_of
-from tests.simulation import checker, files, host_faults, producers, runners, tasks
+from rankmill.jobs.contract.priority import NOBODY, Priority, Tenant, group_of
+from tests.simulation import files, host_faults, producers, runners, tasks
 from tests.simulation.cluster import (
     MACHINES,
     MODEL,
@@ -32,6 +33,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.faults import KINDS as SERVER_KINDS
 from tests.simulation.faults import LOSSES, Fault
 from tests.simulation.history import LEASE, History
+from tests.simulation.promises import PROMISES, NothingIsLeft
 from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
 
@@ -61,6 +63,9 @@ go by in which little else happens. In a sixth of all seeds they took almost hal
 _BY_NAME = 0.1
 """Share of the seeds with a job by name."""
 
+_TURNS = 15
+"""Of so many seeds in a row each theme has one; the others have none."""
+
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, at most, until nothing of it may be left."""
 
@@ -81,14 +86,16 @@ _QUIET_SECONDS = 5.0
 class Scenario:
     """Everything that a seed decides before the world begins; a smaller one is made by leaving out lines."""
 
-    seed: int
-    workers: tuple[float, ...]
-    clocks: tuple[float, ...]
     runs: tuple[Submitted, ...]
-    faults: tuple[Fault, ...]
-    chunk_size: int
+    faults: tuple[Fault, ...] = ()
+    seed: int = 1
+    workers: tuple[float, ...] = (0.05,)
+    """Seconds that each takes for a row."""
+    clocks: tuple[float, ...] = ()
+    """How far ahead the clocks of the workers' hosts are; those that are not named are right."""
+    chunk_size: int = 16
     lame: tuple[float, ...] = ()
-    """For how many seconds each worker can load no model; those that are not named can."""
+    """Until when, in seconds, each worker can load no model; those that are not named can."""
     settings: tuple[tuple[str, Any], ...] = ()
     stumbles: int = 0
     runners: tuple[float, ...] = ()
@@ -97,8 +104,11 @@ class Scenario:
     """Indexes of the workers' machines in `MACHINES`; workers without one have the first."""
 
     @classmethod
-    def drawn(cls, seed: int, number: int | None = None) -> Scenario:
-        """The scenario of a seed, perhaps with another `number` of workers than it draws."""
+    def drawn(cls, seed: int, number: int | None = None, *, themed: bool = True) -> Scenario:
+        """The scenario of a seed, perhaps with another `number` of workers than it draws.
+
+        Most have a theme, if they may: what chance alone seldom brings together.
+        """
         dice = random.Random(f"scenario {seed}")
         workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(number or dice.randint(1, 4)))
         clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
@@ -118,12 +128,12 @@ class Scenario:
         may_be = dice.choice([(0,), (0,), (0, 2), (0, 1, 2, 3), (4, 5), (4, 5, 6)])
         hosts = dice.randint(1, 2) if any(run.kind.startswith(FILES[1:]) for run in runs) else 0
         runs += _by_name(seed, len(runs))
-        return cls(
+        found = cls(
+            runs,
+            tuple(sorted(faults, key=lambda each: each.at)),
             seed,
             workers,
             clocks,
-            runs,
-            tuple(sorted(faults, key=lambda each: each.at)),
             dice.choice([4, 16]),
             lame=(lame,) if lame else (),
             settings=tuple(settings.items()),
@@ -131,6 +141,8 @@ class Scenario:
             machines=tuple(dice.choice(may_be) for _ in workers),
             runners=tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in range(hosts)),
         )
+        theme = [*THEMES.values()][seed % _TURNS : seed % _TURNS + 1] if themed and number is None else []
+        return theme[0](found, random.Random(f"theme {seed}")) if theme else found
 
     def __str__(self) -> str:
         """The scenario in a few lines."""
@@ -145,12 +157,12 @@ class Scenario:
         workers = ", ".join(
             f"{speed} s a row, clock {clock:+.0f} s"
             + (f", {MACHINES[self.machines[at]]}" if at < len(self.machines) and self.machines[at] else "")
-            for at, (speed, clock) in enumerate(zip(self.workers, self.clocks, strict=True))
+            for at, (speed, clock) in enumerate(zip_longest(self.workers, self.clocks, fillvalue=0.0))
         )
         faults = "".join(f"\n  {fault}" for fault in self.faults) or " none"
         others = ", ".join(f"{name} {value}" for name, value in self.settings) or "settings as they come"
         others += f"; {self.stumbles} loads fail" * bool(self.stumbles)
-        others += f"; the first worker is lame for {self.lame[0]} s" if self.lame else ""
+        others += f"; workers are lame until {self.lame}" if self.lame else ""
         return (
             f"seed {self.seed}; {others}\nworkers: {workers}\nruns: {runs}; chunks of {self.chunk_size}\n"
             f"faults:{faults}"
@@ -160,6 +172,141 @@ class Scenario:
         """Whether it has all of some features: kinds of faults and of runs, and those of `FEATURES`."""
         kinds = {fault.kind for fault in self.faults} | {run.kind for run in self.runs}
         return all(each in kinds or (each in FEATURES and FEATURES[each](self)) for each in features)
+
+
+def _quiet(
+    it: Scenario,
+    dice: random.Random,
+    speeds: Sequence[float],
+    *runs: Submitted,
+    ahead: int = 16,
+    budget: int = 2048,
+    **others: Any,
+) -> Scenario:
+    """The scenario with other runs, in small chunks and without faults."""
+    runs = tuple(replace(run, name=f"run-{number}") for number, run in enumerate(runs))
+    plain: dict[str, Any] = {
+        "faults": (),
+        "stumbles": 0,
+        "lame": (),
+        "machines": (),
+        "runners": (),
+        "chunk_size": 4,
+    }
+    settings = (("window", dice.choice(["auto", 8])), ("claim_ahead", ahead), ("token_budget", budget))
+    plain |= {"workers": tuple(speeds), "clocks": (), "runs": runs, "settings": settings}
+    return replace(it, **{**plain, **others})
+
+
+def _long(
+    dice: random.Random, kind: str, priority: Priority | None = None, rows: int = 200, **how: Any
+) -> Submitted:
+    """A run with so many rows, of others than those of other runs, that begins early."""
+    run = dice.randrange(1 << 30)
+    pairs = tuple((dice.choice(_QUERIES), f"{dice.choice(_PASSAGES)} {run} {row}") for row in range(rows))
+    return Submitted("run", pairs, dice.uniform(0.5, 3.0), kind, priority, **how)
+
+
+def _order(it: Scenario, dice: random.Random) -> Scenario:
+    """Requests that go on and on, a bulk run that begins beside them, and other requests later."""
+    endless = replace(_long(dice, dice.choice(["live", "asyncio"])), at=0.5)
+    bulk = replace(_long(dice, dice.choice(["live", "detached"]), "bulk"), at=dice.uniform(1.5, 3.0))
+    later = replace(_long(dice, dice.choice(["live", "requests"]), rows=40), at=dice.uniform(4.0, 9.0))
+    speeds = dice.choices([0.05, 0.1], k=dice.randint(1, 2))
+    return _quiet(it, dice, speeds, endless, bulk, later, ahead=dice.choice([8, 16]), budget=128)
+
+
+def _shares(it: Scenario, dice: random.Random) -> Scenario:
+    """Long runs of tenants with several weights, and of one tenant."""
+    tenants = dice.choices(
+        [NOBODY, Tenant("small"), Tenant("large", 3.0), Tenant("half", 0.5)], k=dice.randint(2, 4)
+    )
+    priority: Priority | None = dice.choice(["bulk", "bulk", None])
+    kinds = ["live", "asyncio", "detached"]
+    runs = (_long(dice, dice.choice(kinds), priority, tenant=each) for each in tenants)
+    return _quiet(
+        it, dice, dice.choices([0.02, 0.05], k=dice.randint(1, 3)), *runs, ahead=dice.choice([8, 16])
+    )
+
+
+def _refusals(it: Scenario, dice: random.Random) -> Scenario:
+    """Workers that refuse at different times, beside one that does not."""
+    run = _long(dice, dice.choice(["live", "detached", "asyncio"]), "bulk")
+    return _quiet(it, dice, [0.05, 0.05, 0.3], run, lame=dice.choice([(8.0,), (8.0, 20.0), (20.0, 6.0)]))
+
+
+def _lost_often(it: Scenario, dice: random.Random) -> Scenario:
+    """Chunks that the server loses three times, of four attempts: their jobs, or all that waits."""
+    what = dice.choice(["rq:job:", "rq:job:", "queue:q:waiting:", "queue:q:turns:"])
+    faults = tuple(Fault(4.0 + 25 * number, "evict_any", target=what) for number in range(3))
+    kind = dice.choice(["live", "asyncio", "file parquet"])
+    return _quiet(
+        it, dice, [0.3], _long(dice, kind, None if kind.startswith(FILES) else "bulk"), faults=faults
+    )
+
+
+def _kept(it: Scenario, dice: random.Random) -> Scenario:
+    """A submitted run whose runner goes on when the server has lost its data."""
+    run = _long(dice, f"submitted {dice.choice(['parquet', 'parts'])} kept")
+    fault = Fault(dice.uniform(4.0, 9.0), "flush", dice.choice([0.1, 5.0]))
+    return _quiet(it, dice, [0.05, 0.1], run, faults=(fault,), runners=(0.0, 0.0))
+
+
+def _dead_runner(it: Scenario, dice: random.Random) -> Scenario:
+    """A submitted run whose runner dies."""
+    run = _long(dice, f"submitted {dice.choice(['parquet', 'parts'])}")
+    fault = Fault(0.5, "kill_at_write", 0.0, dice.randrange(10, 60))
+    return _quiet(it, dice, [0.05, 0.1], run, faults=(fault,), runners=(0.0, 0.0))
+
+
+def _replaced(it: Scenario, dice: random.Random) -> Scenario:
+    """Files with an output that was there before; whoever writes them may die."""
+    kinds = [f"file {form} replaced" for form in ("parquet", "jsonl", "parts")]
+    runs = (_long(dice, dice.choice(kinds), rows=dice.choice([3, 40, 200])) for _ in range(2))
+    faults = tuple(
+        Fault(dice.uniform(1.0, 6.0), dice.choice(["kill_at_write", "lose_power"]), 0.0, dice.randrange(64))
+        for _ in range(dice.randint(0, 3))
+    )
+    return _quiet(it, dice, [0.02], *runs, faults=faults)
+
+
+def _told(it: Scenario, dice: random.Random) -> Scenario:
+    """A run is cancelled beside another, and workers are drained and ended."""
+    cancelled = _long(dice, dice.choice(["cancelled", "detached cancelled"]), "bulk")
+    run = _long(dice, dice.choice(["live", "detached"]), "bulk", rows=400)
+    faults = (
+        Fault(dice.uniform(5.0, 9.0), "drain", 25.0, dice.randrange(64)),
+        Fault(dice.uniform(20.0, 30.0), "term", 0.0, dice.randrange(64)),
+    )
+    return _quiet(it, dice, [0.1, 0.2], run, cancelled, faults=faults, budget=128)
+
+
+def _miscomputed(it: Scenario, dice: random.Random) -> Scenario:
+    """A worker whose device computes wrong scores while a run goes on."""
+    kind = dice.choice(["live", "detached", "file parquet"])
+    run = _long(dice, kind, None if kind.startswith(FILES) else "bulk", rows=400)
+    fault = Fault(dice.uniform(3.0, 9.0), "miscompute", 0.0, dice.randrange(64))
+    return _quiet(it, dice, [0.1, 0.2], run, faults=(fault,))
+
+
+def _killing(it: Scenario, dice: random.Random) -> Scenario:
+    """A row among others that kills its worker, and replies that are lost when a worker takes a job."""
+    run = _long(dice, dice.choice(["live", "file parquet", "detached"]), rows=40)
+    row = dice.randrange(40)
+    run = replace(run, pairs=(*run.pairs[:row], ("query", POISON), *run.pairs[row + 1 :]))
+    takes = "rq:queue:q:intermediate rq:workers:q"
+    faults = tuple(Fault(run.at + 0.2, "breaks", 0.0, number, takes) for number in range(dice.randint(0, 3)))
+    return _quiet(it, dice, [0.05, 0.05], run, faults=faults)
+
+
+THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
+    each.__name__[1:]: each
+    for each in (
+        *(_order, _shares, _refusals, _lost_often, _kept, _dead_runner, _replaced, _told, _miscomputed),
+        _killing,
+    )
+}
+"""What a scenario may be about, by name."""
 
 
 _QUERIES = [f"query {number}" for number in range(5)]
@@ -181,6 +328,9 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "kills in chunks": lambda it: any(run.kills and len(run.pairs) > 30 for run in it.runs),
     "null": lambda it: any(query is None for run in it.runs for query, _ in run.pairs),
     "lame": lambda it: bool(it.lame),
+    "several lame": lambda it: len(it.lame) > 1,
+    "weights": lambda it: len({run.tenant.weight for run in it.runs}) > 1,
+    "lost three times": lambda it: sum(fault.kind == "evict_any" for fault in it.faults) >= 3,
     "other machines": lambda it: len(set(it.machines)) > 1,
     "deterministic": lambda it: any(run.deterministic for run in it.runs),
     "stumbles": lambda it: bool(it.stumbles),
@@ -257,6 +407,9 @@ class Outcome:
     events: int = 0
     commands: int = 0
     worst: dict[str, float] = field(default_factory=dict)
+    """How near it came to the bounds of promises."""
+    loaded: set[str] = field(default_factory=set)
+    """Promises whose break could have been seen."""
     writes: int = 0
     """Changes of files, and their syncs."""
     missed: list[str] = field(default_factory=list)
@@ -279,20 +432,18 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             world.patch(engine_module, "PROVE_SECONDS", _PROVE_SECONDS)
             cluster = Cluster(world, chunk_size=scenario.chunk_size, **dict(scenario.settings))
             _promise(world.history, scenario)
+            world.history.watch(PROMISES)
             world.stumbles = scenario.stumbles
             tasks.prepare(world)
             if any(run.kind.startswith(FILES) for run in scenario.runs):
                 cluster.disk = Disk(world, Path(folder))
                 files.prepare(cluster)
                 runners.prepare(cluster)
-            lame = (*scenario.lame, *(0.0 for _ in scenario.workers[len(scenario.lame) :]))
-            machines = (*scenario.machines, *(0 for _ in scenario.workers[len(scenario.machines) :]))
-            for speed, clock, seconds_lame, machine in zip(
-                scenario.workers, scenario.clocks, lame, machines, strict=True
+            for speed, clock, lame, machine in zip_longest(
+                scenario.workers, scenario.clocks, scenario.lame, scenario.machines, fillvalue=0
             ):
-                cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame, machine=machine)
+                cluster.keep(row_seconds=speed, clock=clock, lame=lame, machine=machine)
             world.process("checker", lambda: _look(world))
-            lost = any(fault.kind in LOSSES for fault in scenario.faults)
             commands = [RUNS[run.kind.partition(" ")[0]](cluster, run) for run in scenario.runs]
             if cluster.disk:
                 cluster.disk.settle()
@@ -309,29 +460,20 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                     if any(each.stopped for each in world.processes if each.alive):
                         quiet = max(quiet, world.now + _QUIET_SECONDS)  # it has something to finish, perhaps
                         most = max(most, quiet)
-                    if world.now >= quiet and not checker.left(world, cluster.abandoned, lost_data=lost):
+                    if world.now >= quiet and not any(
+                        each.left() for each in world.history.promises if isinstance(each, NothingIsLeft)
+                    ):
                         break
                     until = world.now + 1.0
                     world.run(lambda until=until: bool(found) or world.now >= until, seconds=2.0)  # type: ignore[misc]
-                if not scenario.faults and not scenario.stumbles:
-                    outcome.problems += checker.computed_again(world, [each.run for each in commands])
-                outcome.problems += checker.left(world, cluster.abandoned, lost_data=lost)
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
-            outcome.worst = dict(world.history.worst)
-            if world.history.found:  # the rest follows from it
-                outcome.problems = world.history.found
-            else:
-                outcome.problems += checker.crashes(world)
-                outcome.problems += [why for each in commands for why in each.wrong(lost_data=lost)]
-                used = [(each.run.tenant.name, *each.used()) for each in commands]
-                outcome.problems += (
-                    checker.miscounted(
-                        world, [(name, 0 if lost else least, most) for name, least, most in used]
-                    )
-                    if not world.history.evicts
-                    else []
-                )
+            promises = world.history.promises
+            outcome.problems = world.history.found or outcome.problems + [
+                f"{type(promise).__name__}: {why}" for promise in promises for why in promise.at_end(commands)
+            ]
+            outcome.worst = {type(each).__name__: each.worst for each in promises if each.bound}
+            outcome.loaded = {type(each).__name__ for each in promises if each.loaded}
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
             outcome.writes = cluster.disk.steps if cluster.disk else 0
@@ -345,10 +487,14 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
     return outcome
 
 
+_PLAIN = frozenset({"term", "drain", "kill_producer", "kill_at_write"})
+"""Faults beside which all promises are kept, in time: somebody is asked for something, or a producer dies."""
+
+
 def _happens(cluster: Cluster, fault: Fault) -> Any:
     def happens() -> None:
         cluster.world.tell(f"FAULT {fault}")
-        if fault.kind not in {"term", "drain"}:  # who is asked for something keeps all promises
+        if fault.kind not in _PLAIN:
             cluster.world.history.disturb(max(fault.amount, 10.0) + LEASE)
         KINDS[fault.kind](cluster, fault)
 
@@ -365,8 +511,8 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.window = None if window == "auto" else window
     history.evicts = any(fault.kind.startswith("evict") for fault in scenario.faults)
     history.undisturbed = not scenario.faults and not scenario.stumbles
-    alike = len(set(scenario.machines)) < 2
-    history.willing = alike and all(run.model == MODEL for run in scenario.runs)
+    history.alike = len(set(scenario.machines)) < 2
+    history.willing = history.alike and all(run.model == MODEL for run in scenario.runs)
     # A job by name is no chunk: it may have more pairs, or fewer.
     history.fair = history.willing and not any(scenario.lame) and not scenario.has("by name")
     history.one_engine = len({run.deterministic for run in scenario.runs}) < 2
@@ -428,7 +574,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         "machines": (),
         "settings": (),
         "runners": scenario.runners[:1],
-        "clocks": (0.0,) * len(scenario.workers),
+        "clocks": (),
     }
     for name, value in simple.items():
         if getattr(scenario, name) != value:

@@ -24,8 +24,10 @@ def simulate(*options: str, module: str = "tests.simulation") -> tuple[int, str]
 
 
 def test_seeds() -> None:
-    code, said = simulate("--seeds", "60", "--processes", "2")
+    """They break no promise, and load each one."""
+    code, said = simulate("--seeds", "45", "--processes", "2")
     assert code == 0, said
+    assert "less than one scenario of twenty" not in said
 
 
 def test_failures_that_were_found_are_mended() -> None:
