@@ -1,1 +1,1 @@
-"""Producers cut files and requests into chunks, enqueue them and collect the scores."""
+"""Producers, which cut files and requests into chunks, enqueue them and collect the scores."""

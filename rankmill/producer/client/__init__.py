@@ -1,1 +1,1 @@
-"""The client, and runs as their callers hold them."""
+"""The client, and the runs that its callers hold."""

@@ -1,4 +1,4 @@
-"""Scoring from asyncio: the calls of `Client`, awaited.
+"""AsyncClient, which scores from asyncio with the awaited calls of `Client`.
 
 >>> async with AsyncClient("redis://localhost:6379/0") as client:                        # doctest: +SKIP
 ...     best = await client.rank("how far is the moon", ["Cheese.", "About 384,000 km."])
@@ -55,18 +55,19 @@ _LOOK_SECONDS = 0.3
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""How often each run looks at the server while it waits; many runs look less often, each."""
+"""Seconds between two checks of the server by waiting runs; with many runs, each checks less often."""
 
 _BEGINNING = 32
-"""Most runs that are being begun at a time: of a thousand that come together, the first do not wait for the
-last to be encoded."""
+"""Most runs that begin at the same time: of a thousand that come together, the first ones do not wait until
+the last is encoded.
+"""
 
 _SMALL_ROWS = 256
-"""Rows that are encoded where they are; more are encoded in a thread."""
+"""Rows that are encoded in the event loop; more rows are encoded in a thread."""
 
 
 class LoopStore(RunStore):
-    """Runs on one server, for code that `bridge.run` calls."""
+    """The runs on one server, for code that `bridge.run` calls."""
 
     def __init__(self, client: LoopRedis) -> None:
         super().__init__(client)
@@ -74,7 +75,7 @@ class LoopStore(RunStore):
         self._background: set[asyncio.Task[None]] = set()
 
     async def probe(self) -> None:
-        """Ask whether a server answers; raises what redis-py does."""
+        """Ask whether a server answers; raises what redis-py raises."""
         await self.redis.loop_client.execute_command("PING")
 
     async def end(self) -> None:
@@ -97,7 +98,7 @@ class LoopStore(RunStore):
 
 
 class _LoopResolver(Resolver):
-    """Asks the registry in a thread, so that the loop goes on."""
+    """Asks the registry in a thread, so that the event loop continues."""
 
     def choice(self, model: str) -> Resolved | None:
         if self.knows(model):
@@ -115,7 +116,7 @@ class LoopClient(Client):
         return LoopStore(LoopRedis(url, self.settings.redis_wait_seconds))
 
     def _opened(self) -> None:
-        self._beginning = asyncio.Semaphore(_BEGINNING)  # the first call looks at the server
+        self._beginning = asyncio.Semaphore(_BEGINNING)  # the first call asks the server
 
     def start(self, *args: Any, **options: Any) -> ScoringRun:
         bridge.wait(self._beginning.acquire())
@@ -126,7 +127,9 @@ class LoopClient(Client):
 
 
 class AsyncScoringRun(Generic[RowScore]):
-    """A submitted run, as `ScoringRun`; cancelling a task that reads it cancels it, unless it is detached."""
+    """A submitted run, like `ScoringRun`; cancelling a task that reads it cancels the run, unless it is
+    detached.
+    """
 
     def __init__(self, run: ScoringRun[RowScore]) -> None:
         self._run = run
@@ -138,12 +141,12 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def model(self) -> str:
-        """The model that scores, with the version that an alias stood for."""
+        """The model that scores; for an alias, with the version that it stood for."""
         return self._run.model
 
     @property
     def stats(self) -> RunStats:
-        """How the rows read so far were scored."""
+        """How the rows that were read so far were scored."""
         return self._run.stats
 
     @property
@@ -158,19 +161,19 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def found(self) -> Sequence[str | None]:
-        """Of a run that asks for tokens, a `TokensFound` as JSON for each row read so far."""
+        """For a run that asks for tokens, a `TokensFound` as JSON for each row read so far."""
         return self._run.found
 
     async def progress(self) -> Progress:
-        """The rows done so far, those of unfinished chunks included, and the speed."""
+        """The number of rows done so far, including those of unfinished chunks, and the speed."""
         return await bridge.run(lambda: self._run.progress)
 
     async def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
-        """Wait for the end of the run as `ScoringRun.wait` does."""
+        """Wait for the end of the run, as `ScoringRun.wait` does."""
         return await self._read(self._run.wait, timeout, show_progress=show_progress)
 
     async def scores(self, timeout: float | None = None, *, show_progress: bool | None = None) -> Scores:
-        """Wait for all scores as `ScoringRun.scores` does."""
+        """Wait for all scores, as `ScoringRun.scores` does."""
         return await self._read(self._run.scores, timeout, show_progress=show_progress)
 
     async def __aiter__(self) -> AsyncIterator[RowScore]:
@@ -193,14 +196,14 @@ class AsyncScoringRun(Generic[RowScore]):
 
 
 class AsyncSubmittedFile:
-    """A run of files that runners carry out, as `SubmittedFile`; it goes on if its task is cancelled."""
+    """A run of files that runners score, like `SubmittedFile`; it continues if its task is cancelled."""
 
     def __init__(self, run: SubmittedFile) -> None:
         self._run = run
 
     @property
     def id(self) -> str:
-        """The run's id, with which any process can ask for it."""
+        """The run's id, by which any process can ask for it."""
         return self._run.id
 
     async def status(self) -> FileRun:
@@ -208,7 +211,7 @@ class AsyncSubmittedFile:
         return await bridge.run(self._run.status)
 
     async def wait(self, timeout: float | None = None) -> FileRun:
-        """Wait for the end of the run as `SubmittedFile.wait` does."""
+        """Wait for the end of the run, as `SubmittedFile.wait` does."""
         try:
             async with asyncio.timeout(timeout):
                 while (run := await bridge.run(self._run.outcome)) is None:
@@ -218,7 +221,7 @@ class AsyncSubmittedFile:
             raise TimeoutError(f"submitted run {self.id} has not ended; it goes on") from None
 
     async def cancel(self) -> FileRun:
-        """Cancel the run. One that a runner has ends with its next heartbeat; its scores are kept."""
+        """Cancel the run. On a runner it ends with the runner's next heartbeat; its scores are kept."""
         return await bridge.run(self._run.cancel)
 
 
@@ -233,7 +236,7 @@ def _as_it_is(found: T) -> T:
 def _awaited(
     do: Callable[Concatenate[Client, P], T], to: Callable[[T], R]
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
-    """A method of `Client` for tasks; what it returns goes through `to`."""
+    """Make a method of `Client` awaitable; `to` converts what it returns."""
 
     async def call(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> R:
         await self._open()
@@ -244,19 +247,19 @@ def _awaited(
 
 
 class AsyncClient:
-    """The calls of `Client` for asyncio; any number of runs at the same time share a few connections.
+    """The calls of `Client` for asyncio; any number of runs can share its few connections.
 
-    A call whose task is cancelled cancels its run. A client belongs to the event loop that uses it first. Use
-    it as a context manager, or `close` it.
+    If a task is cancelled, the run that it waits for is cancelled. A client belongs to the event loop that
+    uses it first. Use it as a context manager, or `close` it.
 
-    Parameters are those of `Client`; nothing is connected before the first call.
+    The parameters are those of `Client`; nothing connects before the first call.
 
     Raises
     ------
     ConfigError
-        As `Client`; also, from any call, in another event loop.
+        As in `Client`; also raised by calls from another event loop.
     ConnectionFailed
-        From the first call: no server answers at the URL.
+        Raised by the first call: no server answers at the URL.
     """
 
     def __init__(
@@ -342,16 +345,16 @@ class AsyncClient:
     async def submit_file(
         self, inputs: str | Sequence[str], output: str, **options: Any
     ) -> AsyncSubmittedFile:
-        """Hand files to runners as `Client.submit_file` does, with its parameters."""
+        """Hand files to runners, as `Client.submit_file` does, with the same parameters."""
         await self._open()
         return AsyncSubmittedFile(await bridge.run(self._client.submit_file, inputs, output, **options))
 
     async def close(self) -> None:
-        """Close the connections; runs that are not finished stay on the server until they expire."""
+        """Close the connections; unfinished runs stay on the server until they expire."""
         await self._client.store.end()
 
     async def _open(self) -> None:
-        """See once whether a server answers."""
+        """Check, once, whether a server answers."""
         loop = asyncio.get_running_loop()
         if self._opening is None or (self._opening.done() and _failed(self._opening)):
             self._opening = loop.create_task(self._probe())

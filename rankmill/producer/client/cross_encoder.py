@@ -45,12 +45,12 @@ _REFUSED = {
     "classifier_dropout": "nothing is trained here",
     "keep_in_fp32_modules": "the last projection computes in fp32 in every precision",
 }
-"""Arguments of sentence-transformers' class that this one does not have, and why."""
+"""Arguments of sentence-transformers' class that this class does not have, and why."""
 
 _WITHOUT_EFFECT = frozenset({"model_card_data"})
 _MODEL = frozenset({"attn_implementation", "device_map", "low_cpu_mem_usage"})
 _PROCESSOR = frozenset({"padding_side", "use_fast"})
-"""Entries of ``model_kwargs`` and ``processor_kwargs`` that change no score."""
+"""Entries of ``model_kwargs`` and ``processor_kwargs`` that do not change scores."""
 
 _OLDER_OF_RANK = frozenset({"apply_softmax", "convert_to_numpy", "convert_to_tensor", "num_workers"})
 """Older arguments of `rank` that have no effect in sentence-transformers either."""
@@ -60,48 +60,51 @@ _OF_CALLS = "the constructor has what concerns the tokenizer, and workers decide
 _ASSIGNED = frozenset(
     {"activation_fn", "client", "default_prompt_name", "max_length", "max_seq_length", "prompts"}
 )
-"""Attributes that can be assigned."""
+"""Attributes that may be assigned."""
 
 
 class CrossEncoder:
-    """Scores pairs with the workers of a queue; methods and results are those of sentence-transformers.
+    """Scores pairs with the workers of a queue, with the methods and results of sentence-transformers.
 
-    Without a server, it starts one with workers on this host, which needs ``rankmill[worker]``. All objects
-    of this process that want the same workers share them; they end with the last `close`, or the process.
+    If no server is set, it starts one with workers on this host, which needs ``rankmill[worker]``. All
+    objects of this process that need equal workers share them; these end with the last `close`, or with the
+    process.
 
-    Arguments that say where and how to compute (``device``, ``batch_size``, ``num_workers``, ``pool``,
-    ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, and the workers decide. What would
-    change scores and cannot be done is refused by name: ``modules``, ``trust_remote_code``, ``cache_folder``,
-    ``local_files_only`` (but for a folder), ``token``, ``keep_in_fp32_modules``, other entries of
-    ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` than those below, and attributes that are
-    assigned. torch is imported only for results that are tensors, for an ``activation_fn`` other than
-    `torch.nn.Identity` and `torch.nn.Sigmoid`, and for `device`; transformers for `tokenizer` and `config`.
+    Arguments about where and how to compute (``device``, ``batch_size``, ``num_workers``, ``pool``,
+    ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. Arguments
+    that would change scores and cannot be obeyed are refused by name: ``modules``, ``trust_remote_code``,
+    ``cache_folder``, ``local_files_only`` (except for a folder), ``token``, ``keep_in_fp32_modules``, entries
+    of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that are not listed below, and assigned
+    attributes. torch is imported only for tensors as results, for an ``activation_fn`` other than
+    `torch.nn.Identity` and `torch.nn.Sigmoid`, and for `device`; transformers is imported only for
+    `tokenizer` and `config`.
 
     Parameters
     ----------
     model_name_or_path
-        Model, as the setting ``model``.
+        The model, as in the setting ``model``.
     redis_url
-        URL of the server; default: the settings (``REDIS_URL``), or a server of this process.
+        URL of the server; by default that of the settings (``REDIS_URL``), or else a server that this process
+        starts.
     max_length, revision
-        As the settings of these names.
+        As in the settings of these names.
     num_labels
-        Number of the model's outputs; another is refused with the first scores.
+        Number of the model's outputs; another number is refused when the first scores come.
     activation_fn
-        Function from logits to scores; default: the model's own.
+        Function from logits to scores; by default the model's own.
     prompts, default_prompt_name
-        Texts to put before the query of a pair, by name, and the name of the one that is used by default.
+        Texts to put before the query of a pair, by name, and the name of the default one.
     device
-        ``cpu``, ``cuda`` or ``mps``, for workers that are started here.
+        ``cpu``, ``cuda`` or ``mps``, for workers that this process starts.
     model_kwargs
-        ``dtype`` or ``torch_dtype``: the precision.
+        ``dtype`` or ``torch_dtype``, which is the precision.
     processor_kwargs
         ``model_max_length`` and ``truncation_side``.
     config_kwargs
         ``num_labels``.
     options
-        Further settings by name, such as ``queue``, ``label`` or ``precision`` (``fp32`` unless the settings
-        name another).
+        Further settings by name, such as ``queue``, ``label`` or ``precision`` (by default ``fp32``, unless
+        the settings name another).
 
     Raises
     ------
@@ -114,7 +117,7 @@ class CrossEncoder:
     """
 
     class ModelCard:
-        """Takes what evaluators report to a model's card, and keeps nothing."""
+        """Accepts what evaluators report to a model's card, and keeps nothing."""
 
         def set_evaluation_metrics(self, *figures: object, **more: object) -> None:
             """Ignore the figures; the evaluator also returns them."""
@@ -244,26 +247,24 @@ class CrossEncoder:
         Parameters
         ----------
         inputs
-            Pairs of texts, or one pair; or a table with the columns ``query`` and ``passage``, of any kind
-            that `Client.submit` takes. Its older name is ``sentences``.
+            Pairs of texts, one pair, or a table with the columns ``query`` and ``passage``, of any kind that
+            `Client.submit` takes. The older name is ``sentences``.
         prompt_name, prompt
-            The prompt, by name or as a text; default: that of the constructor, else the model's own.
+            The prompt, by name or as text; by default the constructor's, or else the model's own.
         show_progress_bar
             Whether to show progress on standard error.
         activation_fn
-            Function from logits to scores; default: that of the constructor. Its older name is
+            Function from logits to scores; by default the constructor's. The older name is
             ``activation_fct``.
         convert_to_numpy, convert_to_tensor
             Whether the result is an array (the default), a tensor, or a list of tensors.
         apply_softmax
-            Whether the scores of a pair are made to add up to 1, for a model with several outputs.
+            Whether the scores of a pair are normalized to add up to 1, for a model with several outputs.
         batch_size, device, pool, chunk_size, older
-            Without effect; also the older ``num_workers``.
+            These have no effect, and neither has the older ``num_workers``.
 
-        Returns
-        -------
-        float32 scores of shape ``[n]``, or ``[n, labels]`` of a model with several outputs, none of which is
-        named by ``label``; of one pair without ``n``.
+        Returns ------- float32 scores of shape ``[n]``, or ``[n, labels]`` for a model with several outputs
+        unless ``label`` names one; for one pair without the dimension ``n``.
 
         Raises
         ------
@@ -314,7 +315,7 @@ class CrossEncoder:
         chunk_size: int | None = None,
         **older: Any,
     ) -> list[dict[str, Any]]:
-        """Order `documents` by their score with `query`, best first; parameters as of `predict`.
+        """Order `documents` by their score with `query`, best first; parameters as in `predict`.
 
         Returns
         -------
@@ -325,10 +326,10 @@ class CrossEncoder:
         ConfigError
             An argument is refused, or the model has several outputs.
         InputError, RunFailed
-            As `predict`.
+            As in `predict`.
         """
         check_top_k(top_k)
-        if isinstance(documents, str):  # its characters would be the documents
+        if isinstance(documents, str):  # otherwise its characters would be the documents
             raise InputError(f"documents are one string, {documents!r:.80}; give a list of them")
         activation_fn = _older(older, activation_fn, "activation_fct")
         _refuse_entries("rank", older, _OLDER_OF_RANK, _OF_CALLS)
@@ -351,16 +352,16 @@ class CrossEncoder:
 
     @property
     def num_labels(self) -> int:
-        """Outputs of the model; a pair is scored to find out, unless some have been."""
+        """Number of the model's outputs; a pair is scored to find out, unless some have been scored."""
         if not self._found_labels:
             self._scores([("a", "b")], None, None, show_progress=False)
         return self._found_labels
 
     @property
     def max_length(self) -> Any:
-        """Most tokens of a pair, also called ``max_seq_length``; ``None`` can be assigned: the model's limit.
+        """Most tokens of a pair, also called ``max_seq_length``; assign ``None`` for the model's own limit.
 
-        That is read from the model's files by transformers, as `tokenizer` is.
+        transformers reads the model's limit from its files, as for `tokenizer`.
         """
         found = self._spec.get("max_length") or self.client.settings.max_length
         return int(found or self.tokenizer.model_max_length)
@@ -377,12 +378,12 @@ class CrossEncoder:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, loaded here by transformers. Who changes it can score no more.
+        """The model's tokenizer, loaded here by transformers. If the caller changes it, scoring is refused.
 
         Raises
         ------
         ConfigError
-            transformers is not installed, or the model's files are not here.
+            transformers is not installed, or the model's files are not on this host.
         """
         if "tokenizer" not in self._files:
             found = self._load("AutoTokenizer")
@@ -394,7 +395,7 @@ class CrossEncoder:
 
     @property
     def config(self) -> Any:
-        """The model's config, likewise."""
+        """The model's config, loaded as `tokenizer` is."""
         if "config" not in self._files:
             found = self._load("AutoConfig")
             self._files["config"] = found, _state(found)
@@ -402,26 +403,26 @@ class CrossEncoder:
 
     @property
     def device(self) -> Any:
-        """Where tensors of results are: ``torch.device("cpu")``."""
+        """The device of tensors in results, which is ``torch.device("cpu")``."""
         return _torch().device("cpu")
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Set the precision, if a dtype is given; devices are the workers' business."""
+        """Set the precision if a dtype is given; devices are ignored, because workers choose them."""
         dtypes = [each for each in (*args, *kwargs.values()) if str(each).startswith("torch.")]
         for dtype in dtypes:
             self._spec |= _precision_of({"dtype": dtype})
         return self
 
     def cuda(self, device: object = None) -> Self:
-        """As `to`."""
+        """Do nothing, because workers choose the device."""
         return self
 
     def cpu(self) -> Self:
-        """As `to`."""
+        """Do nothing, because workers choose the device."""
         return self
 
     def eval(self) -> Self:
-        """Workers only evaluate."""
+        """Do nothing, because workers only evaluate."""
         return self
 
     def train(self, mode: bool = True) -> Self:
@@ -447,14 +448,14 @@ class CrossEncoder:
         return self
 
     def start_multi_process_pool(self, target_devices: object = None) -> dict[str, Any]:
-        """The workers are the pool; returns one without processes."""
+        """Return a pool without processes, because the workers are the pool."""
         return {"input": None, "output": None, "processes": []}
 
     def stop_multi_process_pool(self, pool: object) -> None:
-        """Do nothing, as the workers go on."""
+        """Do nothing, because the workers continue."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what this class does; raises `ConfigError` for everything else, which would have no effect."""
+        """Set an attribute that has an effect; raises `ConfigError` for all others."""
         if name not in _ASSIGNED and not name.startswith("_"):
             raise ConfigError(
                 f"{name} cannot be assigned: workers have the model, and would not see it; "
@@ -463,7 +464,7 @@ class CrossEncoder:
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """Say of what sentence-transformers' class has more that it is not here."""
+        """Raise an error that says that an attribute of sentence-transformers' class is not available."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
@@ -472,7 +473,7 @@ class CrossEncoder:
         )
 
     def __reduce__(self) -> Any:
-        """A copy elsewhere uses the same server, which must be reachable from there."""
+        """Pickle the object; a copy elsewhere uses the same server, which must be reachable from there."""
         settings = self.client.settings.model_copy(update={"redis_url": self.client.url})
         kept = {name: value for name, value in vars(self).items() if name not in ("client", "_files")}
         kept |= {"_spec": dict(self._spec), "prompts": dict(self.prompts)}
@@ -493,7 +494,7 @@ class CrossEncoder:
             ) from None
 
     def _check_unchanged(self) -> None:
-        """Refuse a tokenizer or config that the caller has changed: workers read the model's own."""
+        """Refuse a tokenizer or config that the caller has changed, because workers read the model's own."""
         for name, (found, before) in self._files.items():
             if _state(found) != before:
                 raise ConfigError(
@@ -545,7 +546,7 @@ class CrossEncoder:
             )
 
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:
-        """The text to put before each query; ``None``: the model's own."""
+        """The text to put before each query; ``None`` means the model's own."""
         name = name or self.default_prompt_name
         if prompt is not None or name is None:
             return prompt
@@ -556,7 +557,7 @@ class CrossEncoder:
 
 
 def _restored(settings: dict[str, Any], kept: dict[str, Any]) -> CrossEncoder:
-    """A `CrossEncoder` that was pickled."""
+    """Restore a pickled `CrossEncoder`."""
     found = CrossEncoder.__new__(CrossEncoder)
     found.client = Client(settings=Settings(**settings))
     vars(found).update(kept, _files={})
@@ -564,7 +565,9 @@ def _restored(settings: dict[str, Any], kept: dict[str, Any]) -> CrossEncoder:
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
-    """The settings with `options`: fp32 unless a precision is named, all labels unless one is."""
+    """The settings with `options`, in fp32 unless a precision is named, and with all labels unless one is
+    named.
+    """
     is_named = merge_settings(options)["precision"].source != BASE.name
     found = validate(merge_settings(options if is_named else {**options, "precision": "fp32"}))
     one = found.label is not None or found.long == "split"
@@ -572,7 +575,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 
 def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
-    """The value of an argument, which may be given by one of its older names."""
+    """The value of an argument that may be given by one of its older names."""
     for name in names:
         if name in options:
             if value is not None:
@@ -582,7 +585,7 @@ def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
 
 
 def _refuse_arguments(options: dict[str, Any], model: str) -> None:
-    """Take sentence-transformers' other arguments out of `options`; refuse those that ask for something."""
+    """Remove sentence-transformers' other arguments from `options`; refuse those that would matter."""
     is_here = model == "demo" or Path(model).is_dir()
     for name in _WITHOUT_EFFECT & options.keys():
         del options[name]
@@ -614,7 +617,7 @@ def _precision_of(model_kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _lengths_of(processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What arguments of a tokenizer say of where pairs are cut."""
+    """Limit and side of truncation that arguments of a tokenizer name."""
     known = {"model_max_length": "max_length", "truncation_side": "truncation_side"}
     reason = "workers have the tokenizer that the model's files describe"
     _refuse_entries("processor_kwargs", processor_kwargs, known.keys() | _PROCESSOR, reason)
@@ -628,7 +631,7 @@ def _known(function: Callable[[Any], Any] | None) -> str | None:
 
 
 def _state(found: Any) -> str:
-    """What can be changed of a tokenizer or a config."""
+    """A text of everything that a caller can change in a tokenizer or a config."""
     return f"{found!r} {getattr(found, 'chat_template', None)!r}"
 
 
@@ -653,7 +656,7 @@ def _as_stream(tables: Iterator[pa.Table]) -> pa.RecordBatchReader:
 
 
 def _torch() -> Any:
-    """Torch, which the caller has, because it asks for tensors."""
+    """Import torch, which a caller who asks for tensors has."""
     if "torch" in sys.modules:
         return sys.modules["torch"]
     try:

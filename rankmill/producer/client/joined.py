@@ -1,4 +1,4 @@
-"""Several runs that are read as one: of several models over the same pairs, or of an alias' versions."""
+"""Several runs that are read as one: of several models over the same pairs, or of an alias's versions."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def start_each(
     apart: bool = False,
     **options: Any,
 ) -> list[ScoringRun]:
-    """Start a run of each model over the same tables; they share one window.
+    """Start a run of each model over the same tables; the runs share one window.
 
     Parameters
     ----------
     start
         `Client.start`.
     models, journals, revisions
-        The models, and for each its journal and its commit.
+        The models, and the journal and the commit of each.
     apart
-        Whether each run scores one of the columns, as of a pair of conversations.
+        Whether each run scores one of the columns, as for a pair of conversations.
     tables, columns, sizing, options
-        As of `Client.start`.
+        As in `Client.start`.
     """
     journals = journals or [None] * len(models)
     revisions = revisions or [None] * len(models)
-    readers = [OpenTables(each, tables) for each in tee(tables, len(models))]  # all of them end together
+    readers = [OpenTables(each, tables) for each in tee(tables, len(models))]  # all of these end together
     runs: list[ScoringRun] = []
     try:
         for place, (model, journal, revision) in enumerate(zip(models, journals, revisions, strict=True)):
@@ -77,7 +77,9 @@ def start_several(
     sizing: Sizing,
     **options: Any,
 ) -> ScoringRun:
-    """As `start_each`, read as one run: each row has a list with a score of each model, or column."""
+    """Start as `start_each` does, but read all as one run: each row gets a list with the score of each model
+    or column.
+    """
     runs = start_each(start, models, tables, columns, sizing, **options)
     names = [column.lstrip("\0") for column in columns] if options.get("apart") else models
 
@@ -117,7 +119,7 @@ def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTabl
 
 
 def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
-    """Why a row lacks a score: the model and its reason, or the reason alone if all have the same."""
+    """Why a row lacks a score: the model and its reason, or only the reason if all models have the same."""
     if all(column.null_count == len(column) for column in errors):
         return errors[0]
     rows = []
@@ -131,9 +133,10 @@ def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
 
 
 def version_of(name: str, versions: Mapping[str, float], query: str | None) -> str:
-    """The version of model `name` that scores a query: always the same, as long as the shares are.
+    """The version of model `name` that scores a query; the same query gets the same version while shares stay
+    equal.
 
-    The first version keeps its queries as its share grows, and so does the last.
+    If the first version's share grows, it keeps its queries; this also holds for the last version.
     """
     text = f"{name}\0{query or ''}".encode(errors="replace")
     at = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
@@ -141,7 +144,7 @@ def version_of(name: str, versions: Mapping[str, float], query: str | None) -> s
         at -= share
         if at < 0:
             return version
-    return list(versions)[-1]  # the shares add up to a little less than 1
+    return list(versions)[-1]  # the shares may add up to a little less than 1
 
 
 def rows_by_version(
@@ -158,13 +161,13 @@ def rows_by_version(
 
 
 def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
-    """Runs that score some rows of `table` each, read as one; its scores are there when all of them are."""
+    """Read runs that each score some rows of `table` as one; its scores come when all runs have theirs."""
     read: list[list[ScoredTable]] = [[] for _ in runs]
 
     def tables(each: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
         for mine, found in zip(each, read, strict=True):
             for part in mine:
-                found.append(part)  # to be there if the wait ends, and is taken up again
+                found.append(part)  # kept in case the wait ends and is resumed
         parts = [part for found in read for part in found]
         read[:] = [[] for _ in runs]
         if not parts:

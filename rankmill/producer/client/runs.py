@@ -1,4 +1,4 @@
-"""Runs as their callers have them, and their scores."""
+"""Runs as their callers hold them, and their scores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rankmill.producer.collect.scored import ScoredTable
 
     RowScore = TypeVar("RowScore", default=float)
-    """A float, or with ``all_labels`` a list of them."""
+    """A float, or with ``all_labels`` a list of floats."""
 else:
     RowScore = typing.TypeVar("RowScore")
 
@@ -37,7 +37,7 @@ else:
 class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
     """Scores of a run: float32 of shape ``[n]``, NaN for the rows in `errors`.
 
-    With ``all_labels`` it is ``[n, labels]``. Results of slicing or computing are plain arrays, without
+    With ``all_labels`` the shape is ``[n, labels]``. Slicing or computing returns plain arrays, without
     `errors` and `labels`.
     """
 
@@ -53,8 +53,8 @@ class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
     def of(
         cls, parts: Sequence[npt.NDArray[np.float32]], errors: Mapping[int, str], labels: tuple[str, ...] = ()
     ) -> Scores:
-        """The scores of a run's chunks, in order."""
-        if labels:  # a chunk without any score does not know how many there are
+        """Join the scores of a run's chunks, in order."""
+        if labels:  # a chunk without any score does not know the labels
             parts = [part if part.ndim > 1 else np.stack([part] * len(labels), 1) for part in parts]
         whole = np.concatenate(parts) if parts else np.zeros(0, np.float32)
         found = whole.view(cls)
@@ -63,7 +63,7 @@ class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
 
 
 def as_array(scores: pa.Array) -> npt.NDArray[np.float32]:
-    """Scores of rows as float32 ``[n]``, lists of them as ``[n, labels]``; NaN for null."""
+    """Turn scores into float32 ``[n]``, and lists of scores into ``[n, labels]``; null becomes NaN."""
     each = outputs(scores)
     if not each:
         plain: npt.NDArray[np.float32] = scores.to_numpy(zero_copy_only=False).astype(np.float32)
@@ -78,7 +78,7 @@ def as_array(scores: pa.Array) -> npt.NDArray[np.float32]:
 class Ranked:
     """A passage ranked by `Client.rank`: its index in the given list, and its score.
 
-    ``error`` is the reason if there is no score, which is NaN then.
+    ``error`` is the reason if it has no score; then ``score`` is NaN.
     """
 
     index: int
@@ -88,9 +88,9 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Classified:
-    """What `Client.classify` says of a text: its most likely label, and the probability of each by name.
+    """The result of `Client.classify` for a text: its most likely label, and the probability of each label.
 
-    ``error`` is the reason if there are none: ``label`` is empty then.
+    ``error`` is the reason if the text has no scores; then ``label`` is empty.
     """
 
     label: str
@@ -99,7 +99,7 @@ class Classified:
 
 
 def classified(scores: Scores) -> list[Classified]:
-    """The labels of rows by their scores, one for each; the only output of a model is called ``LABEL_0``."""
+    """The labels of rows by their scores, one for each row; a model's only output is called ``LABEL_0``."""
     names = scores.labels or ("LABEL_0",)
     found = []
     for row, values in enumerate(np.asarray(scores).reshape(-1, len(names)).tolist()):
@@ -111,7 +111,7 @@ def classified(scores: Scores) -> list[Classified]:
 
 
 def check_top_k(top_k: int | None) -> None:
-    """Refuse a number of passages to return that is none; raises `ConfigError`."""
+    """Refuse a `top_k` that is not a positive number; raises `ConfigError`."""
     is_number = isinstance(top_k, int | np.integer) and not isinstance(top_k, bool)
     if top_k is not None and not (is_number and top_k > 0):
         raise ConfigError(f"top_k is {top_k!r}; give a number of at least 1, or leave it out for all")
@@ -123,7 +123,7 @@ def ranked(scores: Scores, top_k: int | None) -> list[Ranked]:
     Raises
     ------
     ConfigError
-        They have several.
+        The passages have several scores each.
     """
     if scores.ndim > 1:
         raise ConfigError("all_labels: passages are ranked by one score; name its label instead")
@@ -133,16 +133,15 @@ def ranked(scores: Scores, top_k: int | None) -> list[Ranked]:
 
 @dataclass
 class RunStats:
-    """How the rows that were read of a run so far were scored.
+    """How the rows of a run that were read so far were scored.
 
-    ``retries`` counts attempts beyond a chunk's first; ``tokens`` are real ones, ``padded_tokens`` have the
-    padding with them. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest
-    time that a worker had a chunk, from fetching it to its scores; ``tokenize_seconds`` and
-    ``forward_seconds`` are parts of it.
+    ``retries`` counts attempts beyond a chunk's first; ``tokens`` counts real tokens, ``padded_tokens`` also
+    padding. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest time that a worker
+    had a chunk, from fetching it to its scores; ``tokenize_seconds`` and ``forward_seconds`` are parts of it.
     ``precision``, ``backend``, ``device`` and ``revision`` are those of the last chunk with scores (``None``
-    if there is none, or no revision), and so is ``kind``, of a deterministic run, which decides the bits of
-    scores. ``bounds`` are the proven bounds of all chunks; ``reference`` is ``own`` if the model was too
-    large for one of the workers to compare it in fp32, else ``None``.
+    without such a chunk, or without a revision). So is ``kind``, which decides the bits of a deterministic
+    run's scores. ``bounds`` are the proven bounds of all chunks; ``reference`` is ``own`` if the model was
+    too large for one of the workers to compare it in fp32, else ``None``.
     """
 
     rows: int = 0
@@ -164,11 +163,13 @@ class RunStats:
 
     @property
     def bound(self) -> float | None:
-        """How far a logit may be from the model's own, as the workers have proven; ``None``: not proven."""
+        """How far a logit may be from the model's own, as the workers have proven; ``None`` if it is not
+        proven.
+        """
         return worst(self.bounds)
 
     def contract(self) -> dict[str, str]:
-        """How the scores were made, as text, by name."""
+        """How the scores were made, as texts by name."""
         known = {
             "precision": self.precision,
             "backend": self.backend,
@@ -203,7 +204,7 @@ class RunStats:
 
 
 class Join(NamedTuple):
-    """How several runs are read as one: their tables, their progress and their numbers of rows."""
+    """How several runs are read as one: how to join their tables, progress and numbers of rows."""
 
     tables: Callable[[Sequence[Iterator[ScoredTable]]], Iterator[ScoredTable]]
     progress: Callable[[Sequence[Progress]], Progress]
@@ -214,13 +215,13 @@ _ALONE = Join(itemgetter(0), itemgetter(0), itemgetter(0))
 
 
 class ScoringRun(Generic[RowScore]):
-    """A submitted run. Read its results once: all with `scores`, or in parts by iterating.
+    """A submitted run. Read its results once, either all with `scores`, or in parts by iterating.
 
-    Chunks beyond the window are submitted while the caller reads results. One thread at a time reads a run;
-    any may use `cancel` and `progress`.
+    Chunks beyond the window are submitted while the caller reads results. Only one thread at a time may read
+    a run; any thread may use `cancel` and `progress`.
 
-    A detached run is in Redis as a whole. Any process that knows its id may read it, until ``run_ttl``
-    seconds after its submission; its tables have no columns.
+    A detached run is entirely in Redis. Any process that knows its id may read it, until ``run_ttl`` seconds
+    after its submission; its tables have no columns.
     """
 
     def __init__(self, *drivers: RunDriver, join: Join = _ALONE) -> None:
@@ -230,11 +231,11 @@ class ScoringRun(Generic[RowScore]):
         self.errors: dict[int, str] = {}
         """Reasons by row number (from 0) for the rows read so far that have no score."""
         self.stats = RunStats()
-        """How the rows read so far were scored."""
+        """How the rows that were read so far were scored."""
         self.labels: tuple[str, ...] = ()
         """Names of a row's scores, with ``all_labels``; known after the first scored chunk."""
         self.found: list[str | None] = []
-        """Of a run that asks for tokens, a `TokensFound` as JSON for each row read so far."""
+        """For a run that asks for tokens, a `TokensFound` as JSON for each row read so far."""
 
     @property
     def id(self) -> str:
@@ -243,12 +244,12 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def model(self) -> str:
-        """The model that scores, with the version that an alias stood for."""
+        """The model that scores; for an alias, with the version that it stood for."""
         return ",".join(driver.run.spec.model for driver in self._drivers)
 
     @property
     def is_detached(self) -> bool:
-        """Whether the run needs no process."""
+        """Whether the run no longer needs this process."""
         return any(driver.is_detached for driver in self._drivers)
 
     @property
@@ -258,38 +259,41 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def progress(self) -> Progress:
-        """The rows done so far, those of unfinished chunks included, and the speed."""
+        """The number of rows done so far, including those of unfinished chunks, and the speed."""
         for driver in self._drivers:
             driver.refresh()
         return self._seen
 
     @property
     def scoring_since(self) -> float:
-        """When a worker began to score the run, in `time.monotonic` seconds; infinity if none has yet."""
+        """When a worker began to score the run, in `time.monotonic` seconds; infinity before that."""
         return min(driver.scoring_since for driver in self._drivers)
 
     def _repr_html_(self) -> str:
         return f"run {self.id}, {self.model}: {as_html(self.progress, self.rows)}"
 
     def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
-        """Wait for the end of the run, and keep the scores for `scores`; parameters and errors are its."""
+        """Wait for the end of the run, and keep the scores for `scores`, which has the same parameters and
+        errors.
+        """
         self.scores(timeout, show_progress=show_progress)
         return self.stats
 
     def scores(self, timeout: float | None = None, *, show_progress: bool | None = None) -> Scores:
-        """Wait for all scores: float32 of shape ``[n]`` (``[n, labels]``), NaN for the rows in `errors`.
+        """Wait for all scores: float32 of shape ``[n]`` or ``[n, labels]``, NaN for the rows in `errors`.
 
         Parameters
         ----------
         timeout
             Longest time to wait, in seconds.
         show_progress
-            Whether to show a progress bar; default: in Jupyter, if it takes more than half a second.
+            Whether to show a progress bar; by default only in Jupyter, if the wait takes more than half a
+            second.
 
         Raises
         ------
         RunTimeout, NoWorkers
-            Some scores are still missing. The run goes on; call this again to go on waiting, or `cancel`.
+            Some scores are still missing. The run goes on; call this again to continue waiting, or `cancel`.
         RunFailed, RunCancelled
             The run has ended without all of its scores.
         RunExpired
@@ -300,7 +304,7 @@ class ScoringRun(Generic[RowScore]):
     def __iter__(self) -> Iterator[RowScore]:
         """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`.
 
-        Each is a float, or with ``all_labels`` a list of them.
+        Each is a float, or with ``all_labels`` a list of floats.
         """
         for part in self.tables():
             for score in part.scores.to_pylist():
@@ -327,12 +331,12 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def _seen(self) -> Progress:
-        """The progress as this reader has seen it, without a look at the server."""
+        """The progress as this reader has seen it, without asking the server."""
         return self._join.progress([driver.progress for driver in self._drivers])
 
 
 def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
-    """Several runs that are read as one; each table has those that it was made of as its parts."""
+    """Read several runs as one; each of its tables keeps the tables of these runs as parts."""
     return ScoringRun(*(driver for run in runs for driver in run._drivers), join=join)
 
 
@@ -357,12 +361,12 @@ def _looking(run: ScoringRun[Any], look: Callable[[], None]) -> Iterator[None]:
 def read_together(
     runs: Sequence[ScoringRun[Any]], timeout: float | None, show_progress: bool | None = False
 ) -> list[Scores]:
-    """Wait for the scores of runs over the same tables, a table of each at a time; as `ScoringRun.scores`."""
+    """Wait for the scores of runs over the same tables, table by table, as `ScoringRun.scores` does."""
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     drivers = [driver for run in runs for driver in run._drivers]
     for driver in drivers:
         driver.deadline = deadline
-    first = runs[0]  # the others are as far, except a window
+    first = runs[0]  # the others are as far, except for a window
     try:
         with shown(lambda: first._seen, first.rows, show_progress) as look, _looking(first, look):
             for parts in zip(*(run.tables() for run in runs), strict=True):

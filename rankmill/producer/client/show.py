@@ -1,4 +1,4 @@
-"""The progress of runs while their caller waits: a bar in Jupyter, or where it is asked for."""
+"""Shows the progress of runs while their caller waits: a bar in Jupyter, or if it is asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.system import system
 
 _FIRST_SECONDS = 0.5
-"""Runs that are done sooner show no bar, unless it is asked for."""
+"""Runs that end within these seconds show no bar, unless it is asked for."""
 
 _EVERY_SECONDS = 0.2
 
@@ -21,7 +21,7 @@ Draw = Callable[[Progress], None]
 
 
 def in_notebook() -> bool:
-    """Whether this is a cell of Jupyter's; IPython is there then, and is not imported."""
+    """Whether this code runs in a cell of Jupyter; IPython is loaded then, and is not imported here."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
@@ -32,7 +32,7 @@ def shown(
 ) -> Iterator[Callable[[], None]]:
     """Show the progress of `total` rows; yields a function to call from time to time.
 
-    With `show` ``None`` there is a bar in Jupyter, and nothing elsewhere.
+    If `show` is ``None``, a bar is shown in Jupyter, and nothing elsewhere.
     """
     is_notebook = in_notebook()
     if show is False or not (show or is_notebook):
@@ -54,7 +54,7 @@ def shown(
 
 
 def as_text(progress: Progress, total: int | None) -> str:
-    """The progress in a line: rows, speed, time left."""
+    """The progress as a line: rows, speed, remaining time."""
     done = f"{progress.rows:,} pairs" if total is None else f"{progress.rows:,} of {total:,} pairs"
     parts = [done, f"{progress.row_errors:,} without a score"] if progress.row_errors else [done]
     speed, left = progress.rows_per_second(), progress.seconds_left(total)

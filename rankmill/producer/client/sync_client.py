@@ -1,4 +1,4 @@
-"""Scoring from other services: pairs in, scores out, through the queue.
+"""Client, which scores pairs from any service through the queue.
 
 >>> client = Client("redis://localhost:6379/0")                       # doctest: +SKIP
 >>> client.score([("how far is the moon", "About 384,000 km.")])      # doctest: +SKIP
@@ -60,10 +60,12 @@ if TYPE_CHECKING:
     from rankmill.producer.collect.pairs import Conversations, Pairs, Rows, Texts
 
 _DETACHED_ROWS = 256
-"""Rows in a chunk of a detached run with ``chunk_size: auto``: no producer measures the workers' speed."""
+"""Rows in a chunk of a detached run with ``chunk_size: auto``, because no producer measures the workers'
+speed.
+"""
 
 _SHADOWS = 8
-"""Runs of a shadow at a time, for each client; what comes while there are so many has none."""
+"""Most runs of a shadow at a time for each client; further runs are not scored by the shadow."""
 
 _SHADOW_SECONDS = 300.0
 
@@ -79,13 +81,13 @@ class Client:
     Parameters
     ----------
     redis_url
-        URL that begins with ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``; default:
+        URL that begins with ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``; by default
         `redis_url` of the settings (``REDIS_URL``).
     no_workers_seconds
-        A wait for scores ends with `NoWorkers` when no worker has listened on the queue for so long;
-        ``None``: never.
+        A wait for scores ends with `NoWorkers` if no worker has listened on the queue for this many seconds;
+        ``None`` means never.
     settings
-        Settings to start from; default: environment, config file and defaults.
+        Settings to start from; by default those of the environment, the config file and the defaults.
     options
         Values for settings of ``configs/base.yaml`` by name, such as ``model`` or ``queue``.
 
@@ -129,17 +131,19 @@ class Client:
 
     @classmethod
     def embedded(cls, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]) -> Client:
-        """A client with its own server and workers on this host, for a notebook or a script.
+        """Make a client with its own server and workers on this host, for a notebook or a script.
 
-        They end with `close`, the ``with`` block, or this process, even if it is killed. It needs
-        ``rankmill[worker]``. Parameters are the constructor's; also settings of workers, such as ``device``.
+        Server and workers end with `close`, the ``with`` block, or this process, even if it is killed. This
+        needs ``rankmill[worker]``. Parameters are as in the constructor; settings of workers, such as
+        ``device``, may be given too.
 
         Raises
         ------
         ConfigError
             A package is missing, or a setting is unknown or invalid.
         EmbeddedError
-            The server does not start; also from all waits for scores: server or workers cannot be kept alive.
+            The server does not start. Waits for scores raise it too, if server or workers cannot be kept
+            alive.
         """
         with ExitStack() as started:
             cluster = started.enter_context(EmbeddedCluster(settings or load_settings(options)))
@@ -147,9 +151,9 @@ class Client:
 
     @classmethod
     def _shared(cls, settings: Settings) -> Client:
-        """As `embedded`; clients of this process that want the same workers share them.
+        """Make an `embedded` client; clients of this process that need equal workers share them.
 
-        They end with the last of these clients that is closed, or with this process.
+        These end when the last of these clients is closed, or with this process.
         """
         with ExitStack() as started:
             cluster, url = started.enter_context(shared_cluster(settings))
@@ -168,7 +172,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, and end the embedded server and workers, if any."""
+        """Close the connections, and end the embedded server and workers if there are any."""
         self.store.close()
         self._ends.close()
 
@@ -179,12 +183,12 @@ class Client:
         self.note_durability()
 
     def note_durability(self) -> None:
-        """Look how the server keeps data, and warn of what concerns all runs."""
+        """Ask how the server keeps data, and warn of risks that concern all runs."""
         self.durability = self.store.durability()
         warn_of_risks(self.durability, self.url, "every run")
 
     def _warn_of_losses(self) -> None:
-        """Warn of what concerns a run that only the server has; an embedded one ends with this process."""
+        """Warn of risks for a run that only the server has; an embedded server ends with this process."""
         if self._cluster is None:
             warn_of_risks(self.durability, self.url, "only in Redis")
 
@@ -194,9 +198,10 @@ class Client:
         journals: Iterable[Journal] = (),
         part_rows: int | None = None,
     ) -> Sizing:
-        """How large the chunks of a new run are; `chunk_size`: most rows, if not those of the setting.
+        """The sizes of the chunks of a new run; `chunk_size` is the most rows, by default that of the
+        setting.
 
-        Other parameters are those of `Sizing`.
+        The other parameters are those of `Sizing`.
         """
         return Sizing(chunk_size or self.settings.chunk_size, self._chunk_rows, journals, part_rows)
 
@@ -217,29 +222,30 @@ class Client:
         row_tokens: bool = False,
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
-        """Like `submit`, for tables that the caller cuts.
+        """Start a run as `submit` does, but from tables that the caller cuts.
 
         Parameters
         ----------
         tables, columns
-            What is scored, a table for each chunk; the names of its query and passage columns, or of the one
-            that is scored alone.
+            The rows to score, with a table for each chunk; the names of their query and passage columns, or
+            of the only column.
         sizing
-            What was asked how large they are.
+            The sizes by which the tables are cut.
         rows
             Number of rows in all tables, if it is known.
         priority, spec
-            As for `submit`.
+            As in `submit`.
         on_wait
             Called at least every second while the producer waits for results.
         journal, reuse
-            Stores the results; scores of an earlier output. Chunks and pairs that they have are not scored.
+            A journal that stores results, and scores of an earlier output. Chunks and pairs found there are
+            not scored.
         deadline, sharers
-            When to stop waiting for the server, in `time.monotonic` seconds; as of `WindowSize`.
+            The `time.monotonic` seconds at which to stop waiting for the server; and as in `WindowSize`.
         tenant
-            For whom the run is; default: the settings.
+            The run's tenant; by default that of the settings.
         row_tokens
-            Whether workers are asked for the tokens of each row.
+            Whether to ask workers for the tokens of each row.
         """
         settings = self.settings
         run = self._new_run(columns, rows, priority, tenant, **spec)
@@ -307,8 +313,7 @@ class Client:
 
         If the model is an alias for several versions, the query decides which of them scores a pair.
 
-        Whatever keeps the scores from coming, the run is cancelled then; one that is to go on is started with
-        `submit`.
+        If the wait fails for any reason, the run is cancelled; use `submit` for a run that should go on.
 
         Raises
         ------
@@ -338,7 +343,7 @@ class Client:
         priority: Priority | None = None,
         **spec: Unpack[SpecOptions],
     ) -> dict[str, Scores]:
-        """Score pairs with several models, reading them once; parameters as of `Client.score`.
+        """Score pairs with several models, but read the pairs once; parameters as in `Client.score`.
 
         Returns
         -------
@@ -347,9 +352,9 @@ class Client:
         Raises
         ------
         ConfigError
-            A model is named twice, or none is.
+            A model is named twice, or no model is named.
         RunTimeout, NoWorkers
-            Not all scores came in time, or no worker listens on the queue. All runs are cancelled then.
+            Not all scores came in time, or no worker listens on the queue. All runs are then cancelled.
         """
         if not models or len(set(models)) < len(models):
             raise ConfigError(f"models: name each once, not {', '.join(models) or 'none'}")
@@ -375,8 +380,10 @@ class Client:
         timeout: float | None = None,
         **spec: Unpack[SpecOptions],
     ) -> list[Ranked]:
-        """Order `passages` by their score with `query`, best first, those without one last; as `score`."""
-        if isinstance(passages, str):  # its characters would be the passages
+        """Order `passages` by their score with `query`, best first, those without a score last; otherwise as
+        `score`.
+        """
+        if isinstance(passages, str):  # otherwise its characters would be the passages
             raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
         check_top_k(top_k)
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
@@ -385,10 +392,10 @@ class Client:
     def classify(
         self, texts: Texts, *, timeout: float | None = None, **spec: Unpack[SpecOptions]
     ) -> list[Classified]:
-        """The most likely label of each text, and the probabilities of all labels; else as `score`.
+        """The most likely label of each text, and the probabilities of all labels; otherwise as `score`.
 
-        They are the softmax of several outputs and the sigmoid of one. For labels that do not exclude each
-        other give ``activation="sigmoid"``.
+        Probabilities are the softmax of several outputs, and the sigmoid of a single one. For labels that do
+        not exclude each other, give ``activation="sigmoid"``.
         """
         options: SpecOptions = {"activation": "probability", "all_labels": True, **spec}
         return classified(self.score(texts=texts, timeout=timeout, **options))
@@ -453,28 +460,28 @@ class Client:
         pairs
             An iterable of ``(query, passage)`` or of dicts, an array of shape ``[n, 2]``, or a table: of
             Arrow, pandas, Hugging Face's datasets, or anything with Arrow's stream interface (Polars, DuckDB,
-            a reader). A stream is read while the run goes on, so it may be endless. It is closed, as a
-            generator is, when the run ends, fails or is cancelled.
+            a reader). A stream is read while the run goes on, so it may be endless. It is closed, like a
+            generator, when the run ends, fails or is cancelled.
         texts, messages
-            In place of pairs, for models that score one text (strings) or a conversation (lists of ``{role,
-            content}``); likewise as a table.
+            Rows in place of pairs, for models that score a single text (strings) or a conversation (lists of
+            ``{role, content}``); a table is possible too.
         columns
-            Names of the query and passage columns of a table, or of the keys of dicts; of texts and messages
-            the name of one. Default: ``query`` and ``passage``, ``text``, ``messages``.
+            Names of the query and passage columns of a table, or of the keys of dicts; for texts and messages
+            a single name. By default ``query`` and ``passage``, ``text``, or ``messages``.
         priority
-            ``request``: the run's chunks come before those of bulk runs, in queues and in workers. ``bulk``:
-            they come after. Default: ``request`` for up to 256 pairs, ``bulk`` for more or an unknown number.
+            Chunks of a ``request`` come before those of ``bulk`` runs, in queues and in workers. By default a
+            run is a ``request`` for up to 256 pairs, and ``bulk`` for more or an unknown number.
         detached
-            Put all pairs into Redis at once: the run needs this process no more. Any process fetches the
-            scores with `attach`, until `run_ttl` seconds after this call.
+            Put all pairs into Redis at once, so that the run no longer needs this process. Any process can
+            fetch the scores with `attach`, until `run_ttl` seconds after this call.
         spec
             Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run.
 
         Raises
         ------
         InputError
-            A column does not exist, or an item is not a pair of texts. Of a detached run also: there are no
-            pairs, or they need more than `window_mib`.
+            A column does not exist, or an item is not a pair of texts. For a detached run also: it has no
+            pairs, or its pairs need more than `window_mib`.
         ConfigError
             The priority or a part of the spec is unknown or invalid.
         """
@@ -492,12 +499,12 @@ class Client:
         )
 
     def attach(self, run_id: str) -> SubmittedFile | ScoringRun:
-        """A run that any process has submitted: of files, or of pairs that are detached.
+        """Find a run that any process has submitted: a run of files, or a detached run of pairs.
 
         Raises
         ------
         RunExpired
-            There is none with this id, or not any more.
+            A run with this id does not exist, or no longer exists.
         """
         files = self.files
         with redis_errors():
@@ -526,7 +533,7 @@ class Client:
         Parameters
         ----------
         inputs, output
-            As of score-file: paths on hosts where runners are, which need not see this process's files.
+            As in score-file, but paths on the runners' hosts, which need not see this process's files.
         webhook
             URL that a runner calls at the end.
         options
@@ -543,7 +550,7 @@ class Client:
     def submit_request(
         self, request: FileRequest, *, webhook: str | None = None, **spec: Unpack[SpecOptions]
     ) -> SubmittedFile:
-        """`submit_file`, for a request that is made already."""
+        """Submit files as `submit_file` does, for a finished request."""
         self._warn_of_losses()
         return submit_file(
             self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook
@@ -552,7 +559,7 @@ class Client:
     def _kind(
         self, columns: tuple[str, ...] | None, spec: Mapping[str, Any]
     ) -> tuple[Inputs, tuple[str, ...]]:
-        """What rows are, and the columns that hold them."""
+        """The kind of the rows, and the names of their columns."""
         inputs: Inputs = spec.get("inputs", self.settings.inputs)
         return inputs, columns or USUAL_COLUMNS.get(inputs, COLUMNS)
 
@@ -566,7 +573,7 @@ class Client:
         tenant: Tenant | None = None,
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
-        """As `submit` (or `start`, with `deadline` and `tenant`), also for an alias for several versions."""
+        """Start a run as `submit` or `start` does, even for an alias for several versions."""
         choice = self._resolver.choice(str(spec.get("model", self.settings.model)))
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
         if choice is None or choice.only:
@@ -574,7 +581,7 @@ class Client:
         return self._start_split(choice, pairs, columns, **options)
 
     def _start(self, pairs: Rows, columns: tuple[str, ...] | None, **options: Any) -> ScoringRun:
-        """Start a run of `pairs`; `options` as of `start`."""
+        """Start a run of `pairs`; `options` are as in `start`."""
         inputs, columns = self._kind(columns, options)
         sizing, rows = self.sizing(), _rows(pairs)
         tables = cut_pairs(pairs, columns, sizing, inputs)
@@ -591,7 +598,7 @@ class Client:
         tenant: Tenant | None,
         **spec: Any,
     ) -> ScoringRun:
-        """Start a run for each version of an alias, and one of its shadow."""
+        """Start a run for each version of an alias, and one for its shadow."""
         inputs, columns = self._kind(columns, spec)
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]
         table = pa.concat_tables(tables).select(list(columns)) if tables else pa.table({})
@@ -614,7 +621,7 @@ class Client:
         return split_run(table, [*rows.values()], runs)
 
     def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:
-        """Score pairs in the background, unless many others are; the scores are not read."""
+        """Score pairs in the background, unless many other runs are; the scores are not read."""
         if not self._shadows.acquire(blocking=False):
             logger.debug("%s has enough to do: a run is not scored in the shadow", model)
             return
@@ -634,5 +641,7 @@ class Client:
 
 
 def _rows(pairs: Rows) -> int | None:
-    """The number of pairs, if it is known; a relation of DuckDB's would run its query to count."""
+    """The number of pairs, if it is known; DuckDB's relations are not asked, as they would run their query to
+    count.
+    """
     return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None

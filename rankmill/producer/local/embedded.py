@@ -1,4 +1,4 @@
-"""The embedded mode: a private server and workers that live as long as a command runs."""
+"""The embedded mode: a private server and workers that live only as long as a command runs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class EmbeddedCluster:
     Parameters
     ----------
     settings
-        ``workers``, ``threads``, ``device`` and all other settings that workers read.
+        The settings, of which ``workers``, ``threads``, ``device`` and all others that workers read are used.
     models
-        How many models are used in turn; a worker keeps all of them.
+        Number of models that are used in turn; a worker keeps all of them loaded.
 
     Raises
     ------
     EmbeddedError
-        From `url` and `check`: the server or its workers cannot be kept alive.
+        Raised by `url` and `check`: the server or its workers cannot be kept alive.
     """
 
     def __init__(self, settings: Settings, *, models: int = 1) -> None:
@@ -51,7 +51,7 @@ class EmbeddedCluster:
         self._directory: str | None = None
         self.worker_deaths = 0
         self.last_death = ""
-        """Description of the last death of a worker."""
+        """Description of a worker's last death."""
 
     def __enter__(self) -> EmbeddedCluster:
         settings = self.settings.model_copy(update={"metrics_address": "none"})  # no scraper would find it
@@ -131,7 +131,7 @@ class EmbeddedCluster:
 
 @dataclass
 class _Shared:
-    """A cluster that several in this process use, and by how many; `url` waits for its server."""
+    """A cluster that several users in this process share, and their number; `url` waits for its server."""
 
     cluster: EmbeddedCluster
     url: str
@@ -141,14 +141,15 @@ class _Shared:
 _shared: dict[str, _Shared] = {}
 _shared_lock = system.Lock()
 _MODELS = 8
-"""Models that workers of a shared cluster keep, memory permitting: a process may compare some."""
+"""Models that workers of a shared cluster keep, if memory allows, because a process may compare some."""
 
 
 @contextlib.contextmanager
 def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
-    """The embedded cluster of this process with such workers, and its URL; it ends with its last user.
+    """Share this process's embedded cluster with equal workers; yields it and its URL. It ends with its last
+    user.
 
-    Its workers begin with the model of its first user. A forked child has clusters of its own.
+    The workers first load the model of the first user. A forked child has its own clusters.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""Asking a process that may import a worker's libraries: this one never does (`rankmill.workers.offline`)."""
+"""Asks another process that may import a worker's libraries, which this one never does
+(`rankmill.workers.offline`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from rankmill.jobs.contract.errors import InputError, RankmillError
 
 
 class ProcessFailed(RankmillError):
-    """The process ended without an answer, as when the system kills it because memory runs out."""
+    """The process ended without an answer, for instance because the system killed it when memory ran out."""
 
 
 def ask(
@@ -23,14 +25,15 @@ def ask(
     environ: Mapping[str, str] | None = None,
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """The answer to a request (both of JSON's types), within `seconds`; `what` says what the process does.
+    """Answer a request, both of JSON's types, within `seconds`; `what` says what the process does, for
+    errors.
 
     Raises
     ------
     InputError
         The answer is an error.
     ProcessFailed
-        There is none.
+        The process ended without an answer.
     """
     command = [sys.executable, "-P", "-m", "rankmill.workers.offline", task]
     try:

@@ -18,7 +18,7 @@ from rankmill.jobs.system import Backoff, system
 _EARLY_DEATH_SECONDS = 30
 _BACKOFF = Backoff(first=0.25, longest=2.0)
 _MAX_EARLY_DEATHS = 3
-"""A worker that dies this many times in a row, each time this soon after its start, is not started again."""
+"""A worker that dies this often in a row, each time this soon after its start, is not started again."""
 
 _AWAY_SECONDS = 1
 """A death does not count as early if Redis could not serve for this many seconds at that time."""
@@ -35,7 +35,9 @@ class LocalWorker:
     name: str
     environ: dict[str, str]
     is_added: bool = False
-    """Whether others do its work without it, so that it is given up where they would end everything."""
+    """Whether other workers do its work without it, so that it is given up if it fails instead of ending
+    everything.
+    """
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     died: float = 0.0
@@ -44,12 +46,12 @@ class LocalWorker:
 
     @property
     def rq_name(self) -> str:
-        """Name of the current process in RQ; RQ needs a new name for each process."""
+        """Name of the current process in RQ, which needs a new name for each process."""
         return f"{self.name}.{self.deaths + 1}" if self.deaths else self.name
 
     @property
     def gpu(self) -> str | None:
-        """The NVIDIA GPU that it is bound to, as ``CUDA_VISIBLE_DEVICES`` names it."""
+        """The NVIDIA GPU that the worker is bound to, as ``CUDA_VISIBLE_DEVICES`` names it."""
         return self.environ.get("CUDA_VISIBLE_DEVICES")
 
     @property
@@ -69,17 +71,17 @@ class WorkerProcesses:
     Parameters
     ----------
     queues
-        The queues the workers listen on, in order of preference.
+        The queues that the workers listen on, in order of preference.
     url
-        The server.
+        URL of the server.
     environs
         Environment variables of each worker: its threads, its GPU.
     names
         Name of each worker.
     wait_seconds
-        How long to wait for a server that cannot serve while the jobs of a dead worker are returned.
+        Seconds to wait for a server that cannot serve, while a dead worker's jobs are returned.
     logs
-        Folder for the workers' logs, ``NAME.log``; default: workers write to this process's output.
+        Folder for the workers' logs, ``NAME.log``; by default workers write to this process's output.
     on_death
         Called with the worker and its exit status after a death.
     on_given_up
@@ -104,10 +106,11 @@ class WorkerProcesses:
         self.workers = [LocalWorker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
     def restart_dead(self) -> LocalWorker | None:
-        """Start every worker that is not running; returns a worker that must not be started again, if any.
+        """Start every worker that is not running; returns a worker that must not be started again, if there
+        is one.
 
-        Such a worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis.
-        One that was added is given up in the first two cases, and the others go on.
+        Such a worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis. In
+        the first two cases, a worker that was added is given up, and the others continue.
 
         Raises
         ------
@@ -170,11 +173,11 @@ class WorkerProcesses:
     def _record_death(self, worker: LocalWorker, code: int) -> None:
         """Return the jobs of a dead worker to the queue, and record whether it died early."""
         died = system.monotonic()
-        # A death does not count as early if the worker had claimed a chunk (a chunk's retries are bounded),
-        # or if it was killed by SIGKILL (by a person, or by the system for the memory that a chunk took).
+        # A death does not count as early if the worker had claimed a chunk, because a chunk's retries are
+        # bounded, or if SIGKILL ended it, sent by a person or by the system for the memory that a chunk took.
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
-        # One that was added may be what takes too much memory, and chunks must not lose their retries to it.
+        # A worker that was added may be what takes too much memory, and must not cost chunks their retries.
         early = (own_fault or worker.is_added) and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
@@ -182,7 +185,7 @@ class WorkerProcesses:
         self._on_death(worker, code)
 
     def _hand_on(self, worker: LocalWorker) -> int:
-        from rankmill.jobs.protocol.recovery import hand_on_jobs  # imported late: most runs never need it
+        from rankmill.jobs.protocol.recovery import hand_on_jobs  # late: most runs never need it
         from rankmill.jobs.protocol.runs import RunStore
         from rankmill.jobs.runtime.connection import client_for
 
@@ -195,7 +198,7 @@ class WorkerProcesses:
 
 
 def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
-    """Names of workers: host, accelerator of the environment, this process; numbered where these agree."""
+    """Names of workers: host, accelerator of the environment, and this process; equal names are numbered."""
     firsts = [worker_name(_device(environ), str(os.getpid()), environ) for environ in environs]
     return [
         f"{first}-{firsts[:place].count(first) + 1}" if firsts.count(first) > 1 else first
@@ -204,7 +207,7 @@ def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _device(environ: Mapping[str, str]) -> str:
-    """The device that a worker will use; found without PyTorch, so only as far as names need it."""
+    """The device that a worker will use; found without PyTorch, so only as precisely as names need it."""
     device = environ.get("RANKMILL_DEVICE", "auto")
     if device != "auto":
         return device
@@ -214,7 +217,7 @@ def _device(environ: Mapping[str, str]) -> str:
 
 
 def server_environ(url: str) -> dict[str, str]:
-    """Environment variables that connect ``rq`` to the server; ``ps`` does not show them."""
+    """Environment variables that connect ``rq`` to the server; ``ps`` does not show these."""
     return {"RQ_REDIS_URL": url, "RQ_CONNECTION_CLASS": "rankmill.Connection"}
 
 

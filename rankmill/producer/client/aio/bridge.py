@@ -1,7 +1,7 @@
-"""Runs plain code in an event loop: each of its waits is an ``await`` of the task that has started it.
+"""Runs plain code in an event loop: each wait in it becomes an ``await`` of the task that called it.
 
-The code runs in a greenlet, a call stack of its own in the same thread. Where it waits, it switches to the
-task, which awaits and then switches back; so the client's protocol is written once, without ``await``.
+The code runs in a greenlet, which is a call stack of its own in the same thread. To wait, it switches to the
+task, which awaits and then switches back. So the client's protocol is written only once, without ``await``.
 SQLAlchemy's asyncio engine works in the same way.
 """
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Bridge(greenlet):
-    """A call stack that belongs to a task; it sees the task's context variables."""
+    """A call stack that belongs to a task, and sees the task's context variables."""
 
     def __init__(self, do: Callable[..., Any]) -> None:
         task = getcurrent()
@@ -28,7 +28,7 @@ class _Bridge(greenlet):
 
 
 async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `do`, whose waits are this task's; it meets the task's cancellation where it waits."""
+    """Call `do`, whose waits become this task's; a cancellation of the task is raised where it waits."""
     stack = _Bridge(do)
     found = stack.switch(*args, **options)
     while not stack.dead:

@@ -1,6 +1,7 @@
-"""A Redis client for plain code that `producer.client.aio.bridge` runs: its commands are redis.asyncio's.
+"""A Redis client for plain code that `producer.client.aio.bridge` runs; its commands are redis.asyncio's.
 
-The commands of all tasks share one connection: those that come while others are under way go together.
+The commands of all tasks share one connection; commands that come while others are in progress are sent
+together.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rankmill.producer.client.aio.streams import Streams
 T = TypeVar("T")
 
 _CONNECTIONS = 16
-"""Connections of one client, at most; tasks wait for a free one."""
+"""Most connections of one client; tasks wait for a free one."""
 
 
 _MOST_CALLS = 64
@@ -43,18 +44,18 @@ class _Call(NamedTuple):
 
 
 class Line:
-    """Sends the commands of many tasks over one connection at a time.
+    """Sends the commands of many tasks over one connection.
 
-    A system call costs more than a small command. So the commands of tasks that run at the same time share
-    one write and few reads, and a lone task's commands do not wait. A call whose task is cancelled is not
-    sent, or its replies are dropped; the others do not notice.
+    ¶ A system call costs more than a small command. So the commands of tasks that run at the same time share
+    one write and few reads, and the commands of a single task do not wait. If a task is cancelled, its call
+    is not sent, or its replies are dropped; other tasks do not notice.
 
     Parameters
     ----------
     pool
-        Has the connection.
+        The pool that the connection comes from.
     silence
-        A connection that is silent for so many seconds is given up.
+        Seconds after which a silent connection is given up.
     """
 
     def __init__(self, pool: redis.asyncio.ConnectionPool, silence: float | None) -> None:
@@ -64,9 +65,9 @@ class Line:
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands one after the other, with none between them; return the replies.
+        """Send commands one after the other, with no others between them; returns the replies.
 
-        Errors that the server replies are among the replies; if the connection breaks, that is raised.
+        Errors that the server replies are among the replies; if the connection breaks, that error is raised.
         """
         call = _Call(commands, asyncio.get_running_loop().create_future())
         self._calls.append(call)
@@ -122,7 +123,7 @@ async def _reply(connection: Any) -> Any:
 
 
 class LoopPatience(Patience):
-    """`Patience` of tasks."""
+    """The `Patience` of tasks."""
 
     def sleep(self, seconds: float) -> None:
         wait(asyncio.sleep(seconds))
@@ -132,17 +133,17 @@ class LoopPatience(Patience):
 
 
 class LoopRedis(redis.Redis):
-    """Commands as redis-py's plain client has them, carried out by its asyncio client.
+    """A client with the commands of redis-py's plain client, which its asyncio client carries out.
 
     Parameters
     ----------
     url, wait_seconds
-        As of `rankmill.jobs.runtime.connection.client_for`.
+        As in `rankmill.jobs.runtime.connection.client_for`.
     """
 
     def __init__(self, url: str, wait_seconds: float) -> None:
         self._patience = LoopPatience(wait_seconds)
-        pool = pool_for(url, self._patience)  # makes no connection: it knows the options, and checks them
+        pool = pool_for(url, self._patience)  # makes no connection; it reads the options and checks them
         super().__init__(connection_pool=pool)
         connections = loop_pool(pool)
         self.loop_client = redis.asyncio.Redis.from_pool(connections)
@@ -160,7 +161,7 @@ class LoopRedis(redis.Redis):
         return replies
 
     def read_reply(self, reply: Any, command: Command, options: dict[str, Any]) -> Any:
-        """A reply as redis-py's plain client gives it."""
+        """Turn a reply into what redis-py's plain client returns."""
         options.pop("keys", None)  # for a cache of redis-py
         callbacks: Any = self.response_callbacks
         return callbacks[command[0]](reply, **options) if command[0] in callbacks else reply
@@ -169,14 +170,14 @@ class LoopRedis(redis.Redis):
         return LoopPipeline(self, transaction)
 
     def xread(self, streams: Any, count: int | None = None, block: int | None = None, *more: Any) -> Any:
-        """As redis-py's; one that waits, for a single stream, shares its command with all that wait."""
+        """Read as redis-py does; a call that waits for one stream shares its command with all that wait."""
         if not block:
             return super().xread(streams, count, block, *more)
         ((stream, after),) = streams.items()
         return self.patiently(lambda: self.streams.read(stream, after, block / 1000))
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Carry out a command as often as `Patience` has it; its attempts together take no longer."""
+        """Repeat a command as `Patience` would; its attempts together take no longer."""
         end = end_of_command()
         reason: redis.RedisError = redis.TimeoutError("it does not answer in time")
 
@@ -189,22 +190,23 @@ class LoopRedis(redis.Redis):
             except redis.RedisError as error:
                 reason = error
                 raise
-            except TimeoutError as error:  # an attempt before may have been answered
+            except TimeoutError as error:  # an earlier attempt may have been answered
                 raise reason from error
 
         return self._patience.call_with_retry(lambda: wait(in_time()), self._reconnect)
 
     def _reconnect(self, error: redis.RedisError) -> None:
-        """Close idle connections if a server refuses to serve: it may be the wrong one after a failover.
+        """Close idle connections if a server refuses to serve, because after a failover it may be the wrong
+        one.
 
-        A connection that breaks is closed by redis-py.
+        redis-py itself closes a connection that breaks.
         """
         if isinstance(error, redis.ResponseError):
             wait(self.loop_client.connection_pool.disconnect(inuse_connections=False))
 
 
 class LoopPipeline(Pipeline):
-    """Commands that are sent together; without WATCH."""
+    """Commands that are sent together, without WATCH."""
 
     def __init__(self, client: LoopRedis, transaction: bool) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, transaction, None)
@@ -237,7 +239,7 @@ class LoopPipeline(Pipeline):
 
 
 class _LoopMaster(redis.asyncio.Connection):
-    """A connection to the master that `finder` names; it asks again whenever it connects."""
+    """A connection to the master that `finder` reports; it asks again whenever it connects."""
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
         super().__init__(**options)
@@ -249,7 +251,7 @@ class _LoopMaster(redis.asyncio.Connection):
 
 
 class _LoopTlsMaster(_LoopMaster, redis.asyncio.SSLConnection):
-    """As `_LoopMaster`, over TLS."""
+    """A `_LoopMaster` over TLS."""
 
 
 _KINDS: dict[Any, Any] = {
@@ -262,7 +264,7 @@ _KINDS: dict[Any, Any] = {
 
 
 def loop_pool(pool: WaitingPool) -> redis.asyncio.BlockingConnectionPool:
-    """A pool of asyncio connections with the options of `pool`; it leaves all retries to `Patience`."""
+    """Make a pool of asyncio connections with the options of `pool`; all retries are left to `Patience`."""
     options = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)}
     return redis.asyncio.BlockingConnectionPool(
         max_connections=_CONNECTIONS,

@@ -14,31 +14,32 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.system import system
 
 _BLOCK_SECONDS = 1.0
-"""How long one command waits for the next result."""
+"""Seconds for which one command waits for the next result."""
 
 _BELL_SECONDS = 60
 
 _PAUSE_SECONDS = 1e-4
-"""Least time between two commands, for each run that waits: results that come together cost one command,
-which takes about a tenth of this for each of its streams."""
+"""Least seconds between two commands, for each run that waits: results that come together cost one command,
+which takes about a tenth of this for each of its streams.
+"""
 
 _EARLY = 1000
-"""Streams of which entries are kept for a run that does not wait at the moment, at most."""
+"""Most streams whose entries are kept for runs that do not wait at the moment."""
 
 Entries: TypeAlias = list[tuple[bytes, dict[bytes, bytes]]]
 Found: TypeAlias = list[tuple[bytes, Entries]]
 
 
 class Streams:
-    """Reads the streams of all runs that wait, each for the task that waits for it.
+    """Reads the streams of all runs that wait, each for its task.
 
-    A run that comes while the command waits rings a bell, a stream of this reader alone; so the command
-    returns, and the next one has the run's stream too.
+    ¶ If a run comes while the command waits, it rings a bell, which is a stream only for this reader. So the
+    command returns, and the next command reads the run's stream too.
 
     Parameters
     ----------
     client
-        The server.
+        A client of the server.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -48,7 +49,7 @@ class Streams:
         self._waiting: dict[str, tuple[str, asyncio.Future[Found]]] = {}
         self._asked: set[str] = set()
         self._early: dict[str, Entries] = {}
-        """Results that came while a run was busy; it reads them first."""
+        """Results that came while a run was busy; the run reads these first."""
         self._task: asyncio.Task[None] | None = None
         self._ringing: asyncio.Task[None] | None = None
 
@@ -56,7 +57,7 @@ class Streams:
         return len(self._waiting)
 
     async def read(self, stream: str, after: str, seconds: float) -> Found:
-        """The entries of a stream after one, waiting up to `seconds` for the first."""
+        """The entries of a stream after entry `after`, waiting up to `seconds` for the first."""
         early = self._early.pop(stream, [])
         if left := [entry for entry in early if _place(entry[0].decode()) > _place(after)]:
             return [(stream.encode(), left)]
@@ -111,15 +112,15 @@ class Streams:
     async def _ring(self) -> None:
         try:
             async with self._client.pipeline(transaction=False) as pipe:
-                # Numbered here: a server that lost its data begins with what its clock says.
+                # Entries are numbered here, because a server that lost its data numbers them by its clock.
                 pipe.xadd(self._bell, {"run": 1}, id=str(next(self._rings)), maxlen=1)
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()
         except redis.RedisError:
-            pass  # the command that waits learns of the trouble itself
+            pass  # the waiting command notices the trouble itself
 
 
 def _place(entry: str) -> tuple[int, int]:
-    """An entry's id, in an order."""
+    """An entry's id as numbers that can be compared."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number or 0)
