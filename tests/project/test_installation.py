@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +19,7 @@ from rankmill.cli.workers import score_workers
 from rankmill.jobs.runtime.hosts import WORKER_PACKAGES
 from rankmill.jobs.runtime.installation import install_command, install_line
 from tests.conftest import Server
+from tests.harness.wheels import build_wheel, pip
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -87,14 +87,14 @@ def test_the_named_command_installs(wheel: Path, tmp_path: Path) -> None:
     """No registry has that name today: whoever took it would be installed."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    _pip(python, "install", "--no-deps", wheel)
+    pip(python, "install", "--no-deps", wheel)
     asked = "from rankmill.jobs.runtime.installation import install_line; print(install_line('s3'))"
     # Not in the checkout, whose package and whose metadata Python would find first.
     ran = subprocess.run([python, "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True)
     line = ran.stdout
-    pip, *words = shlex.split(line)
-    assert pip == "pip"
-    _pip(python, *words, "--no-deps", "--no-index", "--force-reinstall")
+    program, *words = shlex.split(line)
+    assert program == "pip"
+    pip(python, *words, "--no-deps", "--no-index", "--force-reinstall")
 
 
 SERVICE = ("jobs", "workers", "producer", "configs", "examples")
@@ -114,21 +114,8 @@ print(Client, sorted({"torch", "transformers"} & set(sys.modules)))
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """rankmill as it is published; made from a copy, as a build writes beside its sources."""
-    place = tmp_path_factory.mktemp("wheel")
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in filter(None, names.stdout.split("\0")):
-        (place / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, place / "copy" / name, follow_symlinks=False)
-    _pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "-w", place, place / "copy")
-    (made,) = place.glob("*.whl")
-    return made
-
-
-def _pip(python: str | Path, *words: object) -> None:
-    command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    """rankmill as it is published."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def _service(folder: Path) -> Path:
@@ -168,9 +155,9 @@ def test_a_service_keeps_its_own_packages_of_these_names(
         (service / "pyproject.toml").write_text(
             f'[project]\nname = "service"\nversion = "1"\n[tool.setuptools]\npackages = {list(SERVICE)}\n'
         )
-        _pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, service)
-        _pip(python, "install", "--no-deps", tmp_path / "service-1-py3-none-any.whl")
-    _pip(python, "install", "--no-deps", wheel)
+        pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, service)
+        pip(python, "install", "--no-deps", tmp_path / "service-1-py3-none-any.whl")
+    pip(python, "install", "--no-deps", wheel)
     libraries = packages / "libraries.pth"  # those of the suite, but not the rankmill that is being edited
     libraries.write_text(sysconfig.get_path("purelib") + "\n")
     here = tmp_path if installed else service
@@ -178,6 +165,6 @@ def test_a_service_keeps_its_own_packages_of_these_names(
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("[]\n")
     libraries.unlink()
-    _pip(python, "uninstall", "--yes", "rankmill")
+    pip(python, "uninstall", "--yes", "rankmill")
     code = f"import {', '.join(SERVICE)}; assert jobs.WHOSE"
     assert subprocess.run([python, "-c", code], cwd=here, check=False).returncode == 0

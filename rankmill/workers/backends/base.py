@@ -233,6 +233,8 @@ class BackendKind:
         Further packages that a precision needs, by precision.
     for_tests
         Devices on which ``auto`` does not take the backend: it is far slower there than others.
+    register
+        Makes model types known to transformers that it lacks; called before a model's config is read.
     families
         Model types whose plain classifiers the backend has modules for; ``None`` if it runs any network.
     measured
@@ -267,6 +269,7 @@ class BackendKind:
     extra: str = ""
     preference: int = 100
     for_tests: frozenset[str] = frozenset()
+    register: Callable[[], None] = lambda: None
     families: frozenset[str] | None = None
     measured: frozenset[str] | None = None
     machines: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from tokenizers import Encoding, Tokenizer
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.system import system
 from rankmill.workers.backends.families import TRACEABLE
+from rankmill.workers.backends.registry import backends
 from rankmill.workers.batches.layout import ModelLayout, read_layout
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 from rankmill.workers.host.model_file import model_file
@@ -226,6 +227,8 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
 
     from rankmill.workers.backends.classifier import is_language_model, load_config
 
+    for kind in backends().values():
+        kind.register()
     config = load_config(source, revision)
     layout = read_layout(source, revision, config)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
