@@ -1,12 +1,12 @@
 # rankmill for CPUs; for NVIDIA GPUs: docker build --build-arg VARIANT=cuda --tag rankmill:cuda .
-# A GPU eats more than Hugging Face's tokenizers give: add --build-arg EXTRAS=worker,serve,fast-tokenizers,
+# A GPU eats more than Hugging Face's tokenizers give: add --build-arg EXTRAS=worker,gateway,grpc,fast-tokenizers,
 # and bench to these, to measure it (docs/explanation/benchmarks.md).
-# Without workers (score-file, exporter, gateway): docker build --build-arg EXTRAS=serve --tag rankmill:base .
+# Without workers (score-file, exporter, gateway): docker build --build-arg EXTRAS=gateway,grpc --tag rankmill:base .
 FROM python:3.11-slim
 
 # PyTorch for CPUs has an index of its own and is a tenth of the size of the CUDA build on PyPI.
 ARG VARIANT=cpu
-ARG EXTRAS=worker,serve
+ARG EXTRAS=worker,gateway,grpc
 WORKDIR /opt/rankmill
 
 # What changes seldom comes first: the dependencies, of which torch is gigabytes.

@@ -408,7 +408,7 @@ def new_table(output: AnyPath, why: str, *, force: bool) -> OutputFormat:
 def require_plots() -> None:
     """Raise `ConfigError` if there is no matplotlib."""
     if find_spec("matplotlib") is None:
-        raise ConfigError(f"plots need matplotlib: {install_line('bench')}")
+        raise ConfigError(f"plots need matplotlib: {install_line('lab')}")
 
 
 force = click.option("--force", is_flag=True, help="Replace an existing output.")

@@ -56,5 +56,5 @@ def _require_packages() -> None:
     for name in ("grpc_health", "grpc_reflection"):
         if find_spec(name) is None:
             raise ConfigError(
-                f"gateway_grpc_address: gRPC needs packages ({name} missing): {install_line('serve')}"
+                f"gateway_grpc_address: gRPC needs packages ({name} missing): {install_line('grpc')}"
             )

@@ -180,7 +180,7 @@ def _measure(name: str) -> Any:
     try:
         import ir_measures
     except ImportError:
-        raise ConfigError(f"measures need ir-measures: {install_line('evaluate')}") from None
+        raise ConfigError(f"measures need ir-measures: {install_line('rankings')}") from None
     try:
         return ir_measures.parse_measure(name)
     except (NameError, ValueError, TypeError, SyntaxError):

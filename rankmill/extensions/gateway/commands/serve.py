@@ -151,4 +151,4 @@ def _require_packages() -> None:
     """Raise `ConfigError` if a package of the extra is missing."""
     for name in ("fastapi", "uvicorn"):
         if find_spec(name) is None:
-            raise ConfigError(f"serving needs packages ({name} missing): {install_line('serve')}")
+            raise ConfigError(f"serving needs packages ({name} missing): {install_line('gateway')}")
