@@ -24,6 +24,7 @@ Seam = Literal[
     "rankmill.formats",
     "rankmill.orders",
     "rankmill.routes",
+    "rankmill.settings",
 ]
 """The groups of entry points.
 
@@ -33,6 +34,7 @@ Seam = Literal[
 ``rankmill.formats``: a `rankmill.producer.files.formats.base.Format`.
 ``rankmill.orders``: an `OrderKind` of `rankmill.extensions.runners.orders`, by the name of the kind.
 ``rankmill.routes``: a subclass of the gateway's `Addition`, which says what an extension may add.
+``rankmill.settings``: a subclass of `rankmill.jobs.runtime.settings.ExtensionSettings`.
 """
 
 

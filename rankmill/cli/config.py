@@ -11,7 +11,7 @@ import yaml
 from rankmill.cli import options
 from rankmill.cli.common import CONTEXT
 from rankmill.jobs.runtime.passwords import mask_passwords, mask_url
-from rankmill.jobs.runtime.settings import Settings, merge_settings, validate
+from rankmill.jobs.runtime.settings import Settings, extension_settings, merge_settings, validate
 
 
 @click.group(context_settings=CONTEXT)
@@ -30,9 +30,12 @@ def show(config: str | None) -> None:
     settings = validate(merged)
     if settings.redis_url:
         settings = settings.model_copy(update={"redis_url": mask_url(settings.redis_url)})
-    lines = [_line(key, getattr(settings, key)) for key in merged]
+    parts = [settings, *(settings.of(model) for model in dict.fromkeys(extension_settings().values()))]
+    values = {key: getattr(part, key) for part in parts for key in type(part).model_fields}
+    shown = [key for key in merged if key in values]
+    lines = [_line(key, values[key]) for key in shown]
     width = max(map(len, lines))
-    for key, line in zip(merged, lines, strict=True):
+    for key, line in zip(shown, lines, strict=True):
         click.echo(mask_passwords(f"{line:<{width}}  # {merged[key].source}"))
 
 
@@ -54,6 +57,8 @@ for command in (show, schema):
 def config_schema() -> dict[str, Any]:
     """The JSON schema of a config file: all settings, none of them required, and ``extends``."""
     found = Settings.model_json_schema()
+    for model in dict.fromkeys(extension_settings().values()):
+        found["properties"] |= model.model_json_schema()["properties"]
     found["title"] = "rankmill config file"
     found["properties"]["extends"] = {"type": "string", "title": "Config file that this one changes"}
     del found["required"]

@@ -74,8 +74,6 @@ HELP = {
     "warm": "Models to load at the start, separated by commas.",
     "log_level": "Least severe messages to show; debug: a line for each chunk.",
     "exporter_address": "HOST or HOST:PORT to listen on.",
-    "gateway_grpc_address": "HOST or HOST:PORT to listen on for gRPC; none: no gRPC.",
-    "gateway_address": "HOST or HOST:PORT to listen on.",
     "exporter_hosts": "Host names to answer to, separated by commas, besides localhost and IP addresses.",
 }
 _NONE = {
@@ -101,8 +99,6 @@ _FLAGS = {
     "runner_write": "--write",
     "exporter_address": "--address",
     "exporter_hosts": "--hosts",
-    "gateway_address": "--address",
-    "gateway_grpc_address": "--grpc-address",
 }
 
 DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}

@@ -12,11 +12,19 @@ import yaml
 from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import Field
 
+from rankmill import plugins
 from rankmill.cli.config import config, config_schema
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.hosts import CLAIM_AHEAD, TOKEN_BUDGETS
-from rankmill.jobs.runtime.settings import BASE, Settings, load_settings
+from rankmill.jobs.runtime.settings import (
+    BASE,
+    ExtensionSettings,
+    Settings,
+    extension_settings,
+    load_settings,
+)
 
 
 def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:
@@ -184,7 +192,7 @@ def test_show_prints_a_config_file_that_says_where_values_come_from(tmp_path: Pa
     )  # a password of another test
     assert settings["batch_wait_ms"] == 2
     assert list(settings) == list(yaml.safe_load(BASE.read_text()))
-    assert settings.keys() == Settings.model_fields.keys()
+    assert settings.keys() == {*Settings.model_fields, *extension_settings()}
 
 
 def test_show_refuses_what_a_command_would_refuse() -> None:
@@ -206,3 +214,38 @@ def test_base_yaml_names_the_numbers_that_auto_stands_for() -> None:
         (line,) = [line for line in lines if line.startswith(f"{name}:")]
         named = "{cpu} on CPUs, {cuda} on CUDA, {mps} on MPS".format(**numbers)
         assert f"auto: {named}" in line
+
+
+def test_settings_of_an_extension_that_is_not_installed_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plugins, "names", lambda seam: [])
+    file = tmp_path / "my.yaml"
+    file.write_text("gateway_pairs: 0\nqueue: q\n")
+    caplog.set_level("DEBUG")
+    assert load_settings(config=file, environ={"RANKMILL_GATEWAY_OPEN": "x"}).queue == "q"
+    assert [each.message.partition(",")[0] for each in caplog.records] == ["gateway_pairs", "gateway_open"]
+    shown = CliRunner().invoke(config, ["show", "--config", str(file)])
+    assert "gateway_" not in shown.stdout
+    file.write_text("gateway_pair: 0\n")
+    with pytest.raises(ConfigError, match="unknown key 'gateway_pair'"):
+        load_settings(config=file, environ={})
+    with pytest.raises(ConfigError, match="gateway_pairs: there is no such option"):
+        load_settings({"gateway_pairs": 5}, environ={})
+
+
+class MineSettings(ExtensionSettings):
+    """Settings of another package."""
+
+    mine_size: int = Field(7, ge=1)
+
+
+def test_another_package_has_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "names", lambda seam: ["mine"])
+    monkeypatch.setattr(plugins, "load", lambda seam, name: MineSettings)
+    assert load_settings(environ={}).of(MineSettings).mine_size == 7
+    environ = {"RANKMILL_MINE_SIZE": "0"}
+    with pytest.raises(ConfigError, match=r"^mine_size: .* 1, got '0' \(set in the environment\)$"):
+        load_settings(environ=environ).of(MineSettings)
+    shown = CliRunner().invoke(config, ["show"], env={"RANKMILL_MINE_SIZE": "8"})
+    assert "mine_size: 8" in shown.stdout

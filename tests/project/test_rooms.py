@@ -17,7 +17,7 @@ from examples.evaluate import overlap
 from rankmill.cli.score import score_file
 from rankmill.jobs.contract.job import worker_command
 from rankmill.jobs.contract.spec import Precision, ScoreSpec
-from rankmill.jobs.runtime.settings import BASE, Device, Settings
+from rankmill.jobs.runtime.settings import BASE, Device, Settings, extension_settings
 from rankmill.workers.backends.base import DEVICES
 from rankmill.workers.backends.registry import backends
 from rankmill.workers.engine.engine import Engine
@@ -98,7 +98,7 @@ def test_a_pair_passes_no_more_files_than_it_did() -> None:
 
 def test_base_yaml_explains_every_setting() -> None:
     lines = BASE.read_text().splitlines()
-    for name in Settings.model_fields:
+    for name in {*Settings.model_fields, *extension_settings()}:
         (line,) = [line for line in lines if line.startswith(f"{name}:")]
         assert "#" in line or name == "queue"
 

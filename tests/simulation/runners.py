@@ -23,6 +23,7 @@ from rankmill.extensions.runners.runner import Runner
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.extensions.runners.submitted import SubmittedFile
 from rankmill.jobs.contract.errors import OutputError, RankmillError, RunCancelled, RunExpired, RunFailed
+from rankmill.jobs.runtime.settings import Sourced
 from rankmill.producer.files.stores.roots import Roots
 from tests.simulation.cluster import MODEL, POISON, REFUSALS, Cluster, Submitted
 from tests.simulation.files import FileCommand, hidden_record, left_over
@@ -202,8 +203,8 @@ class BatchCommand(Command):
         super().__init__(cluster, replace(run, pairs=asked))
 
     def do(self) -> Any:
-        own = {"gateway_files": str(self.folder)}
-        settings = self.cluster.file_settings(self.run).model_copy(update=own)
+        settings = self.cluster.file_settings(self.run)
+        settings._of_extensions = {"gateway_files": Sourced(str(self.folder), "the simulation")}
         batches = Batches(settings, "redis://simulated")
         if not self.batch:
             text = "".join(json.dumps(self._line(number)) + "\n" for number in range(len(self.lines)))

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.records import BatchRecord, FileRecord
 from rankmill.extensions.batches.service import Batches, NewBatch, NewFile
+from rankmill.extensions.batches.settings import BatchSettings
 from rankmill.extensions.batches.views import ENDED, file_view, page
 from rankmill.extensions.gateway.bodies import uploaded
 from rankmill.extensions.gateway.dialects.base import read_as
@@ -57,7 +58,8 @@ class BatchPaths(Addition):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._folder = files_folder(settings.gateway_files) if settings.gateway_files else None
+        files = settings.of(BatchSettings).gateway_files
+        self._folder = files_folder(files) if files else None
         self.keeps_data = self._folder is not None
         self.batches: Batches | None = None
 

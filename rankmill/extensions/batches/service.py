@@ -24,6 +24,7 @@ from rankmill.extensions.batches.records import (
     new_file_id,
     output_id,
 )
+from rankmill.extensions.batches.settings import BatchSettings
 from rankmill.extensions.batches.views import batch_view
 from rankmill.extensions.gateway.dialects.routes import certain
 from rankmill.extensions.gateway.keys.admission import check_model
@@ -31,6 +32,7 @@ from rankmill.extensions.gateway.keys.api_keys import ApiKey
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile, wrong
 from rankmill.extensions.gateway.score_request import within
 from rankmill.extensions.gateway.scoring import ServedModel
+from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.extensions.registry.resolver import Resolver
 from rankmill.extensions.runners.record import new_file_run_id
 from rankmill.extensions.runners.store import FileRunStore
@@ -102,9 +104,10 @@ class Batches:
     """
 
     def __init__(self, settings: Settings, redis_url: str) -> None:
-        assert settings.gateway_files
         self._settings = settings
-        self._folder = files_folder(settings.gateway_files)
+        self._own = settings.of(BatchSettings)
+        assert self._own.gateway_files
+        self._folder = files_folder(self._own.gateway_files)
         client = client_for(redis_url, settings.redis_wait_seconds)
         self._store = BatchStore(client, settings.file_run_ttl)
         self._runs = FileRunStore(client, settings.file_queue, settings.file_run_ttl)
@@ -112,7 +115,7 @@ class Batches:
     @property
     def most_bytes(self) -> int:
         """Most bytes of a file."""
-        return self._settings.gateway_file_mib << 20
+        return self._own.gateway_file_mib << 20
 
     def upload(
         self, key: ApiKey | None, name: str, source: BinaryIO, size: int, after: ExpiresAfter | None = None
@@ -132,7 +135,7 @@ class Batches:
                 f"file: its name must end in {', '.join(_ENDINGS)}, which says the format",
                 param="file",
             )
-        owner, most = _owner(key), self._settings.gateway_files_gib * 2**30
+        owner, most = _owner(key), self._own.gateway_files_gib * 2**30
         if sum(file.bytes for file in self._store.all(FileRecord, owner)) + size > most:
             raise Refusal(
                 "too_large", f"your files would have more than {most / 2**30:,.0f} GiB: delete some"
@@ -186,7 +189,7 @@ class Batches:
         """
         if asked.endpoint not in endpoints():
             raise Refusal("invalid", f"endpoint: one of {', '.join(endpoints())}", param="endpoint")
-        endpoint = certain(asked.endpoint, self._settings.gateway_dialect)
+        endpoint = certain(asked.endpoint, self._settings.of(GatewaySettings).gateway_dialect)
         file = self.find(FileRecord, key, asked.input_file_id)
         if not file.bytes:
             raise WrongFile("the file is empty")

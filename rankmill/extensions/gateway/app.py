@@ -44,7 +44,7 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
         Whether it is served on an address that only this host reaches: then, as with `gateway_hosts`, it
         answers to known names only.
     """
-    settings = gateway.settings
+    own = gateway.own
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -69,21 +69,21 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
         app.add_exception_handler(kind, _refuse)
     added = [addition.router for addition in gateway.additions if addition.router]
     for router in (
-        score_router(settings.gateway_dialect), plain_routes.router, plain_routes.service_router, *added,
+        score_router(own.gateway_dialect), plain_routes.router, plain_routes.service_router, *added,
         page_router(),
     ):  # fmt: skip
         app.include_router(router)
     for name in dialects():
         app.include_router(plain_routes.service_router, prefix=f"/{name}", include_in_schema=False)
-    if settings.gateway_origins:
+    if own.gateway_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.gateway_origins),
+            CORSMiddleware, allow_origins=list(own.gateway_origins),
             allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["authorization", "content-type", "x-api-key", HEADER],
             expose_headers=[HEADER, "retry-after", "server-timing"],
         )  # fmt: skip
-    if is_loopback or settings.gateway_hosts:
-        app.add_middleware(KnownHosts, names=settings.gateway_hosts)
+    if is_loopback or own.gateway_hosts:
+        app.add_middleware(KnownHosts, names=own.gateway_hosts)
     app.add_middleware(Observed)
     return app
 

@@ -22,6 +22,7 @@ from rankmill.extensions.gateway.observation import Observation
 from rankmill.extensions.gateway.refusals import EXPECTED, Refusal
 from rankmill.extensions.gateway.score_request import RequestScores
 from rankmill.extensions.gateway.scoring import Scoring, ServedModels
+from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.jobs.runtime.connection import client_for, impatient
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
@@ -132,6 +133,8 @@ class Gateway:
 
     Attributes
     ----------
+    own
+        The gateway's own settings.
     redis, plain_redis
         A client whose commands wait in the event loop; one for threads, whose commands do not wait for a
         server that cannot serve.
@@ -147,14 +150,15 @@ class Gateway:
         additions: Sequence[Addition] | None = None,
     ) -> None:
         self.settings = settings
+        self.own = own = settings.of(GatewaySettings)
         self.redis_url = redis_url
         self.created = int(system.now())
         self.redis = LoopRedis(redis_url, settings.redis_wait_seconds)
         self.plain_redis = impatient(client_for(redis_url, settings.redis_wait_seconds))
         self.admission = Admission(
-            self.redis, lease_seconds=settings.lease_seconds, needed=needed, fixed=settings.gateway_api_key
+            self.redis, lease_seconds=settings.lease_seconds, needed=needed, fixed=own.gateway_api_key
         )
-        self.bodies = BodyMemory(settings.gateway_body_mib << 20)
+        self.bodies = BodyMemory(own.gateway_body_mib << 20)
         self.served = ServedModels(settings)
         self.load = LoadShedder(settings, self.redis)
         self.scoring = Scoring(settings, redis_url, self.served, self.admission, self.load)

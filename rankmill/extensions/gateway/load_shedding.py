@@ -13,6 +13,7 @@ import redis
 
 from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.runs import RunStore
@@ -77,6 +78,7 @@ class LoadShedder:
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
         self._settings = settings
+        self._own = settings.of(GatewaySettings)
         self._redis: Any = client
         self.requests = 0
         self._pairs_per_job = 1.0
@@ -110,10 +112,9 @@ class LoadShedder:
         Refusal
             ``overloaded``: there are too many, or too many wait for the workers.
         """
-        settings = self._settings
-        if self.requests >= settings.gateway_requests:
+        if self.requests >= self._own.gateway_requests:
             raise Refusal("overloaded", f"{self.requests:,} requests are in progress", retry_after=1)
-        late = self.backlog_seconds - settings.gateway_backlog_seconds
+        late = self.backlog_seconds - self._own.gateway_backlog_seconds
         if late > 0:
             reason = (
                 f"the workers need {math.ceil(self.backlog_seconds):,} s for the requests that wait already"
@@ -161,7 +162,7 @@ class LoadShedder:
             return
         taken = max(self._taken / self._speed, self.backlog_seconds)
         own = tokens / self._speed
-        late = taken + own - self._settings.gateway_backlog_seconds
+        late = taken + own - self._own.gateway_backlog_seconds
         if taken and late > 0:
             reason = (
                 f"the workers need {math.ceil(taken):,} s for the requests that wait already, and "

@@ -17,6 +17,7 @@ from rankmill.extensions.gateway.keys.api_keys import ApiKey
 from rankmill.extensions.gateway.load_shedding import LoadShedder
 from rankmill.extensions.gateway.refusals import Refusal, refusal_of, unscorable
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest, encoding, within
+from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
@@ -56,8 +57,9 @@ class ServedModels:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._any = _ANY_MODEL in settings.gateway_models
-        found = [_served(entry) for entry in settings.gateway_models if entry != _ANY_MODEL]
+        entries = settings.of(GatewaySettings).gateway_models
+        self._any = _ANY_MODEL in entries
+        found = [_served(entry) for entry in entries if entry != _ANY_MODEL]
         if settings.model not in {each.model for each in found}:
             found.insert(0, _served(settings.model))
         found.sort(key=lambda each: each.model != settings.model)  # the default first
@@ -142,6 +144,7 @@ class Scoring:
                 "all_labels: the gateway gives one score for each text; name an output as label"
             )
         self.settings = settings
+        self._own = settings.of(GatewaySettings)
         self.served = served
         self.admission = admission
         self.load = load
@@ -203,7 +206,7 @@ class Scoring:
                 try:
                     shown = served.name if served.name != served.model else None
                     yield SubmittedRequest(
-                        run, priority, self.settings.gateway_request_seconds, shown, began,
+                        run, priority, self._own.gateway_request_seconds, shown, began,
                         encodes=spec["inputs"] == "tokens",
                     )  # fmt: skip
                 except BaseException as error:
@@ -228,13 +231,13 @@ class Scoring:
 
     def _check(self, rows: Sequence[tuple[str, ...]]) -> int:
         """The characters of a request's rows; raises `Refusal` if it has none, or too many."""
-        most = self.settings.gateway_pairs
+        most = self._own.gateway_pairs
         if not rows:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
         if len(rows) > most:
             raise Refusal("too_large", f"{len(rows):,} pairs are more than the {most:,} of one request")
         length = sum(len(text) for row in rows for text in row)
-        if length > (limit := 8 * self.settings.gateway_body_mib << 20):
+        if length > (limit := 8 * self._own.gateway_body_mib << 20):
             raise Refusal(
                 "too_large",
                 f"the pairs have {length:,} characters, the query counted once for each text, and {limit:,} "

@@ -18,7 +18,6 @@ from rankmill.extensions.gateway.gateway import Gateway
 from rankmill.extensions.gateway.keys.admission import KeysNeeded
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.http import cannot_listen, is_loopback, shown_address
-from rankmill.jobs.runtime.settings import Settings
 
 PORT = 9809
 """The port for an address that names none."""
@@ -126,7 +125,6 @@ class _Server(uvicorn.Server):
 
 def serve(
     app: FastAPI,
-    settings: Settings,
     at: tuple[str, int],
     on_start: Callable[[str], None],
 ) -> None:
@@ -134,8 +132,8 @@ def serve(
 
     Parameters
     ----------
-    app, settings
-        The application and its settings.
+    app
+        The application.
     at
         Host and port to listen on; port 0 is any free one.
     on_start
@@ -146,6 +144,7 @@ def serve(
     ConfigError
         The process cannot listen there.
     """
+    gateway: Gateway = app.state.gateway
     host, port = at
     try:
         is_v6 = ":" in host
@@ -162,13 +161,12 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=max(round(settings.gateway_stop_seconds), 1),
+        timeout_graceful_shutdown=max(round(gateway.own.gateway_stop_seconds), 1),
         timeout_keep_alive=75,
         http=_LimitedHttp,
         h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
         ws="none",
     )
-    gateway: Gateway = app.state.gateway
 
     async def begin() -> None:
         for addition in gateway.additions:

@@ -77,7 +77,7 @@ class _FakeGateway(Gateway):
         self.plain_redis = empty = _EmptyServer()
         self.admission = self.scoring.admission = Admission(
             empty, lease_seconds=settings.lease_seconds, needed="if there are any",
-            fixed=settings.gateway_api_key,
+            fixed=self.own.gateway_api_key,
         )  # fmt: skip
         self.load = self.scoring.load = _Load(settings, empty, workers)
         self.scoring.client = FakeAsyncClient(

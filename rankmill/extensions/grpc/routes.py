@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rankmill.extensions.gateway.gateway import Addition, Gateway
+from rankmill.extensions.grpc.settings import GrpcSettings
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.http import shown_address, split_address
 from rankmill.jobs.runtime.installation import install_line
@@ -25,7 +26,7 @@ class GrpcListener(Addition):
         super().__init__(settings)
         self._at: tuple[str, int] | None = None
         self._server: GrpcServer | None = None
-        if (wanted := settings.gateway_grpc_address) != "none":
+        if (wanted := settings.of(GrpcSettings).gateway_grpc_address) != "none":
             _require_packages()
             self._at = split_address("gateway_grpc_address", wanted, PORT)
             self.hosts = self._at[:1]

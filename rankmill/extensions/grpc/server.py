@@ -24,10 +24,10 @@ from rankmill.extensions.gateway.gateway import Gateway
 from rankmill.extensions.gateway.observation import HEADER, Observation, observing
 from rankmill.extensions.gateway.refusals import EXPECTED, KINDS, Refusal, refusal_of
 from rankmill.extensions.grpc.services import Call, TeiServices
+from rankmill.extensions.grpc.settings import GrpcSettings
 from rankmill.extensions.grpc.tei_pb2 import DESCRIPTOR
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.http import shown_address
-from rankmill.jobs.runtime.settings import Settings
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -49,7 +49,7 @@ class GrpcServer:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._settings = gateway.settings
+        self._own = gateway.own
         self._services = TeiServices(gateway)
         self._state = health.aio.HealthServicer()
         self._stopping: asyncio.Task[None] | None = None
@@ -64,11 +64,11 @@ class GrpcServer:
         """
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", self._settings.gateway_body_mib << 20),
+                ("grpc.max_receive_message_length", self._own.gateway_body_mib << 20),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
             ],
-            maximum_concurrent_rpcs=self._settings.gateway_requests + _REFUSED_AT_ONCE,
+            maximum_concurrent_rpcs=self._own.gateway_requests + _REFUSED_AT_ONCE,
         )
         names = self._add_services()
         found = self._listen(shown_address(host, port))
@@ -85,7 +85,7 @@ class GrpcServer:
 
     async def _stop(self) -> None:
         await self._state.enter_graceful_shutdown()
-        await self._server.stop(self._settings.gateway_stop_seconds)
+        await self._server.stop(self._own.gateway_stop_seconds)
 
     def _add_services(self) -> list[str]:
         """Add all services; returns their names."""
@@ -154,7 +154,7 @@ class GrpcServer:
             note.status = grpc.StatusCode.OK.name
 
     def _listen(self, address: str) -> int:
-        credentials = _credentials(self._settings)
+        credentials = _credentials(self._gateway.settings.of(GrpcSettings))
         try:
             if credentials:
                 return self._server.add_secure_port(address, credentials)
@@ -186,7 +186,7 @@ async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoRe
     await context.abort(grpc.StatusCode[note.status], refusal.message, tuple(trailing))
 
 
-def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
+def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
     """The server's certificate, and who signs those of its clients; ``None`` if it has none."""
     files = (settings.gateway_grpc_key, settings.gateway_grpc_cert)
     if not any((*files, settings.gateway_grpc_client_ca)):

@@ -60,7 +60,7 @@ class TeiServices:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._most_bytes = gateway.settings.gateway_body_mib << 20
+        self._most_bytes = gateway.own.gateway_body_mib << 20
 
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """What the gateway serves."""
@@ -103,7 +103,7 @@ class TeiServices:
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
         """Order texts that come one by one, each with its query, when all are there."""
-        found = await _gather(requests, self._gateway.settings.gateway_pairs, self._most_bytes)
+        found = await _gather(requests, self._gateway.own.gateway_pairs, self._most_bytes)
         if len({(each.truncate, each.truncation_direction) for each in found}) > 1:
             raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
         pairs = [(each.query, each.text) for each in found]

@@ -47,6 +47,7 @@ from rankmill.extensions.registry.aliases import (
 from rankmill.extensions.registry.archives import ModelArchive, unpack, workspace
 from rankmill.extensions.registry.documents import MAX_NOTES, Alias, Reference, Target, check_name
 from rankmill.extensions.registry.push import Steps, pull, push
+from rankmill.extensions.registry.settings import RegistrySettings
 from rankmill.extensions.registry.store import RegistryStore
 from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.contract.errors import ConfigError, InputError
@@ -201,7 +202,7 @@ async def push_version(request: Request, model: TheModel, version: str, notes: N
 
 
 async def _push_upload(request: Request, model: ManagedModel, version: str | None, notes: str) -> Response:
-    gib = model.gateway.settings.gateway_model_gib
+    gib = model.gateway.settings.of(RegistrySettings).gateway_model_gib
     upload = UploadedBody(request, int(gib * 2**30), f"the model is larger than {gib:g} GiB, the most here")
     async with model.gateway.admission.admitted(model.key):
         pushed = await in_own_thread(_push, model, upload, version, notes)

@@ -6,6 +6,7 @@ settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +22,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     field_validator,
 )
@@ -44,7 +46,7 @@ from rankmill.jobs.contract.spec import (
     inputs_fit,
     nearest,
 )
-from rankmill.jobs.runtime.passwords import mask_passwords, read_secret, sendable_key, without_line_end
+from rankmill.jobs.runtime.passwords import mask_passwords, read_secret, without_line_end
 from rankmill.jobs.runtime.yaml_files import read_yaml, shown
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -57,6 +59,8 @@ MAX_EXTENDS = 20
 
 _PREFIX = "RANKMILL_"
 
+_OPTIONS = "the options given"
+
 _NOT_SETTINGS = re.compile(
     r"RANKMILL_(CONFIG|REQUIRE_TOOLS|SIMULATED_SECONDS|SUPERVISED)"
     r"|RANKMILL_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
@@ -64,6 +68,8 @@ _NOT_SETTINGS = re.compile(
 """rankmill's variables that are not settings, and Kubernetes' variables for a service named rankmill-…"""
 
 BASE = shipped("configs", "base.yaml")
+
+logger = logging.getLogger(__name__)
 
 
 def _installed_backend(name: str) -> str:
@@ -75,9 +81,6 @@ def _installed_backend(name: str) -> str:
 
 BackendName = Annotated[str, AfterValidator(_installed_backend)]
 
-GatewayKey = Annotated[
-    str | None, Field(min_length=16), AfterValidator(sendable_key), BeforeValidator(without_line_end)
-]
 WebhookSecret = Annotated[str | None, BeforeValidator(read_secret), BeforeValidator(without_line_end)]
 
 
@@ -87,35 +90,6 @@ def _names(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-
-
-class GatewaySettings(BaseModel):
-    """Settings of ``rankmill serve``: where it listens, whom it serves, and how much it accepts."""
-
-    model_config = ConfigDict(defer_build=True)  # only `Settings`, which has its fields, is built
-
-    gateway_address: str = Field(min_length=1)
-    gateway_grpc_address: str = Field(min_length=1)
-    gateway_grpc_cert: str | None = Field(min_length=1)
-    gateway_grpc_key: str | None = Field(min_length=1)
-    gateway_grpc_client_ca: str | None = Field(min_length=1)
-    gateway_open: bool
-    gateway_open_metrics: bool
-    gateway_api_key: GatewayKey
-    gateway_models: Names
-    gateway_dialect: str | None = Field(min_length=1)
-    gateway_hosts: Names
-    gateway_origins: Names
-    gateway_body_mib: int = Field(ge=1, le=1024)
-    gateway_pairs: int = Field(ge=1)
-    gateway_requests: int = Field(ge=1)
-    gateway_backlog_seconds: float = Field(gt=0)
-    gateway_request_seconds: float = Field(gt=0)
-    gateway_stop_seconds: float = Field(ge=0)
-    gateway_files: str | None = Field(min_length=1)
-    gateway_file_mib: int = Field(ge=1)
-    gateway_files_gib: float = Field(gt=0)
-    gateway_model_gib: float = Field(gt=0)
 
 
 def _text(value: Any) -> Any:
@@ -198,8 +172,31 @@ class WorkerSettings(BaseModel):
         return None if self.cache_gib is None else int(self.cache_gib * 2**30)
 
 
-class Settings(GatewaySettings, WorkerSettings):
-    """All settings, validated; see ``configs/base.yaml`` for what each one means."""
+@dataclass(frozen=True)
+class Sourced:
+    """The value of a setting before validation, and the place where it was set."""
+
+    value: Any
+    source: str
+
+
+class ExtensionSettings(BaseModel):
+    """Base of an extension's settings.
+
+    A package names its model in an entry point of the group ``rankmill.settings``; `Settings.of` reads the
+    settings where they are used. A field without a default has one in ``configs/base.yaml``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+E = TypeVar("E", bound=ExtensionSettings)
+
+
+class Settings(WorkerSettings):
+    """The core's settings, validated; see ``configs/base.yaml`` for what each one means."""
+
+    _of_extensions: Mapping[str, Sourced] = PrivateAttr(default_factory=dict)
 
     redis_url: str | None
     queue: str = Field(min_length=1)
@@ -220,6 +217,18 @@ class Settings(GatewaySettings, WorkerSettings):
     webhook_secret: WebhookSecret
     webhook_hosts: Names
     webhook_seconds: float = Field(gt=0)
+
+    def of(self, kind: type[E]) -> E:
+        """The settings of an extension.
+
+        Raises
+        ------
+        ConfigError
+            One is not valid; the message names it and where it was set.
+        """
+        defaults = {key: Sourced(value, BASE.name) for key, value in _base().items()}
+        merged = {**defaults, **self._of_extensions}
+        return _validated(kind, {key: merged[key] for key in kind.model_fields if key in merged})
 
 
 class SettingsOptions(TypedDict, total=False):
@@ -261,28 +270,6 @@ class SettingsOptions(TypedDict, total=False):
     log_level: LogLevel | None
     log_format: LogFormat | None
     metrics_address: str | None
-    gateway_address: str | None
-    gateway_grpc_address: str | None
-    gateway_grpc_cert: str | None
-    gateway_grpc_key: str | None
-    gateway_grpc_client_ca: str | None
-    gateway_open: bool | None
-    gateway_open_metrics: bool | None
-    gateway_api_key: str | None
-    gateway_models: str | Sequence[str] | None
-    gateway_dialect: str | None
-    gateway_hosts: str | Sequence[str] | None
-    gateway_origins: str | Sequence[str] | None
-    gateway_body_mib: int | None
-    gateway_pairs: int | None
-    gateway_requests: int | None
-    gateway_backlog_seconds: float | None
-    gateway_request_seconds: float | None
-    gateway_stop_seconds: float | None
-    gateway_files: str | None
-    gateway_file_mib: int | None
-    gateway_files_gib: float | None
-    gateway_model_gib: float | None
     queue: str | None
     chunk_size: Literal["auto"] | int | None
     window: Literal["auto"] | int | None
@@ -328,14 +315,6 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
     return spec
 
 
-@dataclass(frozen=True)
-class Sourced:
-    """The value of a setting before validation, and the place where it was set."""
-
-    value: Any
-    source: str
-
-
 def load_settings(
     flags: Mapping[str, Any] | None = None,
     config: str | os.PathLike[str] | None = None,
@@ -372,20 +351,56 @@ def merge_settings(
     if file:
         layers += config_layers(file)
     layers.append(("the environment", _from_environ(environ)))
-    layers.append(("the options given", {k: v for k, v in (flags or {}).items() if v is not None}))
+    skipped = [
+        (name, key) for name, values in layers[1:] for key in values
+        if key not in Settings.model_fields and key not in extension_settings()
+    ]  # fmt: skip
+    for name, key in skipped:
+        logger.debug("%s, which %s sets, is a setting of an extension that is not installed", key, name)
+    layers.append((_OPTIONS, {k: v for k, v in (flags or {}).items() if v is not None}))
     return {key: Sourced(value, source) for source, values in layers for key, value in values.items()}
 
 
+def extension_settings() -> dict[str, type[ExtensionSettings]]:
+    """The names of the settings of all installed extensions, with the models that have them."""
+    models = [plugins.load("rankmill.settings", name) for name in plugins.names("rankmill.settings")]
+    return {key: model for model in models for key in model.model_fields}
+
+
+def _is_setting(key: str) -> bool:
+    """Whether the core or an extension has a setting; `_base` also has ours that are not installed."""
+    return key in Settings.model_fields or key in _base() or key in extension_settings()
+
+
+def _all_settings() -> set[str]:
+    return {*Settings.model_fields, *extension_settings()}
+
+
 def validate(merged: Mapping[str, Sourced]) -> Settings:
-    """Validate merged settings; raises `ConfigError` for the first value that is not valid."""
+    """Validate merged settings of the core; raises `ConfigError` for the first that is not valid.
+
+    `Settings.of` validates those of an extension.
+    """
+    others = {key: found for key, found in merged.items() if key not in Settings.model_fields}
+    for key, found in others.items():
+        if found.source == _OPTIONS and key not in extension_settings():
+            near = nearest(key, _all_settings())
+            raise ConfigError(f"{key}: there is no such option{near} (set in {found.source})")
+    settings = _validated(Settings, {key: merged[key] for key in merged.keys() - others.keys()})
+    settings._of_extensions = others
+    return settings
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _validated(kind: type[M], merged: Mapping[str, Sourced]) -> M:
     try:
-        return Settings(**{key: found.value for key, found in merged.items()})
+        return kind(**{key: found.value for key, found in merged.items()})
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
         found = merged.get(key, Sourced(None, "nowhere"))
-        if key not in Settings.model_fields:
-            raise ConfigError(f"{complaint(error, Settings.model_fields)} (set in {found.source})") from None
         raise ConfigError(
             f"{key}: {first['msg']}, got {shown(mask_passwords(repr(found.value)))} (set in {found.source})"
         ) from None
@@ -413,8 +428,8 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
         if not isinstance(parent, str | None) or "\0" in (parent or ""):
             raise ConfigError(f"{file}: extends names a file, not {shown(repr(parent))}")
         for key in values:
-            if key not in Settings.model_fields:
-                near = nearest(str(key), Settings.model_fields)
+            if not _is_setting(key):
+                near = nearest(str(key), _all_settings())
                 raise ConfigError(
                     f"{file}: unknown key {shown(repr(key))}{near}; rankmill config show lists the keys"
                 )
@@ -463,16 +478,17 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     ConfigError
         A variable that starts with ``RANKMILL_`` is not a setting.
     """
-    names = {f"{_PREFIX}{key.upper()}": key for key in Settings.model_fields}
     found: dict[str, Any] = {}
     if environ.get("REDIS_URL"):
         found["redis_url"] = environ["REDIS_URL"]
     for name, value in environ.items():
-        if name in names:
+        if not name.startswith(_PREFIX):
+            continue
+        key = name.removeprefix(_PREFIX).lower()
+        if name == f"{_PREFIX}{key.upper()}" and _is_setting(key):
             if value:
-                found[names[name]] = value
-        elif name.startswith(_PREFIX) and not _NOT_SETTINGS.fullmatch(name):
-            key = name.removeprefix(_PREFIX).lower()
-            near = nearest(key, Settings.model_fields, lambda key: f"{_PREFIX}{key.upper()}")
+                found[key] = value
+        elif not _NOT_SETTINGS.fullmatch(name):
+            near = nearest(key, _all_settings(), lambda key: f"{_PREFIX}{key.upper()}")
             raise ConfigError(f"the environment variable {name} is not a setting{near}; unset or correct it")
     return found

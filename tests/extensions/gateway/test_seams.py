@@ -31,7 +31,7 @@ Installed = dict[plugins.Seam, dict[str, Any]]
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
     """What packages add, by seam and name: a test changes it."""
-    seams: tuple[plugins.Seam, ...] = ("rankmill.routes", "rankmill.dialects")
+    seams: tuple[plugins.Seam, ...] = ("rankmill.routes", "rankmill.dialects", "rankmill.settings")
     added: Installed = {
         seam: {name: plugins.load(seam, name) for name in plugins.names(seam)} for seam in seams
     }
@@ -78,7 +78,7 @@ def most(gateway: TheGateway, ask: str) -> dict[str, int]:
     """The most pairs."""
     if ask != "pairs":
         raise InputError(f"/private/place has no {ask}")
-    return {"most": gateway.settings.gateway_pairs}
+    return {"most": gateway.own.gateway_pairs}
 
 
 def test_an_extension_adds_paths_and_work_and_hides_what_is_private(installed: Installed) -> None:

@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from rankmill.extensions.gateway import serve as serving
 from rankmill.extensions.gateway.commands import serve as command
 from rankmill.extensions.gateway.serve import serve
+from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.extensions.grpc import routes as listening
 from rankmill.extensions.grpc import tei_pb2 as tei
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
@@ -73,7 +74,7 @@ def test_a_model_under_another_name_and_a_key_from_the_environment(
 @pytest.mark.parametrize("key", ["sixteen and more", "schlüssel-mit-sechzehn", "too-short\n"])
 def test_a_key_that_no_header_brings_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=r"^gateway_api_key: "):
-        load_settings({}, environ={"RANKMILL_GATEWAY_API_KEY": key})
+        load_settings({}, environ={"RANKMILL_GATEWAY_API_KEY": key}).of(GatewaySettings)
 
 
 def test_info_says_what_is_true_of_the_model(shared_queue: Server, tmp_path: Path) -> None:
@@ -111,12 +112,12 @@ def test_an_address_of_all_interfaces_takes_both_kinds() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     app = FastAPI()
-    app.state.gateway = Mock(additions=[])
+    app.state.gateway = Mock(additions=[], own=load_settings().of(GatewaySettings))
 
     def begun(at: str) -> None:
         threading.Thread(target=connect, args=[at]).start()
 
-    serve(app, load_settings(), ("::", 0), begun)
+    serve(app, ("::", 0), begun)
     assert taken == [b"HTTP/1.1 "] * 2
 
 
@@ -174,10 +175,10 @@ def test_a_signal_as_soon_as_the_address_is_known_ends_it_well() -> None:
         raise AssertionError("the gateway does not handle signals yet")
 
     app = FastAPI()
-    app.state.gateway = Mock(additions=[])
+    app.state.gateway = Mock(additions=[], own=load_settings().of(GatewaySettings))
     before = signal.signal(signal.SIGTERM, unhandled)
     try:
-        serve(app, load_settings(), ("127.0.0.1", 0), lambda at: os.kill(os.getpid(), signal.SIGTERM))
+        serve(app, ("127.0.0.1", 0), lambda at: os.kill(os.getpid(), signal.SIGTERM))
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -194,10 +195,8 @@ def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.Monkey
         os.kill(os.getpid(), signal.SIGTERM)
 
     app = FastAPI()
-    app.state.gateway = Mock(additions=[])
-    serve(
-        app, load_settings(), ("127.0.0.1", 0), lambda at: threading.Thread(target=connect, args=[at]).start()
-    )
+    app.state.gateway = Mock(additions=[], own=load_settings().of(GatewaySettings))
+    serve(app, ("127.0.0.1", 0), lambda at: threading.Thread(target=connect, args=[at]).start())
     assert ended == [b""]
 
 

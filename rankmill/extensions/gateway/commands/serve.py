@@ -13,6 +13,7 @@ import click
 from pydantic import Field
 
 from rankmill.cli import options
+from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
 from rankmill.jobs.runtime.connection import client_for, connect, impatient
 from rankmill.jobs.runtime.durability import Concerns, read_durability, warn_of_risks
@@ -33,6 +34,10 @@ class ServeOptions(options.CommandOptions):
     """Start a server and workers on this host, too."""
     models: Annotated[tuple[str, ...], Field(title="TEXT")] = Field((), alias="model")
     """Model to serve; several: the first is that of requests that name none.  [default: the setting]"""
+    address: Annotated[str, Field(title="TEXT")] | None = None
+    """HOST or HOST:PORT to listen on.  [default: 127.0.0.1:9809]"""
+    grpc_address: Annotated[str, Field(title="TEXT")] | None = None
+    """HOST or HOST:PORT to listen on for gRPC.  [default: none, no gRPC]"""
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port to listen on; 0: any free one."""
     is_open: bool = Field(False, alias="open")
@@ -42,8 +47,6 @@ class ServeOptions(options.CommandOptions):
 @options.command("serve")
 @options.of(ServeOptions)
 @options.flags(
-    "gateway_address",
-    "gateway_grpc_address",
     "redis_url",
     "queue",
     "registry",
@@ -63,10 +66,15 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     It listens on loopback. Where other hosts reach it, it needs keys (rankmill keys create) or --open.
     """
     models = asked.models
-    flags["gateway_open"] = asked.is_open or None
+    flags |= {
+        "gateway_address": asked.address,
+        "gateway_grpc_address": asked.grpc_address,
+        "gateway_open": asked.is_open or None,
+    }
     if models:
         flags |= {"model": models[0].rpartition("=")[2], "gateway_models": ",".join(models)}
     settings = load_settings(flags, config)
+    own = settings.of(GatewaySettings)
     set_up(settings.log_level, settings.log_format)
     _require_packages()
     from rankmill.extensions.gateway.app import make_app
@@ -76,9 +84,9 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     from rankmill.extensions.gateway.serve import PORT, keys_needed
     from rankmill.extensions.gateway.serve import serve as run
 
-    host, usual = split_address("gateway_address", settings.gateway_address, PORT)
+    host, usual = split_address("gateway_address", own.gateway_address, PORT)
     at = (host, usual if asked.port is None else asked.port)
-    check_owner(settings.gateway_dialect)
+    check_owner(own.gateway_dialect)
     additions = load_additions(settings)
     with ExitStack() as stack:
         url = settings.redis_url
@@ -95,18 +103,15 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
         server = url
 
         def has_keys() -> bool:
-            return (
-                bool(settings.gateway_api_key) or KeyStore(connect(server, settings.redis_wait_seconds)).any()
-            )
+            return bool(own.gateway_api_key) or KeyStore(connect(server, settings.redis_wait_seconds)).any()
 
         hosts = [host, *(host for addition in additions for host in addition.hosts)]
-        needed = keys_needed(hosts, is_open=settings.gateway_open, has_keys=has_keys)
+        needed = keys_needed(hosts, is_open=own.gateway_open, has_keys=has_keys)
         if not asked.embedded:
             keeps_data = needed == "always" or any(addition.keeps_data for addition in additions)
             _warn_of_losses(server, "only in Redis" if keeps_data else "every run")
         run(
             make_app(Gateway(settings, server, needed, additions), is_loopback=is_loopback(host)),
-            settings,
             at,
             lambda at: click.echo(
                 f"rankmill serve: {', '.join(models or [settings.model])} at {at}", err=True

@@ -27,6 +27,7 @@ from rankmill.extensions.gateway.score_request import (
     best_first,
     encoding,
 )
+from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.jobs.contract.encodings import TokenId, TokensAsked, TokensFound
 from rankmill.jobs.runtime.settings import Settings
 
@@ -78,16 +79,17 @@ def known_info(
     """
     most = min(about.most, _MOST)
     precision = scored.get("precision", settings.precision)
+    own = settings.of(GatewaySettings)
     return {
         "version": version("rankmill"),
         "model_id": name,
         "served_model_name": name,
         "model_sha": settings.revision,
         "model_dtype": _DTYPES.get(precision, precision),
-        "max_concurrent_requests": settings.gateway_requests,
-        "max_client_batch_size": settings.gateway_pairs,
+        "max_concurrent_requests": own.gateway_requests,
+        "max_client_batch_size": own.gateway_pairs,
         "max_input_length": most,
-        "max_batch_tokens": min(most * settings.gateway_pairs, _MOST),  # of a request
+        "max_batch_tokens": min(most * own.gateway_pairs, _MOST),  # of a request
         "tokenization_workers": max(workers, 1),
     }
 

@@ -59,7 +59,7 @@ Caller = Annotated[ApiKey | None, Depends(_caller)]
 
 
 async def _scraper(request: Request, gateway: TheGateway) -> None:
-    if not gateway.settings.gateway_open_metrics:
+    if not gateway.own.gateway_open_metrics:
         key = await gateway.admission.identify_scraper(key_text(request.headers))
         observation(request.scope).key = key.name if key else ""
 

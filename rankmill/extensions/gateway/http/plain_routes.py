@@ -99,13 +99,13 @@ def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
     requests = gateway.load.requests
     prefix = request.url.path.lstrip("/").partition("/")[0]
     # infinity's client wants its own name here
-    owner = prefix if prefix in dialects() else gateway.settings.gateway_dialect
+    owner = prefix if prefix in dialects() else gateway.own.gateway_dialect
     return {
         "id": name, "object": "model", "created": gateway.created, "owned_by": owner or "rankmill",
         "root": name, "parent": None, "max_model_len": gateway.settings.max_length,  # as vLLM has it
         "backend": "rankmill", "capabilities": ["rerank"],  # infinity
         "stats": {
-            "queue_fraction": requests / gateway.settings.gateway_requests, "queue_absolute": requests,
+            "queue_fraction": requests / gateway.own.gateway_requests, "queue_absolute": requests,
             "results_pending": requests,
         },
         "name": name, "endpoints": ["rerank"], "default_endpoints": ["rerank"], "finetuned": False,  # Cohere

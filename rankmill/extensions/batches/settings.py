@@ -1,0 +1,15 @@
+"""The settings of batches."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rankmill.jobs.runtime.settings import ExtensionSettings
+
+
+class BatchSettings(ExtensionSettings):
+    """Where the files of batches lie, and how large they may be."""
+
+    gateway_files: str | None = Field(min_length=1)
+    gateway_file_mib: int = Field(ge=1)
+    gateway_files_gib: float = Field(gt=0)

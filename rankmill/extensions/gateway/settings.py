@@ -1,0 +1,33 @@
+"""The gateway's settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from rankmill.jobs.runtime.passwords import sendable_key, without_line_end
+from rankmill.jobs.runtime.settings import ExtensionSettings, Names
+
+GatewayKey = Annotated[
+    str | None, Field(min_length=16), AfterValidator(sendable_key), BeforeValidator(without_line_end)
+]
+
+
+class GatewaySettings(ExtensionSettings):
+    """Settings of ``rankmill serve``: where it listens, whom it serves, and how much it accepts."""
+
+    gateway_address: str = Field(min_length=1)
+    gateway_open: bool
+    gateway_open_metrics: bool
+    gateway_api_key: GatewayKey
+    gateway_models: Names
+    gateway_dialect: str | None = Field(min_length=1)
+    gateway_hosts: Names
+    gateway_origins: Names
+    gateway_body_mib: int = Field(ge=1, le=1024)
+    gateway_pairs: int = Field(ge=1)
+    gateway_requests: int = Field(ge=1)
+    gateway_backlog_seconds: float = Field(gt=0)
+    gateway_request_seconds: float = Field(gt=0)
+    gateway_stop_seconds: float = Field(ge=0)
