@@ -1,7 +1,7 @@
 """Score query-passage pairs with cross-encoders, at any scale, through a queue.
 
-This is the face of the package: what services import, and what RQ finds by name. Each name is imported on
-its first use, so that a command which only starts workers needs none of them.
+This module has the names that services import and that RQ looks up. Each name is imported on its first use,
+so that a command which only starts workers imports none of them.
 """
 
 from importlib import import_module
@@ -92,9 +92,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(
-        __all__, "jobs.contract.errors"
-    ),  # the errors that callers may catch, which are not below
+    **dict.fromkeys(__all__, "jobs.contract.errors"),  # the errors that callers may catch, except those below
     "AsyncClient": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "AsyncSubmittedFile": "producer.client.async_client",
@@ -116,7 +114,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the face on first use."""
+    """Import a public name on its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,11 +1,11 @@
-"""Finds what extends rankmill, by the entry points of installed packages: ours, and anybody's.
+"""Plugins: finds what extends rankmill by the entry points of installed packages, ours and others'.
 
 A package names what it adds in its metadata, as here in a ``pyproject.toml``::
 
     [project.entry-points."rankmill.formats"]
     pairs = "my_package:PAIRS"
 
-Nothing is imported before it is asked for. A name in brackets behind it is the extra that it needs.
+Nothing is imported before it is needed. A name in brackets behind it is the extra that it needs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _named(seam: Seam) -> dict[str, EntryPoint]:
 
 
 def names(seam: Seam) -> list[str]:
-    """The names that installed packages add to a seam: ours first."""
+    """The names that installed packages add to a seam, ours first."""
     return list(_named(seam))
 
 
@@ -66,7 +66,7 @@ def load(seam: Seam, name: str) -> Any:
     KeyError
         No installed package adds that name.
     ConfigError
-        It cannot be imported; the message says what to install.
+        The plugin cannot be imported; the message says what to install.
     """
     ours = (point for point in _ours() if (point.group, point.name) == (seam, name))
     point = next(ours, None) or _named(seam)[name]
@@ -80,7 +80,7 @@ def load(seam: Seam, name: str) -> Any:
 
 @cache
 def _ours() -> EntryPoints:
-    """Rankmill's own entry points: reading them takes a fraction of what all packages take."""
+    """Rankmill's own entry points, because reading them takes a fraction of the time for all packages."""
     return distribution("rankmill").entry_points
 
 

@@ -1,7 +1,7 @@
-"""Clients without workers, a server and torch, for the tests of services that score with rankmill.
+"""Fake clients, which need no workers, server or torch, for the tests of services that use rankmill.
 
-They are the clients themselves, with a store of runs in this process; `FakeWorkers` scores what is put there.
-So inputs, options, errors, order, timeouts and handles are the real ones.
+These are the real clients with a store of runs in this process; `FakeWorkers` scores the runs. So inputs,
+options, errors, order, timeouts and handles are the real ones.
 
 >>> client = FakeClient()
 >>> client.rank("how far is the moon", ["Cheese.", "The moon is 384,400 km away."])[0].index
@@ -9,7 +9,7 @@ So inputs, options, errors, order, timeouts and handles are the real ones.
 >>> client.score([("a query", None)]).errors
 {0: 'passage is null'}
 
-A function gives other scores, and workers may be away, or late:
+A function can give other scores, and workers can be away or late:
 
 >>> workers = FakeWorkers(lambda query, passage: -len(passage))
 >>> FakeClient(fake_workers=workers).score([("q", "four")]).tolist()
@@ -61,10 +61,10 @@ from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopS
 from rankmill.producer.client.sync_client import Client
 
 Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
-"""As `FakeWorkers` has it."""
+"""A function of the kind that `FakeWorkers` takes."""
 
 URL = "redis://fake.invalid:6379/0"
-"""A server that nobody finds, should somebody look."""
+"""A server that does not exist, in case something looks for it."""
 
 _LOOK_SECONDS = 0.005
 _MOST_TOKENS = 512
@@ -73,9 +73,10 @@ _WORD = re.compile(r"\w+")
 
 
 def shared_words(*texts: Any) -> float:
-    """The share of the query's words that the passage has, from 0 to 1, and a little that tells rows apart.
+    """The share of the query's words that the passage has, from 0 to 1, and a little more that distinguishes
+    rows.
 
-    Of a text or a conversation a number from 0 to 1 that its characters decide.
+    For a text or a conversation it is a number from 0 to 1 that depends on the characters.
     """
     if len(texts) == 1:
         return _by_chance(*texts)
@@ -89,16 +90,16 @@ def _by_chance(*texts: Any) -> float:
 
 @dataclass
 class FakeRun:
-    """A run that was submitted.
+    """A run that was submitted to `FakeWorkers`.
 
     Attributes
     ----------
     asked
-        What it asks for: its spec, rows, priority, queue.
+        The run itself, with its spec, rows, priority and queue.
     is_complete
         Whether all of its scores were collected.
     is_cancelled
-        Whether it was cancelled, or failed, before.
+        Whether it was cancelled or failed before it was complete.
     """
 
     asked: Run
@@ -107,33 +108,34 @@ class FakeRun:
     _chunks: DetachedChunks | None = None
     _payloads: dict[ChunkId, Payload] = field(default_factory=dict)
     _waiting: dict[ChunkId, float] = field(default_factory=dict)
-    """When the chunks without a result were submitted."""
+    """The times at which the chunks without a result were submitted."""
     _results: dict[int, ChunkResult] = field(default_factory=dict)
     _entries: Iterator[int] = field(default_factory=lambda: count(1))
 
 
 class FakeWorkers:
-    """Scores in place of workers and their server. Everything may be changed at any time.
+    """Scores in place of workers and their server. All attributes may be changed at any time.
 
     Parameters
     ----------
     score
-        Gets a query and a passage, a text, or a list of messages. Returns the score, or as text why there is
-        none; if it raises `RunFailed`, the run fails. Default: the share of the query's words in the passage.
+        Gets a query and a passage, a text, or a list of messages. Returns the score, or as text the reason
+        why it has none; if it raises `RunFailed`, the run fails. By default it returns the share of the
+        query's words in the passage.
     labels
         Names of the model's outputs, if it has several; `score` returns a number for each.
     count
-        How many workers there are. Without any, waits end with `RunTimeout`, or with `NoWorkers` after
+        Number of workers. If it is 0, waits end with `RunTimeout`, or with `NoWorkers` after
         `no_workers_seconds`.
     seconds
-        How long a chunk takes.
+        Seconds that a chunk takes.
 
     Attributes
     ----------
     runs
         The runs of pairs that were submitted, in order.
     files
-        The runs of files that were submitted, by their ids; `end_file` ends them.
+        The runs of files that were submitted, by id; `end_file` ends them.
     """
 
     def __init__(
@@ -149,15 +151,15 @@ class FakeWorkers:
         self.files: dict[str, FileRun] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Runs of which others who collect them are told that they are cancelled."""
+        """Cancelled runs whose other collectors must be told so."""
         self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
     @contextmanager
     def everywhere(self) -> Iterator[FakeWorkers]:
-        """Score for all clients that are made within the block, whoever makes them and wherever.
+        """Score for all clients that are made within the block, by any code.
 
-        That includes `CrossEncoder` and embedded clients. If nothing names a server, ``REDIS_URL`` does.
+        This includes `CrossEncoder` and embedded clients. If nothing names a server, ``REDIS_URL`` does.
         """
 
         def alone(kind: type[Client], /, *, settings: Settings | None = None, **options: Any) -> Client:
@@ -186,7 +188,7 @@ class FakeWorkers:
                 os.environ.pop("REDIS_URL", None)
 
     def end_file(self, run_id: str, reason: str = "", *, rows: int = 0, row_errors: int = 0) -> None:
-        """End a submitted run of files: it has failed if there is a `reason`, else it is done."""
+        """End a submitted run of files; it has failed if a `reason` is given, and is done otherwise."""
         run = self.files[run_id]
         outcome = RunOutcome(
             output=run.order.request.output or "", rows=rows, row_errors=row_errors, resumed_rows=0,
@@ -210,7 +212,7 @@ class FakeWorkers:
         return found if found and system.now() < found.asked.created + found.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run, of which chunks may be left; return how many of them had no result."""
+        """Forget a run, some of whose chunks may be `left`; returns how many of them had no result."""
         with self._lock:
             found = self._known.pop(run.id, None)
             if found is None:
@@ -226,7 +228,7 @@ class FakeWorkers:
         return [f"fake-{number}" for number in range(1, self.count + 1)]
 
     def _collect(self, run: FakeRun, after: int) -> list[tuple[str, ChunkResult]]:
-        """Score the chunks that are due, and return all results after one of them."""
+        """Score the chunks that are due, and return all results after result `after`."""
         latest = system.monotonic() - self.seconds
         due = [chunk for chunk, since in list(run._waiting.items()) if self.count and since <= latest]
         for chunk in due:
@@ -279,7 +281,7 @@ class FakeWorkers:
     def _scores(
         self, spec: ScoreSpec, rows: Sequence[Sequence[str | None]], reasons: list[str | None]
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """The labels of the scores, and the scores; it adds the `reasons` of rows without one."""
+        """The labels of the scores, and the scores; this adds `reasons` for rows without a score."""
         several = max(len(self.labels), 1)
         logits = np.zeros((len(rows), several), np.float32)
         for row, texts in enumerate(rows):
@@ -308,7 +310,7 @@ class FakeWorkers:
         return self.score(*texts)
 
     def _found(self, asked: str) -> TokensFound:
-        """Words as tokens, whose ids are their checksums."""
+        """Find tokens: words, whose ids are their checksums."""
         wanted = TokensAsked.read_json(asked, "what is asked for")
         if wanted.ids is not None:
             text = " ".join(self._words.get(each, "[UNK]") for each in wanted.ids)
@@ -324,7 +326,7 @@ class FakeWorkers:
 
 
 def _activated(logits: npt.NDArray[np.float32], spec: ScoreSpec) -> npt.NDArray[np.float32]:
-    """Logits ``[n, outputs]`` as the spec's activation makes them; the model's own is none."""
+    """Apply the spec's activation to logits ``[n, outputs]``; the model's own is the identity."""
     several = logits.shape[1] > 1
     if spec.activation == "softmax" and not several:
         why = f"activation softmax is for several outputs, and model {spec.model} has one"
@@ -345,7 +347,7 @@ def _as_arrow(scores: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_]) -
 
 
 class _Store(RunStore):
-    """Runs in this process; what a client asks of a store, as `RunStore` has it."""
+    """A store of runs in this process, with the methods that clients call on `RunStore`."""
 
     def __init__(self, workers: FakeWorkers) -> None:
         self.redis = None
@@ -455,7 +457,7 @@ class _Store(RunStore):
 
 
 class _FileStore(FileRunStore):
-    """Submitted runs of files in this process."""
+    """The submitted runs of files in this process."""
 
     def __init__(self, workers: FakeWorkers, ttl: int) -> None:
         self._runs, self.ttl = workers.files, ttl
@@ -483,7 +485,7 @@ class _FileStore(FileRunStore):
 
 
 class _LoopStore(_Store, LoopStore):
-    """As `_Store`, for code that waits in the event loop."""
+    """A `_Store` for code that waits in the event loop."""
 
     def __init__(self, workers: FakeWorkers) -> None:
         super().__init__(workers)
@@ -504,9 +506,9 @@ class _LoopStore(_Store, LoopStore):
 
 
 class FakeClient(Client):
-    """`Client` without a server; `fake_workers` score, and several clients may have the same.
+    """A `Client` without a server; `fake_workers` score, and several clients may share them.
 
-    Parameters are those of `Client`; the URL of a server need not be given.
+    The parameters are those of `Client`; the URL of a server may be left out.
     """
 
     def __init__(
@@ -541,7 +543,7 @@ class _FakeLoopClient(LoopClient):
 
 
 class FakeAsyncClient(AsyncClient):
-    """`AsyncClient` without a server, as `FakeClient`."""
+    """An `AsyncClient` without a server; see `FakeClient`."""
 
     def __init__(
         self,
@@ -561,11 +563,11 @@ class FakeAsyncClient(AsyncClient):
         return _FakeLoopClient(redis_url, fake_workers=self.fake_workers, **options)
 
 
-if "pytest" in sys.modules:  # it takes a while to import, and whoever has it has imported it
+if "pytest" in sys.modules:  # pytest is slow to import, and its users have imported it
     import pytest
 
     @pytest.fixture
     def fake_workers() -> Iterator[FakeWorkers]:
-        """Workers for all clients that a test makes, also those of the service that it tests."""
+        """Workers for all clients that a test makes, including those of the service under test."""
         with FakeWorkers().everywhere() as workers:
             yield workers

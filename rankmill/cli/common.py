@@ -1,4 +1,4 @@
-"""What all commands have, without the libraries that only some need."""
+"""What all commands share, without the libraries that only some commands need."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def show(config: str | None) -> None:
 
 
 def _line(key: str, value: object) -> str:
-    flow = None if isinstance(value, tuple) else False  # None: a list is in its key's line
+    flow = None if isinstance(value, tuple) else False  # None: a list is written in its key's line
     return str(yaml.safe_dump({key: value}, default_flow_style=flow, width=float("inf"))).strip()
 
 
@@ -55,7 +55,7 @@ for command in (show, schema):
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON schema of a config file: all settings, none of them required, and ``extends``."""
+    """Make the JSON schema of a config file: all settings, none of them required, and ``extends``."""
     found = Settings.model_json_schema()
     for model in dict.fromkeys(extension_settings().values()):
         found["properties"] |= model.model_json_schema()["properties"]

@@ -15,7 +15,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _PORT = 9807
-"""The port for an address that names none."""
+"""The port if the address does not name one."""
 
 
 @options.command("exporter")
@@ -25,8 +25,8 @@ def exporter(settings: Settings) -> None:
 
     Runs until SIGTERM or Ctrl-C. / is the live page; /metrics has the metrics of queues, workers and runs,
     read from Redis; /sd lists the addresses of the workers' own metrics for Prometheus' HTTP service
-    discovery; /healthz answers 200 while the exporter is alive. The exporter keeps running while Redis does
-    not answer, and reports that.
+    discovery; /healthz answers 200 while the exporter is alive. While Redis does not answer, the exporter
+    keeps running and reports that.
     """
     server = options.server(settings)
     app = exporter_app(impatient(client_for(server, settings.redis_wait_seconds)))

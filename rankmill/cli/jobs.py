@@ -34,7 +34,7 @@ def jobs(client: redis.Redis, as_json: bool) -> None:
 
 
 def _command(name: str, do: Callable[[redis.Redis, FailedJob], None], text: str) -> None:
-    """Add a command that does something with some of the jobs, or with all."""
+    """Add a command that does something with some of the jobs, or with all of them."""
 
     @options.settings("redis_url")
     @click.argument("ids", metavar="[ID]...", nargs=-1)
@@ -59,7 +59,7 @@ def _command(name: str, do: Callable[[redis.Redis, FailedJob], None], text: str)
 
 
 def _chosen(found: list[FailedJob], ids: tuple[str, ...]) -> list[FailedJob]:
-    """The jobs of these ids, or all of them."""
+    """The jobs with these ids; without ids, all jobs."""
     unknown = set(ids) - {job.id for job in found}
     if unknown:
         raise InputError(f"no failed job is called {sorted(unknown)[0]}; rankmill jobs lists them")

@@ -1,4 +1,4 @@
-"""``rankmill workers``: list the live workers, and tell them what to do; ``start`` starts some."""
+"""``rankmill workers``: lists the live workers, and gives them orders; ``start`` starts workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ORDER_SECONDS = 60
 
 
 class _Workers(click.Group):
-    """Names the command that starts workers when it gets that command's options."""
+    """A group that, if it gets options of the command that starts workers, names that command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -44,8 +44,9 @@ class _Workers(click.Group):
 def workers(client: redis.Redis, **how: bool) -> None:
     """List the live workers; start, drain or warm some.
 
-    The list shows what each worker has loaded, what it uses of its host (CPU cores, memory; the whole GPU's
-    use, memory and temperature), and for how many of its chunks the model was loaded already (hits).
+    The list shows the models that each worker has loaded, how much it uses of its host (CPU cores, memory;
+    for the GPU everything that uses it, and its temperature), and the share of chunks whose model was already
+    loaded (hits).
     """
     watch.View(
         lambda cluster: tables.live_table(cluster.workers),
@@ -57,7 +58,7 @@ workers.add_command(score_workers, "start")
 
 
 def _reachable(context: click.Context) -> list[WorkerState]:
-    """The workers that take orders, for a shell's completion; none if the server cannot be asked."""
+    """The workers that take orders, for a shell's completion; empty if the server cannot be asked."""
     try:
         given = {"redis_url": context.params.get("redis_url")}
         client = options.connection(load_settings(given, context.params.get("config")))
@@ -91,7 +92,7 @@ _wait = click.option(
 def _order_command(
     name: OrderName, *arguments: options.Option
 ) -> Callable[[options.Function], click.Command]:
-    """A command of `workers` with these arguments; its function gets a connection to the server."""
+    """Make a command of `workers` with these arguments; its function gets a connection to the server."""
 
     def wrap(function: options.Function) -> click.Command:
         @functools.wraps(function)
@@ -115,7 +116,7 @@ def drain(client: redis.Redis, names: tuple[str, ...], **how: Any) -> None:
     """Let workers finish their chunks and take no more.
 
     NAME is a worker's name or the beginning of it. A drained worker stays alive, with its models loaded,
-    until it is resumed or stopped. A worker that is started anew is not drained.
+    until it is resumed or stopped. A worker that is started again is not drained.
     """
     every = read_cluster(client, page_size=0).workers
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)]
@@ -138,8 +139,8 @@ def warm(client: redis.Redis, model: str, names: tuple[str, ...], **how: Any) ->
     """Load a model before chunks need it.
 
     MODEL is a hub id, a directory on the workers' hosts, or 'demo'. It is loaded with the workers' own
-    settings (precision, …), if need be in the place of the model that was not used for longest. NAME is a
-    worker's name or the beginning of it; without NAME all workers load the model.
+    settings (precision, …). If necessary, it replaces the least recently used model. NAME is a worker's name
+    or the beginning of it; without NAME all workers load the model.
     """
     _order(client, _chosen(client, names), "warm", _model(model), **how)
 
@@ -156,7 +157,7 @@ def unload(client: redis.Redis, model: str, names: tuple[str, ...], **how: Any) 
 
 
 def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
-    """The workers of these names; without names all that take orders."""
+    """The workers with these names; without names, all workers that take orders."""
     every = read_cluster(client, page_size=0).workers
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)] or reachable(every)
     if not chosen:
@@ -165,7 +166,7 @@ def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
 
 
 def _model(name: str) -> str:
-    """The model as runs name it: a directory by its whole path."""
+    """The model as runs name it: for a directory, its whole path."""
     return str(expanded(name).resolve()) if name != "demo" and expanded(name).is_dir() else name
 
 
@@ -178,7 +179,7 @@ def _order(
     wait_seconds: float,
     as_json: bool,
 ) -> None:
-    """Give the order, print what became of it, and exit with 1 unless all workers have done it."""
+    """Give the order and print its outcomes; exits with 1 unless all workers have carried it out."""
     found = order_workers(client, chosen, what, model, wait_seconds=wait_seconds)
     if as_json:
         echo(json.dumps([outcome.model_dump() for outcome in found]))

@@ -1,4 +1,4 @@
-"""``rankmill``: the command group. A command is imported when it is used; listing it imports nothing."""
+"""``rankmill``: the command group. A command is imported when it is used; listing them imports nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.plugins import load, names
 
 Listed = tuple[str, str, str]
-"""Of a command: its purpose, the first line of its help, and ``MODULE:FUNCTION``."""
+"""Facts about a command: its purpose, the first line of its help, and ``MODULE:FUNCTION``."""
 
 _PURPOSES = ("Score", "Serve", "Cluster", "Models", "Measure")
-"""What somebody wants who looks for a command; --help lists the commands by it, in this order."""
+"""Purposes of commands; --help lists the commands by purpose, in this order."""
 
 _CORE: dict[str, Listed] = {
     "score": (
@@ -46,7 +46,7 @@ Exit codes:
 
 
 def listed_commands() -> dict[str, Listed]:
-    """All commands by name, the core's first; extensions add theirs by ``rankmill.commands``.
+    """All commands by name, the core's first; extensions add theirs through ``rankmill.commands``.
 
     Raises
     ------
@@ -78,7 +78,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.NoSuchCommand as error:  # click knows only commands that are imported already
+        except click.NoSuchCommand as error:  # click knows only commands that are already imported
             possibilities = self.list_commands(ctx)
             raise click.NoSuchCommand(error.command_name, possibilities=possibilities, ctx=ctx) from None
 

@@ -1,4 +1,4 @@
-"""``rankmill merge``: one output from shards."""
+"""``rankmill merge``: joins the outputs of shards into one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bo
     """Merge the outputs of score-file --shard.
 
     SHARDS are the outputs of --shard 1/N to N/N; the rows of OUTPUT are in the input's order. The command
-    checks that all shards are there, once, and were made from the same input with the same options.
+    checks that each shard is there exactly once, and that all were made from the same input with the same
+    options.
     """
     output = asked.output
     options.new_table(output, "shards are not ranked", force=force)

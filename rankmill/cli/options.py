@@ -1,4 +1,4 @@
-"""Options that commands share, each declared once; and options made of the fields of a model."""
+"""Options that commands share, each declared once; and options that are made from the fields of a model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _NONE = {
     "tenant": "none",
     "exporter_hosts": "none",
 }
-"""The default that --help shows for settings with the default `None` or an empty one."""
+"""The default that --help shows for settings whose default is `None` or empty."""
 
 _FLAGS = {
     "redis_url": "--redis",
@@ -110,7 +110,7 @@ class _Grouped(click.Command):
     groups: Mapping[str, str] = {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options in the order of their groups."""
+        """The options, in the order of their groups."""
         order = [name for names in self.groups.values() for name in names.split()]
         places = {name: place for place, name in enumerate(order)}
         return sorted(super().get_params(ctx), key=lambda each: places.get(each.name or "", len(order)))
@@ -130,9 +130,9 @@ class _Grouped(click.Command):
 def command(
     name: str, *, epilog: str | None = None, interrupted: str = "", groups: Mapping[str, str] | None = None
 ) -> Callable[[Function], click.Command]:
-    """`click.command` with ``-h``, and with failures printed as one line (`clean_exit`).
+    """A `click.command` with ``-h``, whose failures are printed as one line (`clean_exit`).
 
-    `groups` has the names of options by the title of their group; all others are listed after them.
+    `groups` has the names of options by the title of their group; other options are listed after these.
     """
 
     def wrap(function: Function) -> click.Command:
@@ -145,9 +145,9 @@ def command(
 
 
 def group(name: str, cls: type[click.Group]) -> Callable[[Function], click.Group]:
-    """`click.group` that does something without a command's name, too; as `command` otherwise.
+    """A `click.group` that also runs without a command's name; otherwise like `command`.
 
-    Its function gets a connection to the server; a command that is named gets ``--redis`` and ``--config``.
+    Its function gets a connection to the server. A command that is named gets ``--redis`` and ``--config``.
     """
 
     def wrap(function: Function) -> click.Group:
@@ -166,16 +166,16 @@ def group(name: str, cls: type[click.Group]) -> Callable[[Function], click.Group
 
 
 def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **defaults: str) -> Option:
-    """Give a command its ``settings``: those of the options that `flags` adds, and of what they override.
+    """Give a command its ``settings``, with the options that `flags` adds for some of them.
 
     Parameters
     ----------
     names, defaults
-        As of `flags`.
+        As in `flags`.
     logs
-        Whether the command logs; ``quiet`` and ``verbose`` say how much, if it has these options.
+        Whether the command logs; its options ``quiet`` and ``verbose``, if it has them, set how much.
     others
-        Settings that other options or arguments of the command have given.
+        Names of settings that other options or arguments of the command set.
     """
     taken = (*names, *defaults, *others)
 
@@ -198,9 +198,9 @@ def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **de
 
 
 def flags(*names: str, **defaults: str) -> Option:
-    """``--config``, and flags that override the settings called `names`.
+    """Add ``--config``, and flags that override the settings called `names`.
 
-    The keys of `defaults` are flags as well; their values replace the default that --help shows.
+    The keys of `defaults` are flags too; their values replace the default that --help shows.
     """
 
     def wrap(function: Function) -> Function:
@@ -231,7 +231,7 @@ def _setting(name: str, default: str | None) -> Option:
 
 
 def _values(annotation: Any) -> tuple[list[str], bool]:
-    """Words that a setting accepts, and whether it accepts a number; only for --help and completion."""
+    """The words that a setting accepts, and whether it accepts a number; only for --help and completion."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)], False
     parts = [_values(part) for part in get_args(annotation)]
@@ -249,11 +249,11 @@ StoredPath = Annotated[
 ]
 """A file, or an object in a store."""
 Number = Annotated[int, Field(ge=1, title="N")]
-"""The title of a type is what stands for its values in ``--help``."""
+"""A number; the title of a type stands for its value in ``--help``."""
 
 
 class CommandOptions(BaseModel):
-    """Base of a command's own options: each field is one, and its text is the help."""
+    """Base of a command's own options: each field is an option, and its text is the option's help."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True, use_attribute_docstrings=True)
 
@@ -272,14 +272,14 @@ class SampleOptions(CommandOptions):
 
 
 class NewTable(CommandOptions):
-    """A file of rows to make."""
+    """A file of rows that the command makes."""
 
     output: StoredPath
     """File to write: .parquet, .csv, .tsv or .jsonl."""
 
 
 def of(model: type[CommandOptions], called: str = "asked") -> Option:
-    """Give a command a `model`, made of the options that its fields are, by the name `called`."""
+    """Give a command an object of `model`, made from options for its fields, under the name `called`."""
     named = made_of(model)
 
     def wrap(function: Function) -> Function:
@@ -297,16 +297,16 @@ def of(model: type[CommandOptions], called: str = "asked") -> Option:
 
 
 def made_of(model: type[BaseModel]) -> dict[str, Option]:
-    """The options that the fields of a model are, by name: a field's type, default and text say what it is.
+    """Make the options for the fields of a model, by name, from each field's type, default and text.
 
-    The title of its type is what stands for its value in ``--help``.
+    The title of a field's type stands for its value in ``--help``.
     """
     schema = model.model_json_schema(by_alias=False)["properties"]
     return {name: _option(name, schema[name], field) for name, field in model.model_fields.items()}
 
 
 def _option(name: str, schema: dict[str, Any], field: FieldInfo) -> Option:
-    kind = schema.get("anyOf", [schema])[0]  # of a field that may be None
+    kind = schema.get("anyOf", [schema])[0]  # the kind of a field that may be None
     title, kind_name = kind.get("title"), kind["type"]
     own: dict[str, Any] = {"metavar": None if title == name.replace("_", " ").title() else title}
     least, most = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
@@ -338,7 +338,7 @@ def _split(context: click.Context, option: click.Parameter, given: tuple[str, ..
 
 
 def _check(field: FieldInfo) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback that reads the value of a field."""
+    """Make a callback that reads the value of a field."""
 
     def checked(context: click.Context, option: click.Parameter, given: str | None) -> Any:
         try:
@@ -362,7 +362,7 @@ def server(settings: Settings) -> str:
 
 
 def connection(settings: Settings) -> redis.Redis:
-    """A connection to the server for a command that looks once; it waits for some seconds at most."""
+    """Connect to the server for a command that asks once; this waits for some seconds at most."""
     from rankmill.jobs.runtime.connection import connect
 
     return connect(server(settings), min(settings.redis_wait_seconds, _WAIT_SECONDS))
@@ -382,14 +382,14 @@ PATH = _FileOrObject(path_type=Path)
 
 
 def new_table(output: AnyPath, why: str, *, force: bool) -> OutputFormat:
-    """The form of a file of rows that is to be made at `output`.
+    """The format of a file of rows that a command makes at `output`.
 
     Raises
     ------
     InputError
-        It cannot be written, or is a TREC run; `why` it cannot be one.
+        The file cannot be written, or would be a TREC run; `why` says why it must not be one.
     """
-    from rankmill.producer.files.formats.trec import TREC  # pyarrow, which is slow to import
+    from rankmill.producer.files.formats.trec import TREC  # late: pyarrow is slow to import
     from rankmill.producer.files.outputs import OutputFormat, check_target
 
     form = OutputFormat()
@@ -402,7 +402,7 @@ def new_table(output: AnyPath, why: str, *, force: bool) -> OutputFormat:
 
 
 def require_plots() -> None:
-    """Raise `ConfigError` if there is no matplotlib."""
+    """Raise `ConfigError` if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise ConfigError(f"plots need matplotlib: {install_line('lab')}")
 

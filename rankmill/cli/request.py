@@ -1,4 +1,4 @@
-"""The options that say which files are scored and how, made from the fields of `FileRequest`."""
+"""The options that say which files to score, and how, made from the fields of `FileRequest`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS = (
     "all_labels", "long", "long_stride", "truncation_side", "max_passage_tokens", "deterministic", "queue",
     "tenant", "weight", "chunk_size",
 )  # fmt: skip
-"""Settings that say how files are scored, wherever that is."""
+"""Settings that say how files are scored, wherever they are."""
 
 GROUPS = {
     "Most used": "output models top_k query_column passage_column",
@@ -30,11 +30,11 @@ GROUPS = {
     "long_stride truncation_side max_passage_tokens deterministic",
     "Workers": "redis_url workers device backend queue file_queue tenant weight chunk_size",
 }
-"""The options of files by group, as --help lists them."""
+"""The options for files by group, as --help lists them."""
 
 
 def file_options(function: options.Function) -> options.Function:
-    """INPUT and the options of `FileRequest`: the command gets the ``request``, and the setting ``model``."""
+    """Add INPUT and the options of `FileRequest`; the command gets ``request`` and the setting ``model``."""
 
     @functools.wraps(function)
     def run(**given: Any) -> None:
@@ -83,7 +83,7 @@ _OWN: dict[str, options.Option] = {
         help=f"{options.HELP['model']} Several: a column for each.  [default: {options.DEFAULTS['model']}]",
     ),
 }
-"""Fields that are no plain options: the first model is a setting, too."""
+"""Fields that are not simple options; the first model is also a setting."""
 
 _DATASET = click.option(
     "--dataset",
@@ -91,4 +91,4 @@ _DATASET = click.option(
     callback=_dataset,
     help="A dataset of ir_datasets: its queries, its passages and, without --run, its run.",
 )
-"""Stands for the run, the queries and the corpus, after which it is listed."""
+"""The option that stands for run, queries and corpus, and is listed after them."""

@@ -30,7 +30,7 @@ _WORTH_A_HINT = 1.3
 """The summary mentions int8 if it would be at least this many times as fast."""
 
 _SAMPLE = 1000
-"""Rows that are verified."""
+"""Number of rows that --verify scores again."""
 
 _EPILOG = """\b
 Exit codes:
@@ -109,7 +109,7 @@ def score_file(
     target = in_temporary_folder(request) if pipes else nullcontext(request)
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(request.models))
     with target as named, embedded as cluster:
-        # Imported only now: the server and the workers, which have just been started, start meanwhile.
+        # Imported late, so that the server and the workers, which were just started, start meanwhile.
         from rankmill.score.progress import progress_view
         from rankmill.score.score_file import score_file as run_score_file
 
@@ -156,7 +156,7 @@ def _verify(
 def _estimate(
     request: FileRequest, settings: Settings, sample: int, cluster: EmbeddedCluster | None, *, as_json: bool
 ) -> None:
-    """Print what all rows would take."""
+    """Print what scoring all rows would take."""
     from rankmill.cluster.tables import duration, size
     from rankmill.score.estimate import estimate
 
@@ -181,7 +181,9 @@ def _estimate(
 
 
 def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
-    """Raise `UsageError` for a flag without effect; settings in a file or the environment are for all."""
+    """Raise `UsageError` for a flag without effect; settings in a file or the environment are for all
+    commands.
+    """
     for name in ("workers", "device", "backend"):
         if settings.redis_url and given[name] is not None:
             raise click.UsageError(
@@ -192,7 +194,7 @@ def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
 
 
 def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") -> str:
-    """The summary as text for a person."""
+    """The summary as text for a terminal."""
     place = "on standard output" if summary.output == STANDARD_STREAM else f"in {summary.output}"
     if not summary.rows:
         return f"no rows in the input; an empty output is {place}"
@@ -226,7 +228,7 @@ def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") 
 
 
 def _how(summary: Summary) -> str:
-    """How the scores were computed; nothing is known of it where none was."""
+    """How the scores were computed, in words; unknown if none was computed."""
     if not summary.backend:
         return "no score was computed"
     beside = " of the model in its own precision" if summary.reference else ""

@@ -1,4 +1,4 @@
-"""Printing: names, reasons and devices are others' words, and a terminal acts on none of them."""
+"""Prints texts of others, such as names and reasons, so that a terminal does not act on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDE = 100_000
 
 
 class _Plain(Console):
-    """A console whose texts bring no sequences of their own; its styles are its only ones."""
+    """A console that removes control sequences from texts; only its own styles make some."""
 
     def render(self, *args: Any, **options: Any) -> Iterable[Segment]:
         for text, style, control in super().render(*args, **options):
@@ -25,9 +25,10 @@ class _Plain(Console):
 
 
 def console() -> Console:
-    """A console on standard output that reads no text as markup.
+    """A console on standard output that does not read text as markup.
 
-    Where no terminal says how wide it is, nor ``COLUMNS``, no line is too long: a program reads whole names.
+    If neither a terminal nor ``COLUMNS`` sets a width, lines are not broken, so that programs read whole
+    names.
     """
     found = _Plain(markup=False, highlight=False, emoji=False)
     if not found.is_terminal and "COLUMNS" not in os.environ:
@@ -36,10 +37,10 @@ def console() -> Console:
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print a text, to standard error with `err`."""
+    """Print a text, to standard error if `err`."""
     click.echo(shown(text), err=err)
 
 
 def json_of(found: BaseModel, indent: int | None = None) -> str:
-    """What ``--json`` prints of a model."""
+    """The JSON that ``--json`` prints for a model."""
     return shown_json(found.model_dump_json(indent=indent))

@@ -1,4 +1,4 @@
-"""``-o -``: the output goes to standard output, when it is complete."""
+"""``-o -``: writes the output to standard output when it is complete."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _NOTE = "-o - keeps no scores: only with a file (-o FILE) the same command conti
 
 @contextmanager
 def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
-    """The request with a file in a temporary folder in place of standard output.
+    """Change the request to write a file in a temporary folder instead of standard output.
 
-    Nothing of it stays: whoever reads a pipe cannot be given its second half.
+    ¶ Nothing of it is kept, because the reader of a pipe cannot get the second half later.
 
     Raises
     ------
     UsageError
-        The format is not known, or an option has no effect.
+        The format is unknown, or an option has no effect.
     """
     for name in ("rows_per_part", "force", "restart"):
         if request.is_given(name):
             raise click.UsageError(f"--{name.replace('_', '-')} has no effect with -o -, which is no file")
-    from rankmill.producer.files.formats.table import of_ending  # pyarrow, which is slow to import
+    from rankmill.producer.files.formats.table import of_ending  # late: pyarrow is slow to import
 
     kind = request.output_format or _kind_of_input(request)
     form = of_ending(f".{kind}")
@@ -50,13 +50,13 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
         try:
             yield request.model_copy(update={"output": str(Path(folder) / f"output.{kind}")})
         except (RankmillError, KeyboardInterrupt) as error:
-            if getattr(error, "__notes__", []):  # of scores that are kept in the folder
+            if getattr(error, "__notes__", []):  # notes about scores that are kept in the folder
                 error.__notes__ = [_NOTE]
             raise
 
 
 def pass_on(summary: Summary, *, quiet: bool) -> Summary:
-    """Copy the output to standard output, and say which rows have no score; return its summary."""
+    """Copy the output to standard output, and report rows without a score; returns its summary."""
     if summary.errors_file and not quiet:
         with Path(summary.errors_file).open() as file:
             for line in islice(file, _SHOWN_ERRORS):
@@ -69,7 +69,7 @@ def pass_on(summary: Summary, *, quiet: bool) -> Summary:
 
 
 def _kind_of_input(request: FileRequest) -> str:
-    """The format of the input's files, if it is one and can be written."""
+    """The format of the input's files, if they all have the same and it can be written."""
     from rankmill.producer.files.inputs import find_files
 
     kinds = set()

@@ -88,8 +88,8 @@ def cancel(run_id: str, settings: Settings) -> None:
     """Cancel a run, or a submitted run.
 
     RUN is the run's id or the beginning of it. The run's waiting chunks leave the queue; its producer, and
-    the workers' work on it, stop within seconds. score-file keeps the scores, and the same command continues;
-    so does a file that is submitted again.
+    the workers' work on it, stop within seconds. score-file keeps the scores, and the same command continues
+    from them; so does a file that is submitted again.
     """
     store = RunStore(options.connection(settings))
     files = submitted_files(store.redis, settings)
@@ -136,7 +136,7 @@ def errors(run_id: str, settings: Settings, as_json: bool) -> None:
 
 
 def _find(store: RunStore, prefix: str) -> Run:
-    """The run whose id begins with `prefix`; raises `InputError` unless there is exactly one."""
+    """Find the run whose id begins with `prefix`; raises `InputError` unless there is exactly one."""
     found = store.find(prefix)
     if len(found) > 1:
         raise InputError(

@@ -1,4 +1,4 @@
-"""``rankmill usage``: what was used of the workers, by whom."""
+"""``rankmill usage``: shows how much each tenant has used the workers."""
 
 from __future__ import annotations
 

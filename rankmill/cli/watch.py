@@ -1,4 +1,4 @@
-"""Shows a cluster once, or again and again until Ctrl-C."""
+"""Shows a cluster once, or repeatedly until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class View:
     text: Callable[[Snapshot], str]
 
     def show(self, client: redis.Redis, *, as_json: bool, watch: bool) -> None:
-        """Show the cluster; with `watch` every 2 s until Ctrl-C, also while the server does not answer."""
+        """Show the cluster; with `watch`, every 2 s until Ctrl-C, even while the server does not answer."""
         if not watch:
             self._print(read_cluster(client), as_json)
             return
-        with suppress(KeyboardInterrupt):  # the way to end it
+        with suppress(KeyboardInterrupt):  # this ends it
             self._watch(client, as_json)
 
     def _watch(self, client: redis.Redis, as_json: bool) -> None:
@@ -64,7 +64,7 @@ class View:
 
 
 def _look(client: redis.Redis) -> Snapshot | str:
-    """A snapshot of the cluster, or the reason why there is none now."""
+    """A snapshot of the cluster, or the reason why the server gives none now."""
     try:
         return read_cluster(client)
     except (redis.RedisError, RedisUnavailable) as error:

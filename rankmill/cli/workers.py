@@ -33,15 +33,16 @@ logger = logging.getLogger(__name__)
 def score_workers(settings: Settings) -> None:
     """Start this host's workers and keep them running.
 
-    With several queues in --queue, separated by commas, they take jobs of the first one first.
+    If --queue names several queues, separated by commas, jobs of the first one come first.
 
-    The default is one worker for each GPU, or one worker that uses all CPU cores. Where one process prepares
-    batches more slowly than its GPU scores them, a second one is started for that GPU, if its memory and the
-    cores allow it; --workers fixes their number. Each is an rq worker of class rankmill.ScoringWorker. A
-    worker that dies is started again after a pause, which grows with each death, and other workers get its
-    chunks at once. If a worker dies repeatedly at its start, the command ends with exit code 1; a second one
-    of a GPU is given up. After SIGTERM or Ctrl-C the workers finish the batch in progress and return the rest
-    of their chunks to the queue; after a second signal they return all chunks at once.
+    The default is one worker for each GPU, or one worker that uses all CPU cores. If one process prepares
+    batches more slowly than its GPU scores them, a second one is started for that GPU, provided that its
+    memory and the cores allow it; --workers fixes the number. Each is an rq worker of class
+    rankmill.ScoringWorker. A worker that dies is started again after a pause, which grows with each death,
+    and other workers get its chunks at once. If a worker dies repeatedly at its start, the command ends with
+    exit code 1; a second one of a GPU is given up. After SIGTERM or Ctrl-C the workers finish the batch in
+    progress and return the rest of their chunks to the queue; after a second signal they return all chunks at
+    once.
     """
     require_worker_packages()
     server = options.server(settings)
@@ -61,7 +62,7 @@ def score_workers(settings: Settings) -> None:
 
 
 def keep(processes: WorkerProcesses, share_gpus: Callable[[], None]) -> None:
-    """Keep the workers running until SIGTERM or SIGINT; `share_gpus` may add some.
+    """Keep the workers running until SIGTERM or SIGINT; `share_gpus` may add workers.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How much work is left for each queue's workers, in pairs and in seconds: what a scaler wants to know."""
+"""The backlog: how much work is left for each queue's workers, in pairs and in seconds, for autoscalers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from rankmill.cluster.snapshot import QueueState, RunState, Snapshot
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport
 
 RUNS = 1000
-"""Runs that are read for the backlog, the most recently active first."""
+"""Runs that are read for the backlog, by most recent activity."""
 
 _QUIET_SECONDS = 600
-"""A run without a result for this long does not count if its queue has workers: its producer has died."""
+"""Seconds without a result after which a run no longer counts if its queue has workers: its producer has
+died.
+"""
 
 _ABANDONED_SECONDS = 60
-"""The same for a run of a queue without any job."""
+"""The same for a run whose queue has no jobs."""
 
 _FORWARD = STAGES.index("forward")
 
@@ -24,7 +26,7 @@ _FORWARD = STAGES.index("forward")
 class Backlog:
     """Pairs that are not scored yet, and the seconds that the live workers need for them.
 
-    ``seconds`` is ``None`` if there are pairs, and no worker of the queue has scored any yet.
+    ``seconds`` is ``None`` if there are pairs, but no worker of the queue has scored any yet.
     """
 
     pairs: int
@@ -32,7 +34,7 @@ class Backlog:
 
 
 class Backlogs:
-    """Computes backlogs from snapshots; remembers speeds for queues that have no workers just now."""
+    """Computes backlogs from snapshots; remembers speeds for queues that have no workers now."""
 
     def __init__(self) -> None:
         self._speeds: dict[str, float] = {}
@@ -60,20 +62,22 @@ class Backlogs:
 
 
 def _speed(report: WorkerReport) -> float | None:
-    """Pairs a second of a worker while its model works; ``None`` before its first pairs."""
+    """Pairs per second of a worker while its model works; ``None`` before its first pairs."""
     seconds = report.stage_seconds[_FORWARD]
     return report.pairs / seconds if report.pairs and seconds > 0 else None
 
 
 def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
-    """Pairs in a chunk, as the workers saw them; 1 if they have seen none."""
+    """Pairs in a chunk, as the workers have seen; 1 if they have seen none."""
     known = list(reports)
     chunks = sum(report.chunks for report in known)
     return max(sum(report.pairs for report in known) / chunks, 1.0) if chunks else 1.0
 
 
 def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:
-    """Pairs left: those of runs with a known total, submitted or not; at least those of the queue's jobs."""
+    """Pairs that are left: those of runs with a known total, submitted or not; at least those of the queue's
+    jobs.
+    """
     jobs = queue.waiting + queue.started
     limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS
     left = sum(

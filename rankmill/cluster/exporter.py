@@ -1,4 +1,6 @@
-"""The exporter: metrics of the cluster from Redis, and the addresses of the workers' own metrics."""
+"""The exporter: serves metrics of the cluster, read from Redis, and the addresses of the workers' own
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import system
 
 _CACHE_SECONDS = 1
-"""Requests within this time get the same snapshot, so that they put no load on Redis."""
+"""Seconds within which requests get the same snapshot, to spare Redis."""
 
 _JOBS = ("waiting", "started", "failed")
 _COUNTED = {
@@ -39,7 +41,7 @@ _COUNTED = {
     "pairs": "Pairs that went through the models of all workers.",
     "row_errors": "Pairs that got an error instead of a score.",
 }
-"""Fields of a `WorkerReport` that are added up, and the metrics' help."""
+"""Fields of a `WorkerReport` that are added up, and the metrics' help texts."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +52,13 @@ def exporter_app(client: redis.Redis) -> WSGIApplication:
     Parameters
     ----------
     client
-        Client of the server from `jobs.runtime.connection.impatient`: it does not wait for the server.
+        A client from `jobs.runtime.connection.impatient`, which does not wait for the server.
     """
     view = ClusterView(client)
 
     def targets() -> tuple[HTTPStatus, str]:
         cluster = view.look()
-        if cluster is None:  # after a 503 Prometheus keeps its targets
+        if cluster is None:  # on a 503, Prometheus keeps its targets
             return HTTPStatus.SERVICE_UNAVAILABLE, "Redis does not answer"
         return HTTPStatus.OK, json.dumps(discovery(cluster))
 
@@ -127,7 +129,7 @@ class ClusterView:
 
 
 class ClusterMetrics(Collector):
-    """Reads the cluster for each scrape; while Redis is away, there is only ``rankmill_redis_up 0``."""
+    """Reads the cluster for each scrape; while Redis is away, the only metric is ``rankmill_redis_up 0``."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view

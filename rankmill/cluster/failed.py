@@ -1,4 +1,4 @@
-"""Jobs that have failed for good, and jobs that were set aside: list, retry and clear them."""
+"""Jobs that have failed for good, and jobs that were set aside: lists, retries and clears them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, forget_set_aside, jobs_set_aside, read_job
 
 MOST = 100
-"""Failed jobs of a queue that are listed at most."""
+"""Most failed jobs of a queue that are listed."""
 
 _UNREADABLE = "no worker can read it"
 _OF_A_RUN = "its run has its failure already: score what has no score again, with --reuse for the rest"
 
 
 class FailedJob(BaseModel):
-    """A job that no worker takes again by itself.
+    """A job that no worker will take again by itself.
 
-    ``failed``: all attempts have failed; ``set aside``: no worker could read it. ``at`` is when (s since
-    1970), ``None`` if that is not known. ``final`` is why it cannot be retried; empty if it can.
+    ``failed`` means that all attempts have failed, ``set aside`` that no worker could read it. ``at`` is the
+    time in seconds since 1970, ``None`` if unknown. ``final`` is why it cannot be retried; empty if it can.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -41,7 +41,7 @@ class FailedJob(BaseModel):
 
 
 def failed_jobs(client: redis.Redis) -> list[FailedJob]:
-    """The failed jobs, at most `MOST` of a queue, and the jobs that were set aside; the latest first.
+    """List the failed jobs, at most `MOST` of a queue, and the jobs that were set aside, the latest first.
 
     Raises
     ------
@@ -65,14 +65,14 @@ def retry(client: redis.Redis, job: FailedJob) -> None:
 
 
 def clear(client: redis.Redis, job: FailedJob) -> None:
-    """Remove a job from the list; of one that belongs to no run, the job as well."""
+    """Remove a job from the list; a job that does not belong to a run is also deleted."""
     connection: Any = client
     if job.state == "set aside":
         forget_set_aside(client, job.id)
         return
     queue = RunStore(client).queue(job.queue)
     connection.zrem(queue.failed_job_registry.key, job.id)
-    if job.final != _OF_A_RUN:  # a run's jobs expire with it, and its producer may look at them
+    if job.final != _OF_A_RUN:  # a run's jobs expire with it, and its producer may read them
         connection.unlink(Job.key_for(job.id), _results(job.id))
 
 
@@ -81,7 +81,7 @@ def _name(key: str) -> str:
 
 
 def _failed(queue: OrderedQueue) -> Iterator[FailedJob]:
-    """The latest jobs in RQ's registry of a queue, at most `MOST`."""
+    """The latest jobs in RQ's registry of a queue's failed jobs, at most `MOST`."""
     connection: Any = queue.connection
     for raw in connection.zrange(queue.failed_job_registry.key, -MOST, -1):
         reason, final, at = "it has expired", "it has expired", None
@@ -103,7 +103,7 @@ def _results(job: str) -> str:
 
 
 def _reason(queue: OrderedQueue, job: Job) -> str:
-    """The last line of the last error."""
+    """The last line of a job's last error."""
     connection: Any = queue.connection
     found = connection.xread({_results(job.id): "0-0"})
     if not found:

@@ -1,4 +1,4 @@
-"""Give orders to live workers, and wait until their reports say what became of them."""
+"""Gives orders to live workers, and waits until their reports tell the outcomes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ TAKE_CHUNKS = frozenset({"idle", "busy"})
 
 
 class WorkerOutOfReach(RankmillError):
-    """A worker takes no orders: it is lost, its report cannot be read, or its release knows no orders."""
+    """A worker does not take orders: it is lost, its report cannot be read, or its release does not know
+    orders.
+    """
 
 
 class OrderOutcome(BaseModel):
-    """What became of an order to a worker, as far as it is known.
+    """The outcome of an order to a worker, as far as it is known.
 
-    ``waiting``: it is not done, but the worker may still do it; ``gone``: the worker has ended or is lost.
+    ``waiting`` means that it is not carried out yet, but may be; ``gone`` that the worker has ended or is
+    lost.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,12 +43,12 @@ class OrderOutcome(BaseModel):
 
 
 def find_worker(workers: Iterable[WorkerState], name: str) -> WorkerState:
-    """The worker called `name`, or the only one whose name begins with it.
+    """Find the worker called `name`, or the only one whose name begins with it.
 
     Raises
     ------
     InputError
-        There is none, or there are several.
+        No worker matches, or several do.
     """
     known = {worker.name: worker for worker in workers}
     if name in known:
@@ -61,7 +64,7 @@ def find_worker(workers: Iterable[WorkerState], name: str) -> WorkerState:
 
 
 def unreachable(worker: WorkerState) -> str | None:
-    """Why the worker takes no orders, if so."""
+    """Why the worker does not take orders; ``None`` if it does."""
     if worker.state == "foreign":
         return "is an RQ worker of another class than ScoringWorker, which takes no orders"
     if worker.state == "lost":
@@ -77,7 +80,7 @@ def reachable(workers: Iterable[WorkerState]) -> list[WorkerState]:
 
 
 def queues_without(workers: Sequence[WorkerState], drained: Sequence[str]) -> list[str]:
-    """Queues of the workers `drained` (names) for which no other worker takes chunks."""
+    """The queues of the workers called `drained` for which no other worker takes chunks."""
     theirs = {queue for each in workers if each.name in drained for queue in each.queues}
     rest = [each for each in workers if each.name not in drained and each.state in TAKE_CHUNKS]
     return sorted(theirs - {queue for each in rest for queue in each.queues})
@@ -96,16 +99,16 @@ def order_workers(
     Parameters
     ----------
     client
-        The server.
+        A client of the server.
     workers, what, model
-        Who is to do what, with which model.
+        The workers, the order, and its model.
     wait_seconds
-        Longest wait; an order that is not carried out by then stays, and its outcome is ``waiting``.
+        Longest wait in seconds. An order that is not carried out by then stays, with the outcome ``waiting``.
 
     Raises
     ------
     WorkerOutOfReach
-        A worker takes no orders; then none has got one.
+        A worker does not take orders; then no worker has got one.
     """
     for worker in workers:
         if reason := unreachable(worker):
@@ -134,7 +137,7 @@ def order_workers(
 def _state(
     report: WorkerReport | None, order: str, started: float
 ) -> tuple[Literal["done", "failed", "waiting", "gone"], str]:
-    """What the report says of an order to the process that began at `started`."""
+    """The outcome of an order to the process that began at `started`, by its report."""
     if report is None:
         return "gone", "has ended, or is lost"
     if report.started != started:

@@ -1,6 +1,7 @@
-"""A snapshot of the cluster from Redis: queues, workers and runs, in a few round trips whatever its size.
+"""A snapshot of the cluster, read from Redis: queues, workers and runs, in a few round trips whatever its
+size.
 
-A damaged key is listed with a reason, and all other keys are shown.
+A damaged key is listed with the reason, and all other keys are still shown.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from rankmill.jobs.runtime.patience import each_reply
 from rankmill.jobs.system import system
 
 PAGE_RUNS = 50
-"""Runs on a page."""
+"""Number of runs on a page."""
 
 SLOW = 1 / 3
-"""A worker is slow whose pace is under this part of that of its peers."""
+"""A worker counts as slow if its pace is under this share of its peers' pace."""
 
 MAX_DAMAGED = 100
 """Most damaged keys that a snapshot lists."""
@@ -42,14 +43,14 @@ MAX_DAMAGED = 100
 _REASON_CHARS = 300
 
 _LOOK_AT = 256
-"""Tenants of a queue, and runs of each, among whose next jobs the oldest is looked for."""
+"""Tenants of a queue, and runs of each, whose next jobs are read to find the oldest."""
 
 _CHUNK_BYTES = 8 << 20
-"""Room that a large chunk needs in Redis."""
+"""Bytes that a large chunk needs in Redis."""
 
 _WEBHOOK_LATE_SECONDS = 15.0
 _WEBHOOK_SENT_SECONDS = 10.0
-"""A runner that took a webhook so recently sends it just now, and is not late."""
+"""Seconds for which a runner that took a webhook counts as sending it, so that the webhook is not late."""
 
 _QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
 _WORKER_FIELDS = (
@@ -61,8 +62,8 @@ Item = TypeVar("Item")
 WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreign"]
 """The state of a worker.
 
-``draining``: it takes no new chunks and has some left; ``drained``: it has none left; ``lost``: a
-ScoringWorker without a heartbeat for its lease; ``foreign``: an RQ worker of another class.
+``draining``: it takes no new chunks but has some left; ``drained``: it has none left; ``lost``: a
+ScoringWorker without a heartbeat for the time of its lease; ``foreign``: an RQ worker of another class.
 """
 
 
@@ -71,7 +72,7 @@ class _Frozen(BaseModel):
 
 
 class Damaged(_Frozen):
-    """A key that cannot be read, or only in part, and the reason."""
+    """A key that cannot be read, entirely or in part, and the reason."""
 
     key: str
     reason: str
@@ -80,8 +81,8 @@ class Damaged(_Frozen):
 class WorkerState(_Frozen):
     """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired.
 
-    ``pid`` is the id of its process on its host, ``relative_pace`` its pace over the usual one of workers
-    with its device and models (``None`` if no other one scores).
+    ``pid`` is its process's id on its host. ``relative_pace`` is its pace divided by the usual pace of
+    workers with its device and models (``None`` if no other one scores).
     """
 
     name: str
@@ -95,15 +96,15 @@ class WorkerState(_Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def is_slow(self) -> bool:
-        """Whether it takes far more time for a token than its peers."""
+        """Whether the worker takes far more time for a token than its peers."""
         return self.relative_pace is not None and self.relative_pace < SLOW
 
 
 class QueueState(_Frozen):
     """A queue: its waiting, started and finally failed jobs, and the number of its live ScoringWorkers.
 
-    ``workers`` take chunks; those that are ``drained`` are not among them. ``oldest_seconds`` is the age of
-    the next request or bulk chunk, whichever is older; ``None`` if none waits.
+    ``workers`` counts those that take chunks; ``drained`` ones are counted apart. ``oldest_seconds`` is the
+    age of the next request or the next bulk chunk, whichever is older; ``None`` if none waits.
     """
 
     name: str
@@ -116,9 +117,9 @@ class QueueState(_Frozen):
 
 
 class FileQueueState(_Frozen):
-    """A queue of submitted runs: how many wait and run, live runners, and webhooks that are not delivered.
+    """A queue of submitted runs: waiting and running runs, live runners, and webhooks that are not delivered.
 
-    ``late_webhooks`` are those of them that are tried again, or that no runner has sent for 15 s.
+    ``late_webhooks`` are those that are tried again, or that no runner has sent for 15 s.
     """
 
     name: str
@@ -130,7 +131,9 @@ class FileQueueState(_Frozen):
 
 
 class ServerMemory(_Frozen):
-    """The server's memory in bytes (``limit`` is maxmemory, 0 for none), and the keys evicted so far."""
+    """The server's memory in bytes (``limit`` is maxmemory, 0 for none), and the number of evicted keys so
+    far.
+    """
 
     used: int
     limit: int
@@ -140,15 +143,15 @@ class ServerMemory(_Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def is_nearly_full(self) -> bool:
-        """Whether a tenth of the limit is left or less, or so little that a chunk may not fit."""
+        """Whether at most a tenth of the limit is left, or too little for a chunk."""
         return bool(self.limit) and self.limit - self.used < max(self.limit / 10, _CHUNK_BYTES)
 
 
 class RunState(_Frozen):
-    """An unfinished run; ``rows`` (the total) and ``seconds_left`` are ``None`` if they are not known.
+    """An unfinished run; ``rows`` (the total) and ``seconds_left`` are ``None`` if unknown.
 
-    ``quiet_seconds`` is the time since the last result, or since the run's creation if it has no result.
-    ``waiting`` is how many of its chunks wait in its queue; of requests, which wait together, it is 0.
+    ``quiet_seconds`` is the time since the last result, or since the run's creation without one. ``waiting``
+    is the number of its chunks that wait in its queue; for requests, which wait in one list, it is 0.
     """
 
     id: str
@@ -165,13 +168,13 @@ class RunState(_Frozen):
 
 
 class Snapshot(_Frozen):
-    """All queues and workers, and one page of the runs, the most recently active first.
+    """All queues and workers, and one page of the runs, those with the most recent activity first.
 
-    ``at`` is in seconds since 1970; ``page`` counts from 0; ``damaged`` lists the keys that cannot be read.
-    ``trouble`` is the reason why the server takes no writes now, if it takes none; ``set_aside`` lists the
-    jobs that no worker could read, ``last_reports`` the workers that have stopped in the last week because
-    they computed wrong scores. ``file_queues`` are those of submitted runs, which runners take.
-    ``durability`` is there if it was asked for, ``memory`` if the server tells it.
+    ``at`` is in seconds since 1970, and ``page`` counts from 0. ``damaged`` lists the keys that cannot be
+    read. ``trouble`` is the reason why the server accepts no writes now. ``set_aside`` lists the jobs that no
+    worker could read. ``last_reports`` are of workers that stopped in the last week because they computed
+    wrong scores. ``file_queues`` are the queues of submitted runs, which runners take. ``durability`` is set
+    if it was asked for, ``memory`` if the server tells it.
     """
 
     at: float
@@ -196,9 +199,9 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
     Parameters
     ----------
     client
-        The server; responses as bytes.
+        A client of the server, whose responses are bytes.
     page, page_size
-        Which runs to read: ``page_size`` runs from position ``page * page_size`` on.
+        The page of runs to read: ``page_size`` runs from position ``page * page_size`` on.
 
     Raises
     ------
@@ -209,7 +212,7 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
 
 
 class _Reader:
-    """Reads a snapshot, and collects the keys that cannot be read for it."""
+    """Reads a snapshot, and collects the keys that cannot be read."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -217,7 +220,7 @@ class _Reader:
         self._damaged: dict[str, str] = {}
 
     def snapshot(self, page: int, page_size: int) -> Snapshot:
-        """The snapshot."""
+        """Read the snapshot."""
         now = self._now
         latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
         ((queue_keys, worker_keys, total, run_ids, used, file_queues),) = self._replies(
@@ -234,7 +237,7 @@ class _Reader:
         workers = _compared(self._workers(_names(self._texts(worker_keys, ALL_WORKERS), WORKER_PREFIX)))
         queues = _names(self._texts(queue_keys, Queue.redis_queues_keys), _QUEUE_PREFIX)
         of_files = set(self._texts(file_queues, keys.file_queues()))
-        queues = [name for name in queues if name not in of_files]  # runners take them, not workers
+        queues = [name for name in queues if name not in of_files]  # runners take these, not workers
         return Snapshot(
             at=now,
             trouble=refuses_writes(self._client),
@@ -335,7 +338,7 @@ class _Reader:
         return tuple(found)
 
     def _next_jobs(self, queues: Sequence[str], counts: Sequence[list[Any]]) -> list[list[str]]:
-        """Keys of the jobs that are next in the lists of each queue, of so many lists at most."""
+        """Keys of the next jobs in the lists of each queue, from a limited number of lists."""
         scopes = [
             (queue, f"bulk:{tenant}")
             for queue, (*_, bulk, _, _) in zip(queues, counts, strict=True)
@@ -426,10 +429,11 @@ class _Reader:
     def _replies(
         self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
     ) -> list[list[Any]]:
-        """For each item the replies to its `commands`, which only read; all in one round trip.
+        """Run the `commands` of each item, which only read, in one round trip; returns the replies of each
+        item.
 
-        A command is its name, its key, the reply to use if the key holds a value of another type, and its
-        other arguments.
+        A command is its name, its key, the reply to use if the key has a value of another type, and its other
+        arguments.
         """
         asked = [commands(item) for item in items]
         sent = [(name, key, *arguments) for one in asked for name, key, _, *arguments in one]
@@ -445,7 +449,7 @@ class _Reader:
         return reply
 
     def _note(self, key: str, reason: object) -> None:
-        """Add a damaged key; only its first reason is kept."""
+        """Record a damaged key; only its first reason is kept."""
         if len(self._damaged) < MAX_DAMAGED:
             self._damaged.setdefault(key, " ".join(str(reason).split())[:_REASON_CHARS])
 
@@ -474,7 +478,7 @@ class _Reader:
 
 
 def _memory(client: redis.Redis) -> ServerMemory | None:
-    """The server's memory; ``None`` if it does not tell."""
+    """The server's memory; ``None`` if the server does not tell it."""
     try:
         told = cast("Mapping[str, Any]", client.info())
         return ServerMemory(
@@ -488,7 +492,7 @@ def _memory(client: redis.Redis) -> ServerMemory | None:
 
 
 def _compared(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
-    """The workers with their pace beside that of their peers."""
+    """The workers, each with its pace relative to its peers'."""
     peers: dict[object, list[float]] = {}
     for worker in workers:
         if (report := worker.report) and report.pace is not None:

@@ -1,4 +1,4 @@
-"""Tables of a snapshot for a terminal."""
+"""Tables of a snapshot, for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankmill.jobs.runtime.durability import Durability
 Row = TypeVar("Row")
 
 ID_CHARS = 12
-"""Characters of a run's id shown in tables; enough to identify it."""
+"""Number of characters of a run's id in tables, which is enough to identify it."""
 
 _STYLES = {
     "busy": "green",
@@ -87,7 +87,7 @@ def workers_table(workers: Iterable[WorkerState]) -> RenderableType:
 
 
 def live_table(workers: Iterable[WorkerState]) -> RenderableType:
-    """One line for each worker, with what it keeps loaded and what it uses of its host."""
+    """One line for each worker, with its loaded models and what it uses of its host."""
     return _or_word("No workers: start some with rankmill workers start.", _table(workers, {
         "worker": lambda worker: plain(worker.name),
         "pid": lambda worker: "" if worker.pid is None else str(worker.pid),
@@ -142,7 +142,7 @@ def errors_table(errors: Iterable[RowError]) -> RenderableType:
 
 
 def failed_table(jobs: Iterable[FailedJob], now: float) -> RenderableType:
-    """One line for each job that no worker takes again."""
+    """One line for each job that no worker will take again."""
     return _or_word("No failed jobs, and none was set aside.", _table(jobs, {
         "job": lambda job: plain(job.id),
         "queue": lambda job: plain(job.queue),
@@ -179,12 +179,12 @@ def duration(seconds: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """The text without characters that a terminal would take for control codes."""
+    """Replace the characters of a text that a terminal would read as control codes."""
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 
 def size(count: int) -> str:
-    """Bytes in MiB or GiB."""
+    """Bytes as text, in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"
 
 
@@ -198,7 +198,7 @@ def _gpu(gpu: GpuReport | None) -> str:
 
 
 def _hits(report: WorkerReport) -> str:
-    """Share of the chunks whose model was loaded already."""
+    """Share of the chunks whose model was already loaded."""
     looks = report.model_hits + report.model_loads
     return f"{report.model_hits / looks:.1%}" if looks else ""
 
@@ -219,7 +219,7 @@ def _live_state(worker: WorkerState) -> Text:
 
 
 def _of_report(cell: Callable[[WorkerReport], str]) -> Callable[[WorkerState], str]:
-    """A cell of a worker that is empty if the worker has no report."""
+    """Make a cell for a worker that is empty if the worker has no report."""
     return lambda worker: cell(worker.report) if worker.report else ""
 
 

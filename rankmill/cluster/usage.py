@@ -1,4 +1,4 @@
-"""The accounts as people read them: summed up by key, model or day, as JSON, and as metrics."""
+"""Shows the accounts: summed up by tenant, model or day, as JSON, and as metrics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rankmill.jobs.system import system
 By = Literal["key", "model", "day"]
 
 NOBODY = "(none)"
-"""The tenant of runs that name none."""
+"""Name of the tenant of runs that do not name one."""
 OTHER = "(other)"
-"""Combinations beyond a day's limit."""
+"""Name of everything beyond a day's limit of combinations."""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")
@@ -32,14 +32,14 @@ _COUNTED = {
 
 
 def tenant_of(entry: Entry) -> str:
-    """The name of an entry's tenant; where it is not known, what stands for it in the ids of his runs."""
+    """The name of an entry's tenant; if unknown, the digits that stand for the tenant in ids of runs."""
     if entry.other:
         return OTHER
     return entry.tenant or (NOBODY if entry.group == _NOBODY_GROUP else entry.group)
 
 
 def summed(entries: Iterable[Entry], by: By) -> dict[tuple[str, str], Amounts]:
-    """The amounts by what is asked for, and by device."""
+    """Sum up the amounts by what `by` names, and by device."""
     found: dict[tuple[str, str], Amounts] = {}
     for entry in entries:
         name = {"key": tenant_of(entry), "model": entry.model or OTHER, "day": entry.date}[by]
@@ -61,7 +61,7 @@ def usage_table(entries: Iterable[Entry], by: By) -> Table:
 
 
 def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict[str, Any]:
-    """All entries as JSON; `called` gives models other names."""
+    """All entries as JSON; `called` may give models other names."""
     data = [
         {
             "date": each.date,
@@ -80,9 +80,9 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 
 
 class UsageMetrics:
-    """Counters of what was used since this process first looked, or up to a day before.
+    """Counters of what was used since this process first read the accounts, or up to a day earlier.
 
-    It remembers what each day had when it was last seen, so a total falls at no midnight.
+    It remembers what each day had when it was last read, so totals do not fall at midnight.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class UsageMetrics:
         self._days: dict[int, dict[tuple[str, ...], Amounts]] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
-        """The metrics, without values where there are no accounts."""
+        """The metrics; without values if there are no accounts."""
         found = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
             for name, text in _COUNTED.items()

@@ -1,4 +1,6 @@
-"""Is all well? One sentence about a cluster, and its faults, the worst first, each with what to do."""
+"""The verdict: one sentence on whether all is well in a cluster, and its faults, the worst first, with
+advice.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ FaultKind = Literal[
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 QUIET_SECONDS = 15.0
-"""A run without a result for so long is stuck, if its chunks wait and a worker is free."""
+"""Seconds without a result after which a run is stuck, if its chunks wait and a worker is free."""
 
 MAX_REASON_CHARS = 300
-"""Characters of a reason that are shown."""
+"""Most characters of a reason that are shown."""
 
 
 class ClusterFault(BaseModel):
-    """Something that is wrong, as a sentence without its full stop, and what to do."""
+    """Something that is wrong, as a sentence without its full stop, and what to do about it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,7 +45,7 @@ class ClusterFault(BaseModel):
 
 
 class Verdict(BaseModel):
-    """Whether all is well: ``sentence`` says so or names the worst of the ``faults``."""
+    """Whether all is well: ``sentence`` says so, or names the worst of the ``faults``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,12 +60,12 @@ class Told(Snapshot):
 
 
 def with_verdict(cluster: Snapshot) -> Told:
-    """The cluster, and the verdict on it, to be written as one."""
+    """The cluster with its verdict, for JSON."""
     return Told(**dict(cluster), verdict=verdict(cluster))
 
 
 def verdict(cluster: Snapshot) -> Verdict:
-    """The verdict on a cluster; one that does not answer has no snapshot, and so no verdict."""
+    """Judge a cluster; a cluster that does not answer has no snapshot, and so no verdict."""
     faults = tuple(sorted(_faults(cluster), key=lambda fault: KINDS.index(fault.kind)))
     if not faults:
         return Verdict(sentence=f"All is well: {_at_work(cluster)}", faults=())
@@ -196,7 +198,7 @@ def _of_worker(worker: WorkerState) -> Iterator[ClusterFault]:
 
 
 def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[WorkerState]) -> bool:
-    """Whether the run has chunks in its queue, and no result though a worker is free to score them."""
+    """Whether the run has chunks in its queue but no results, although a worker is free to score them."""
     if run.quiet_seconds < QUIET_SECONDS:
         return False
     is_there = any(queue.name == run.queue and (queue.waiting or queue.started) for queue in queues)

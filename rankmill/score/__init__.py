@@ -1,1 +1,1 @@
-"""What score-file is asked for, and what it reports."""
+"""Scoring files from end to end: the input, the run, the output, and the report."""

@@ -1,4 +1,4 @@
-"""What scoring a file would take, found out with a sample of its pairs."""
+"""Estimates what scoring a file would take, from a sample of its pairs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from rankmill.score.score_file import with_inputs
 from rankmill.score.session import Session
 
 _LOOK_ROWS, _AT_ONCE = 100_000, 1000
-"""The sample is of this many rows at the beginning of the input, which are read so many at once."""
+"""The sample comes from this many rows at the beginning of the input, read in parts of this size."""
 
 
 class Estimate(BaseModel):
-    """What the rows of an input would take, as those of the sample did; printed with ``--json``.
+    """What scoring all rows of an input would take, by a sample; printed with ``--json``.
 
-    ``seconds`` is the time to score all rows with the workers there are, ``tokens`` counts real tokens of all
-    rows, ``worker_bytes`` is the memory of the largest worker process. ``truncated_share`` is the share of
-    pairs over the limit, ``None`` where none is truncated; ``error_share`` that of rows without a score.
-    ``int8_gain`` is the speed of int8 divided by that of the precision used, if workers have measured it.
+    ``seconds`` is the time to score all rows with the present workers, ``tokens`` the number of real tokens
+    in all rows, and ``worker_bytes`` the memory of the largest worker process. ``truncated_share`` is the
+    share of pairs over the limit, ``None`` if pairs are not truncated; ``error_share`` is the share of rows
+    without a score. ``int8_gain`` is the speed of int8 divided by that of the precision used, if workers have
+    measured it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,12 +57,12 @@ class Estimate(BaseModel):
 def estimate(
     request: FileRequest, settings: Settings, sample: int, cluster: EmbeddedCluster | None
 ) -> Estimate:
-    """Score up to `sample` pairs twice: once to load the model and to find those over its limit, once timed.
+    """Score up to `sample` pairs twice: first to load the model and find pairs over its limit, then timed.
 
     Raises
     ------
     InputError
-        The input or the output cannot be what is asked for, or has no rows.
+        The input or the output is not possible, or the input has no rows.
     RunFailed
         The workers cannot score with the model.
     """
@@ -105,7 +106,7 @@ def estimate(
 
 
 def _sampled(source: PairSource, sample: int) -> pa.Table:
-    """Up to `sample` pairs of the first rows, chosen by chance with a fixed seed."""
+    """Up to `sample` pairs of the first rows, chosen at random with a fixed seed."""
     names = list(source.columns.sent)
     with source.tables(Sizing(_AT_ONCE), names=()) as tables:
         parts = [table.select(names) for table in islice(tables, _LOOK_ROWS // _AT_ONCE)]

@@ -24,11 +24,11 @@ from rankmill.producer.files.source import PairSource, open_source
 from rankmill.producer.files.stores.reading import fingerprint
 
 RUN_TEXTS = TextColumns("query", "passage")
-"""Columns of a run with its queries and corpus that are in the output only if they are asked for."""
+"""Columns of a run with its queries and corpus, which are in the output only if they are asked for."""
 
 
 def text_columns(request: FileRequest) -> TextColumns:
-    """The columns with what is scored, of a run or of files."""
+    """The columns to score, of a run or of files."""
     if request.run:
         return RUN_TEXTS
     if request.text_column:
@@ -41,7 +41,7 @@ def text_columns(request: FileRequest) -> TextColumns:
 
 @dataclass
 class FoundInput:
-    """The files of an input, found but not yet looked at."""
+    """The files of an input, which are found but not read yet."""
 
     request: FileRequest
     files: tuple[InputFile, ...]
@@ -60,17 +60,17 @@ class FoundInput:
         return named(self.files, self.fingerprints)
 
     def open(self, made: Format | None = None) -> PairSource:
-        """Look at the files and check that they can be scored; `made` is the format of what is made of them.
+        """Read the files and check that they can be scored; `made` is the output's format.
 
         Raises
         ------
         InputError
-            They cannot.
+            The files cannot be scored.
         """
         request, allow_nulls = self.request, self.request.on_null == "error"
         if self.run:
             from rankmill.producer.files.corpus.ranking_source import (
-                RankingSource,  # pandas, which is slow to import
+                RankingSource,  # late: pandas is slow to import
             )
             from rankmill.producer.files.corpus.texts import TextFields
 
@@ -109,7 +109,7 @@ def find_input(request: FileRequest) -> FoundInput:
     Raises
     ------
     InputError
-        A file is not there, or the request names no input or two.
+        A file does not exist, or the request names no input or two inputs.
     """
     if request.run:
         if request.inputs:

@@ -1,4 +1,4 @@
-"""The output of score-file: its place and form, its columns, and the options that make no sense for it."""
+"""The output of score-file: its place and format, its columns, and options that do not fit it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankmill.producer.files.workspace import OutputFile, PartsFolder
 from rankmill.score.input import RUN_TEXTS, FoundInput, text_columns
 
 _ALWAYS = ("query_column", "passage_column", "score_column", "on_null")
-"""Options that a manifest names also where they are as usual."""
+"""Options that a manifest names even if they have their usual values."""
 
 _OF_THE_PLACE = {
     "inputs", "run", "queries", "corpus", "qrels", "output", "max_field_mib", "models", "force", "restart",
@@ -35,14 +35,14 @@ _OF_THE_PLACE = {
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """Where the output of a request is to be, a file or with ``rows_per_part`` a folder, and its form."""
+    """The place and format of a request's output: a file, or with ``rows_per_part`` a folder."""
 
     request: FileRequest
     path: AnyPath
 
     @property
     def form(self) -> OutputFormat:
-        """What the output looks like."""
+        """The format of the output."""
         asked = self.request
         return OutputFormat(
             asked.output_format,
@@ -55,7 +55,7 @@ class OutputTarget:
 
     @property
     def file(self) -> AnyPath:
-        """The output's file, or that of its only part: its name says the format."""
+        """The output's file, or the file of its only part; its name tells the format."""
         if not self.request.rows_per_part:
             return self.path
         return self.path / self.form.part_name(OutputPart(1, 1))
@@ -66,7 +66,7 @@ class OutputTarget:
         return self.form.ranks(self.file)
 
     def place(self) -> OutputFile:
-        """The files in the output's place."""
+        """The files at the output's place."""
         return PartsFolder(self.path) if self.request.rows_per_part else OutputFile(self.path)
 
     def check(self, files: Sequence[InputFile], settings: Settings) -> None:
@@ -95,7 +95,7 @@ class OutputTarget:
             raise InputError(f"{self.path} is the input itself; name another output with -o")
 
     def _check_rows_alone(self) -> None:
-        """Check that what is scored alone has what the output is made by."""
+        """Check that single texts or conversations have the columns that the output needs."""
         request = self.request
         if (self.is_ranked or request.mean) and not request.query_id_column:
             option = "--text-column" if request.text_column else "--messages-column"
@@ -107,7 +107,7 @@ class OutputTarget:
             raise InputError("--reuse compares texts, not conversations: leave it out")
 
     def _check_several_scores(self, *, all_labels: bool) -> None:
-        """Check that rows have one score where one is needed."""
+        """Check that rows have one score if the output needs one."""
         request = self.request
         if request.models and all_labels:
             raise InputError("--all-labels is for one model; of several, each has one score")
@@ -130,13 +130,13 @@ class OutputTarget:
             raise InputError("--mean is over all passages of a query, and a shard may have some of them")
 
     def refuse_unused(self, found: FoundInput) -> None:
-        """Raise `InputError` if an option of the request has no effect on what is made of its input."""
+        """Raise `InputError` if an option of the request has no effect on the output of its input."""
         for name, why in [*self._unused_by_input(found), *self._unused_by_output()]:
             if self.request.is_given(name):
                 raise InputError(f"--{name.replace('_', '-')} has no effect here: {why}; leave it out")
 
     def _unused_by_input(self, found: FoundInput) -> Iterator[tuple[str, str]]:
-        """Options that do nothing with this input, and why."""
+        """Yield options that have no effect with this input, and why."""
         delimited = ("delimiter", "max_field_mib")
         if found.run:
             of_pairs = ("query_column", "passage_column", "text_columns", "list_columns", *delimited)
@@ -149,7 +149,7 @@ class OutputTarget:
             yield "text_columns", "all columns of CSV and TSV are text"
 
     def _unused_by_output(self) -> Iterator[tuple[str, str]]:
-        """Options that say nothing of this output, and why."""
+        """Yield options that have no effect on this output, and why."""
         request, is_trec = self.request, self.form.of(self.file) is TREC
         if is_trec:
             if not request.reuse:
@@ -164,12 +164,12 @@ class OutputTarget:
             yield "rank_column", "the output has no column of ranks"
 
     def score_columns(self, settings: Settings, ask: Callable[[], Sequence[str]]) -> list[str]:
-        """Names of the columns of scores; `ask` returns the labels of the model, if it has several.
+        """Names of the columns of scores; `ask` returns the model's labels, if it has several.
 
         Raises
         ------
         InputError
-            Two models would have the same column, or the names are not as many as the models.
+            Two models would have the same column, or the number of names is not the number of models.
         """
         if self.request.models:
             return _columns_of_models(self.request.score_column, self.request.models)
@@ -181,7 +181,7 @@ class OutputTarget:
     def plan(
         self, source: PairSource, columns: Sequence[str], tokens_column: str | None = None
     ) -> OutputPlan:
-        """The output's columns, those of scores called `columns`, and the order of its rows."""
+        """Plan the output's columns, with scores in `columns`, and the order of its rows."""
         request, mean = self.request, None
         if request.mean:
             of_ranks = request.mean == "ranks"
@@ -192,12 +192,12 @@ class OutputTarget:
 
 
 def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarget:
-    """The requested output, else ``<input stem>.scored.parquet`` beside the input, or such a folder.
+    """The requested output, or else ``<input stem>.scored.parquet`` beside the input, as a file or a folder.
 
     Raises
     ------
     InputError
-        The output must be named.
+        The output must be named for this input.
     """
     if request.output:
         path = as_path(request.output)
@@ -223,7 +223,7 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
 
 
 def named_columns(request: FileRequest) -> dict[str, str]:
-    """Metadata of the output that says which texts were scored, and where the scores are."""
+    """Metadata of the output that says which texts were scored, and which columns have the scores."""
     texts = text_columns(request)
     sides = {"texts": ["text"], "conversations": ["messages"]}.get(texts.inputs, ["query", "passage"])
     names = {"score": request.score_column, **dict(zip(sides, texts.names, strict=False))}
@@ -240,7 +240,7 @@ def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
 
 
 def _file_state(name: str) -> str:
-    """A file, and a text that changes when it does."""
+    """A text that changes when a file does."""
     path = as_path(name)
     return f"{resolved(path)}, {fingerprint(path)}"
 
@@ -267,4 +267,4 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "shard": lambda shard: "{}/{}".format(*shard),
     "reuse": _file_state,
 }
-"""How a manifest names the values of options that are no plain text or number."""
+"""How a manifest writes the values of options that are not text or numbers."""

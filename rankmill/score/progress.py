@@ -1,4 +1,4 @@
-"""Progress display while a file is scored: a line on a terminal, occasional log messages elsewhere."""
+"""Shows the progress while a file is scored: a line on a terminal, occasional log messages elsewhere."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rankmill.jobs.system import system
 _LOG_SECONDS = 30.0
 
 Show = Callable[[Progress, int, str], None]
-"""Shows the progress, the number of live workers, and what they do before they score (empty: they score)."""
+"""Shows the progress, the number of live workers, and what they do before they score (then empty)."""
 
 MakeView = Callable[[int], AbstractContextManager[Show]]
-"""Makes what shows the progress of so many rows."""
+"""Makes a view of the progress of this many rows."""
 
 logger = logging.getLogger(__name__)
 
 
 def progress_view(total: int, *, quiet: bool = False) -> AbstractContextManager[Show]:
-    """A progress line if standard error is a terminal, else a log message every 30 s."""
+    """A progress line if standard error is a terminal, or else a log message every 30 s."""
     return _in_log(total) if quiet or not sys.stderr.isatty() else _in_terminal(total)
 
 
@@ -73,6 +73,6 @@ def _speed(progress: Progress) -> str:
 
 
 def _left(progress: Progress, total: int) -> str:
-    """The time left as hours, minutes and seconds."""
+    """The remaining time in hours, minutes and seconds."""
     left = progress.seconds_left(total)
     return "?" if left is None else str(timedelta(seconds=round(left)))

@@ -1,4 +1,4 @@
-"""Scores of an earlier output that the same model made (``--reuse``)."""
+"""Reads the scores of an earlier output of the same model (``--reuse``)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     Raises
     ------
     InputError
-        It is not there or damaged, or its scores are not those that this run would make.
+        The output does not exist or is damaged, or this run would make other scores.
     """
     if request.reuse is None:
         return settings, None

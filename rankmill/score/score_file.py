@@ -1,4 +1,4 @@
-"""score-file: from the input's files to the scored file, through the queue."""
+"""score-file: scores the input's files through the queue, and writes the output."""
 
 from __future__ import annotations
 
@@ -66,17 +66,16 @@ def score_file(
     request, settings
         What to score, and how.
     cluster
-        An embedded server with workers, in use; ``None``: as of `Session`.
+        An embedded server with workers, in use; ``None`` as in `Session`.
     view
-        Makes what shows the progress, from the number of rows; called when the scoring begins.
+        Makes a view of the progress for the number of rows; called when the scoring begins.
     confirm
-        Called with the complete output (of one in parts the last file, if it is not there yet) and the
-        summary, before the output is moved into place; an exception from it keeps it from there.
+        Called with the complete output and the summary, before the output is moved into place, which an
+        exception prevents. For an output in parts, this gets the last file, unless it is in place already.
     tokens_column
-        Name of one more column: the tokens of each row, of which the workers are asked. It is null in a row
-        without a score.
+        Name of a further column with the number of tokens of each row; null in a row without a score.
     made
-        Whether another process has made the output since the caller looked; asked when it is locked.
+        Returns whether another process has made the output meanwhile; called when the output is locked.
 
     Raises
     ------
@@ -93,7 +92,7 @@ def score_file(
     started = system.monotonic()
     settings = with_inputs(request, settings)
     _use_system_memory()
-    # The request: files that exist, and an output that can be made of them.
+    # The request: files that exist, and an output that they can have.
     found = find_input(request)
     target = find_target(request, found.files)
     target.check(found.files, settings)
@@ -105,7 +104,7 @@ def score_file(
                 target.place(), restart=request.restart, force=request.force, models=len(asked), made=made
             )
         )
-        # What the scores depend on: if that is as before, an interrupted run is continued.
+        # Everything that the scores depend on: if it is unchanged, an interrupted run is continued.
         inputs, cache = found.identify(work.folder, stack), cache_folder(settings.cache_dir)
         target.refuse_unused(found)
         made_from = manifest(inputs, asked, row_options(request, settings), cache)
@@ -155,7 +154,7 @@ def score_file(
                 )
             startup = session.watch.since(started)
             load = max(since - started - startup, 0.0) if math.isfinite(since) else 0.0
-        # The output is complete: if all is still as it was, it is moved into place.
+        # The output is complete. If nothing has changed meanwhile, it is moved into place.
         output.finish(about())
         source.check_unchanged()
         used = list(dict.fromkeys(models))
@@ -168,12 +167,12 @@ def score_file(
 
 
 def with_inputs(request: FileRequest, settings: Settings) -> Settings:
-    """The settings for what the rows of the request are.
+    """The settings for the kind of the request's rows.
 
     Raises
     ------
     InputError
-        The settings say otherwise, or an option is for pairs.
+        The settings name another kind, or an option is only for pairs.
     """
     kind = request.kind_of_rows
     if kind == "pairs" and settings.inputs != kind:
@@ -186,17 +185,17 @@ def with_inputs(request: FileRequest, settings: Settings) -> Settings:
 
 
 def _use_system_memory() -> None:
-    """Let Arrow allocate from the C library, unless the environment names another allocator.
+    """Make Arrow allocate from the C library, unless the environment names another allocator.
 
-    Its default on Linux returns freed memory at once, and gets it back as empty pages: an eighth of this
-    process's CPU time and more.
+    Arrow's default on Linux returns freed memory at once, and gets it back as empty pages, which costs an
+    eighth of this process's CPU time and more.
     """
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         pa.set_memory_pool(pa.system_memory_pool())
 
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
-    """The versions that the models stand for: those of an interrupted run, or those of now."""
+    """The versions that the models stand for: those of an interrupted run, or else the present ones."""
     found = []
     for asked, journal in zip(models, work.journals, strict=True):
         model = journal.model if work.resumes else None
@@ -223,7 +222,7 @@ def _score(
 ) -> float:
     """Score the rows that have no score yet; returns `ScoringRun.scoring_since`.
 
-    `needed` are the input's columns of which the output is made.
+    `needed` are the input's columns that the output needs.
     """
     client, watch = session.client, session.watch
     for each in work.journals:
@@ -272,11 +271,11 @@ def _score(
     except RunFailed as error:
         if output.rows or isinstance(error, WrongScores):
             raise
-        raise InputError(str(error)) from None  # no chunk was scored: most likely the model is wrong
+        raise InputError(str(error)) from None  # no chunk was scored, so most likely the model is wrong
 
 
 def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
-    """Raise `InputError` if bits of one kind would be mixed with those of another that ``--reuse`` names."""
+    """Raise `InputError` if bits of one kind would be mixed with those of another kind from ``--reuse``."""
     if earlier and earlier.kind and (others := tally.kinds - {earlier.kind}):
         raise InputError(
             f"the scores of --reuse have the bits of {earlier.kind}, and the workers here those of "
@@ -286,12 +285,12 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
 
 
 def _revision(journal: Journal, settings: Settings) -> str | None:
-    """The revision to score with: that of the first chunk, as a branch or a directory may have a new one."""
+    """The revision to score with: the first chunk's, because a branch or a directory may have a new one."""
     return (journal.first and journal.first.revision) or settings.revision
 
 
 def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> None:
-    """Move the finished chunks of a run whose producer died to the journal; delete the run from Redis."""
+    """Move the finished chunks of a run whose producer died to the journal, and delete the run from Redis."""
     try:
         left = store.load(journal.run) if journal.run else None
         if left and resumes:
@@ -328,9 +327,9 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
 
 
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
-    """Delete from Redis the run that a process that died has begun for an output which nobody continues.
+    """Delete the run that a dead process has begun for an output which no one continues, from Redis.
 
-    The output's folder stays as it is, if it holds scored rows. Raises what `Workspace` does.
+    The output's folder stays as it is if it has scored rows. Raises what `Workspace` raises.
     """
     if workspace_of(output.path).exists():
         with Workspace(output, restart=False, force=True, models=models) as work:

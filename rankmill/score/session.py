@@ -1,4 +1,4 @@
-"""A scoring session: the client of a server with workers, or of an embedded server with embedded workers."""
+"""A scoring session: a client of a server with workers, or of an embedded server with embedded workers."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class RunScores:
 
 
 class Session:
-    """A session on the server that the settings name, else on an embedded server with embedded workers.
+    """A session on the server that the settings name, or else on an embedded server with embedded workers.
 
     Use it as a context manager. Entering does not wait; `client` waits until the server is ready.
 
     Parameters
     ----------
     settings
-        Server, model, and the settings of embedded workers.
+        The settings, with the server, the model, and those of embedded workers.
     cluster
-        An embedded server with workers, in use; default: with no server in the settings, the session's own.
+        An embedded server with workers, in use; by default the session's own, if the settings name no server.
 
     Attributes
     ----------
@@ -58,11 +58,11 @@ class Session:
     Raises
     ------
     EmbeddedError
-        From every method that waits: the embedded server or its workers cannot be kept alive.
+        Raised by every method that waits: the embedded server or its workers cannot be kept alive.
     """
 
     def __init__(self, settings: Settings, cluster: EmbeddedCluster | None = None) -> None:
-        # An alias that is moved meanwhile does not change the model of what belongs together.
+        # If an alias is moved meanwhile, the session still uses one model.
         settings = settings.model_copy(update={"model": Resolver(settings.registry).pin(settings.model)})
         self._settings = settings
         self.embedded = None if settings.redis_url else cluster or EmbeddedCluster(settings)
@@ -113,9 +113,9 @@ class Session:
         models: Sequence[str] = (),
         **options: Any,
     ) -> Iterator[ScoringRun]:
-        """Start a run, or one of each of several `models`; an error inside the ``with`` block cancels it.
+        """Start a run, or a run for each of several `models`; an error inside the ``with`` block cancels it.
 
-        Other parameters as of `Client.start` and `start_several`. While it waits for results, the session
+        Other parameters are as in `Client.start` and `start_several`. While it waits for results, the session
         watches the workers.
 
         Raises
@@ -139,12 +139,12 @@ class Session:
             raise
 
     def labels(self, **options: Any) -> tuple[str, ...]:
-        """Names of a model's outputs, if it has several, as a worker has it; `options` as of `run`.
+        """Ask a worker for the names of a model's outputs, if it has several; `options` are as in `run`.
 
         Raises
         ------
         InputError
-            No worker can say.
+            No worker can tell.
         """
         inputs = self._settings.inputs
         columns = USUAL_COLUMNS[inputs]
@@ -165,7 +165,7 @@ class Session:
         table, columns
             The pairs, and the names of the query and passage columns.
         chunk_size
-            Most rows in a chunk; default: the setting ``chunk_size``.
+            Most rows in a chunk; by default the setting ``chunk_size``.
         options
             Passed to `run`.
 
@@ -178,7 +178,7 @@ class Session:
         inputs = options.get("inputs", self._settings.inputs)
         sizing = self.client.sizing(chunk_size)
         tables = cut_pairs(table, columns, sizing, inputs)
-        options.setdefault("all_labels", False)  # rankings are of one score
+        options.setdefault("all_labels", False)  # rankings need a single score
         with self.run(tables, columns, sizing, rows=len(table), **options) as run:
             parts = list(run.tables())
         seconds = time.perf_counter() - started

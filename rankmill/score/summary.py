@@ -21,17 +21,17 @@ from rankmill.producer.files.sink import ScoredFile, ScoredParts
 class Summary(RunOutcome):
     """Result of the command, as printed with ``--json``.
 
-    ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command;
-    ``seconds`` and ``pairs_per_second`` do not count them. ``startup_seconds`` is the time until there was a
-    worker, ``load_seconds`` from then until one had the model; the rest is the scoring, whose speed
-    ``pairs_per_second`` is. ``real_token_share`` is the share of the
-    computed tokens that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of
-    the precision used, if workers have measured it. ``windows`` is how many windows the passages that were
-    too long have been cut into. ``reused_rows`` have their score from an earlier output. ``bound`` is the
-    largest difference between a logit and the model's own that the workers have proven (the worst of them;
-    ``None`` if one has proven none), and ``reference`` is ``own`` if the model was too large for one of them
-    to compare it in fp32. ``kind`` is what decides the bits of the scores, if they are
-    ``deterministic``. ``taken`` says in which columns the ids and texts of a run's queries and corpus were.
+    ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command; ``seconds`` and
+    ``pairs_per_second`` do not count them. ``startup_seconds`` is the time until the first worker was seen,
+    and ``load_seconds`` the time from then until a worker had the model. The rest is the scoring, whose speed
+    is ``pairs_per_second``. ``real_token_share`` is the share of the computed tokens that were not padding.
+    ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if workers have measured
+    it. ``windows`` is the number of windows that long passages were cut into. ``reused_rows`` took their
+    score from an earlier output. ``bound`` is the largest difference between a logit and the model's own that
+    the workers have proven (the worst of all workers; ``None`` if one has not proven any), and ``reference``
+    is ``own`` if the model was too large for one of them to compare it in fp32. ``kind`` is what decides the
+    bits of the scores, if they are ``deterministic``. ``taken`` names the columns of the ids and texts of a
+    run's queries and corpus.
     """
 
     startup_seconds: float
@@ -68,7 +68,7 @@ class Tally:
     int8_gain: float | None = None
     """The smallest gain that any worker has measured."""
     each: list[Tally] = field(default_factory=list)
-    """Of several models, the sums of each."""
+    """For several models, the sums of each."""
 
     def written(self) -> str:
         """The sums as JSON."""
@@ -83,7 +83,7 @@ class Tally:
             raise InputError("the journal's sums are damaged; start over with --restart") from None
 
     def add(self, part: ScoredTable) -> None:
-        """Count the chunk, of which several models may have a part."""
+        """Count a chunk, which has a part for each of several models."""
         for own, other in zip(self.each, part.parts, strict=False):
             own.add(other)
         for other in part.parts:
@@ -109,7 +109,7 @@ class Tally:
             self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
 
     def made_with(self) -> dict[str, str]:
-        """Backend, device and precision; joined with commas where workers differ."""
+        """Backend, device and precision; joined with commas if workers differ."""
         names = ("backend", "device", "precision")
         return {name: ", ".join(sorted({how[at] for how in self.how})) for at, name in enumerate(names)}
 
@@ -119,7 +119,7 @@ class Tally:
         return ", ".join(sorted(self.kinds)) or None
 
     def proven(self) -> dict[str, str]:
-        """The proven bound, its reference and the kind, as metadata has them, where they are known."""
+        """The proven bound, its reference and the kind, as metadata writes them, if they are known."""
         bound = worst(self.bounds)
         stated = None if bound is None else f"{bound:g}"
         known = {"bound": stated, "reference": self.reference, "kind": self.kind}
@@ -127,7 +127,7 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        """The model's commit or the digest of its content; ``None`` without a score."""
+        """The model's commit or the digest of its content; ``None`` without any score."""
         return None if "" in self.revisions else ", ".join(sorted(self.revisions)) or None
 
 
@@ -139,7 +139,7 @@ def metadata(
 ) -> dict[str, str]:
     """Metadata of the output file: release, model, precision and so on.
 
-    Of several `models`, ``rankmill.columns`` is a JSON object that says how each of the `columns` was made.
+    For several `models`, ``rankmill.columns`` is a JSON object that says how each of the `columns` was made.
     """
     spec = settings.spec().model_dump(exclude_defaults=True)
     made_with, own = tally.made_with(), {}
@@ -173,9 +173,9 @@ def summarize(
     seconds: float,
     taken: Mapping[str, str],
 ) -> Summary:
-    """The summary of a finished command; `seconds` are those of all, `before` those of start and load.
+    """The summary of a finished command; `seconds` is the whole time, `before` the times of start and load.
 
-    `taken` is that of the `PairSource`.
+    `taken` is as in `PairSource`.
     """
     fresh_rows = output.rows - tally.resumed_rows
     return Summary(

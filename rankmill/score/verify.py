@@ -1,4 +1,4 @@
-"""score-file --verify: some rows of a scored file are scored again, and compared with what it says."""
+"""score-file --verify: scores some rows of a scored file again, and compares the scores."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from rankmill.score.session import Session
 
 
 class Verification(BaseModel):
-    """The result, as printed with ``--json``.
+    """The result of a verification, as printed with ``--json``.
 
-    Of ``rows`` in the ``file``, ``sampled`` were scored again, and ``differ`` of them are not as they may be:
-    of a ``deterministic`` file those with other bits, of another those that differ by more than ``allowed``.
+    Of the ``rows`` in the ``file``, ``sampled`` were scored again, and ``differ`` of these are wrong: in a
+    ``deterministic`` file they have other bits, in another file they differ by more than ``allowed``.
     ``largest`` is the largest difference; ``first`` is the number (from 0) of the first row that differs.
     """
 
@@ -44,7 +44,7 @@ class Verification(BaseModel):
     deterministic: bool
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """The result as one line."""
         of_all = f"{self.file}: {self.sampled:,} of {self.rows:,} rows were scored again"
         bits = (
             "the same bits" if self.deterministic else f"the same score to {self.allowed:.2g}, as was proven"
@@ -67,29 +67,29 @@ class ScoredBefore:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of query and passage, or of what was scored alone, and that of the score."""
+        """The names of the columns with query and passage, or with a single text, and with the score."""
         names = (*USUAL_COLUMNS[self.settings.inputs], "score")
         return tuple(self.about.get(f"rankmill.{name}_column", name) for name in names)
 
     @property
     def kind(self) -> str | None:
-        """What decides the bits of its scores, if they are deterministic."""
+        """What decides the bits of the file's scores; ``None`` if they are not deterministic."""
         return self.about.get("rankmill.kind")
 
     @property
     def bound(self) -> float | None:
-        """How far its scores may be from the model's own; ``None`` if it does not say."""
+        """How far the file's scores may be from the model's own; ``None`` if its metadata do not say."""
         return float(self.about["rankmill.bound"]) if "rankmill.bound" in self.about else None
 
 
 def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> ScoredBefore:
-    """Read how a file was scored; `given` are options that must not say otherwise, ``None`` where not given.
+    """Read how a file was scored; `given` are options that must agree with it, ``None`` if not given.
 
     Raises
     ------
     InputError
-        It is no Parquet output of score-file with texts and one score a row, it was scored in another way
-        than `given`, or its model has other bytes now.
+        The file is not a Parquet output of score-file with texts and one score a row, was scored in another
+        way than `given`, or its model has changed.
     """
     path = as_path(name)
     if not path.is_file():
@@ -126,7 +126,7 @@ def _shown(value: object) -> object:
 
 
 def _spec(path: AnyPath, about: Mapping[str, str]) -> ScoreSpec:
-    """The spec that the metadata of an output names."""
+    """The spec that the metadata of an output name."""
     written = {name: about.get(f"rankmill.{name}") for name in ScoreSpec.model_fields}
     known = {name: value for name, value in written.items() if value not in (None, "", "None")}
     known["precision"] = (known.get("precision") or "auto").partition(" ")[0]
@@ -138,14 +138,15 @@ def _spec(path: AnyPath, about: Mapping[str, str]) -> ScoreSpec:
 
 
 def verify(found: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = None) -> Verification:
-    """Score up to `sample` rows of a file again, chosen by chance, and compare.
+    """Score up to `sample` rows of a file again, chosen at random, and compare the scores.
 
     Raises
     ------
     InputError
-        The file is damaged or lacks a column, or the workers are of another kind than those that scored it.
+        The file is damaged or lacks a column, or the present workers compute other bits than those that
+        scored it.
     RunFailed
-        The workers cannot score with its model.
+        The workers cannot score with the file's model.
     """
     *texts, score = found.columns
     places, table, rows = _sampled(found, sample)
@@ -165,7 +166,7 @@ def verify(found: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = N
     else:
         own = found.bound or 0.0
         allowed = own + max(own, worst([each.bound for each in again.stats]) or 0.0)
-        wrong = ~(apart <= allowed)  # also where a row has no score now
+        wrong = ~(apart <= allowed)  # also if a row has no score now
     return Verification(
         file=str(found.path),
         rows=rows,
@@ -183,7 +184,9 @@ def _bits(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 
 def _sampled(found: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
-    """Numbers of rows that have a score, chosen by chance, with their texts and scores; and rows in all."""
+    """Numbers of rows with a score, chosen at random, with their texts and scores; and the number of all
+    rows.
+    """
     *_, score = found.columns
     scored = scored_rows(found.path, found.columns, "--verify")
     chance = np.random.default_rng(int(system.unique_id(), 16))

@@ -1,1 +1,1 @@
-"""From pairs to chunks, and from results to scored tables in order."""
+"""Collecting: cuts pairs into chunks, and turns results into scored tables in input order."""

@@ -1,4 +1,4 @@
-"""Removal of ended runs from Redis: at once, or in the background while Redis cannot serve."""
+"""Removes ended runs from Redis, at once, or in the background while Redis cannot serve."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 class RunCleaner:
-    """Removes keys and waiting jobs of ended runs from Redis; threads may share it, also after a fork.
+    """Removes keys and waiting jobs of ended runs from Redis; threads may share it, even after a fork.
 
-    The caller does not wait for a server that cannot serve. A background thread retries instead, until
+    The caller does not wait for a server that cannot serve. A background thread tries again instead, until
     the run's keys would have expired.
     """
 
@@ -48,13 +48,13 @@ class RunCleaner:
         hurry: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted | None:
-        """Delete a run and the waiting jobs of its `chunks`; do not try twice if the caller is in a `hurry`.
+        """Delete a run and the waiting jobs of its `chunks`; in a `hurry`, do not try twice.
 
-        `answered` chunks have no jobs any more, but pairs. What results have `used` is counted first.
+        `answered` chunks no longer have jobs, but still have pairs. What results have `used` is counted
+        first.
 
-        Returns
-        -------
-        As `RunStore.delete`; ``None`` if it will be deleted later, unless this process ends before.
+        Returns ------- The result of `RunStore.delete`; ``None`` if the run will be deleted later, unless
+        this process ends first.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class RunCleaner:
             return None
 
     def _later(self, run: Run, chunks: list[ChunkId], used: Mapping[str, Usage]) -> None:
-        if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's
+        if os.getpid() != self._process:  # after a fork, the thread and its runs are the parent's
             self._begin()
         with self._lock:
             self._left.append((run, chunks, system.monotonic() + run.ttl, used))
@@ -91,7 +91,7 @@ class RunCleaner:
             try:
                 with about(run=run.id), redis_errors():
                     deleted = self._store.delete(run, chunks, used=used)
-                    if deleted.wrong:  # whoever had its scores has gone on
+                    if deleted.wrong:  # the caller has already used its scores
                         logger.error("scores of the run are wrong: %s; score it again", deleted.wrong)
             except RedisUnavailable:
                 if system.monotonic() < until:

@@ -1,7 +1,8 @@
-"""Decides about the chunks of a run: which are sent, what a result means, which are sent again or split.
+"""The collector of a run, which decides: which chunks are sent, what results mean, which are sent again or
+split.
 
-Nothing here reads a clock, a disk or a server. Chunks, results and the time go in; what is to be done comes
-out, and the driver (`rankmill.producer.collect.driver`) does it.
+Nothing here reads a clock, a disk or a server. Chunks, results and the time go in, and decisions come out,
+which the driver (`rankmill.producer.collect.driver`) carries out.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from rankmill.producer.collect.scored import ScoredTable, join_results, row_resu
 from rankmill.producer.collect.sizing import Load, WindowSize
 
 AT_ONCE = 64
-"""Most chunks that are cut at once."""
+"""Most chunks that are cut at a time."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Piece:
-    """Rows that one job scores: a whole chunk, or some rows of it.
+    """Rows that one job scores: a whole chunk, or some of its rows.
 
-    ``failed`` counts the attempts that have failed; a ``suspect`` piece may kill its worker.
+    ``failed`` counts the failed attempts; a ``suspect`` piece may kill its worker.
     """
 
     id: ChunkId
@@ -52,12 +53,12 @@ class Piece:
 
     @property
     def chunk(self) -> int:
-        """The whole chunk."""
+        """The number of the whole chunk."""
         return parent_of(self.id)
 
     @property
     def start(self) -> int:
-        """The first row, within what is sent of the whole chunk."""
+        """The first row, within the rows of the chunk that are sent."""
         return self.id.start if isinstance(self.id, PieceId) else 0
 
     @cached_property
@@ -66,7 +67,7 @@ class Piece:
         return int(self.table.nbytes)
 
     def halves(self) -> list[Piece]:
-        """Split the piece, of at least two rows, into two."""
+        """Split the piece, which must have at least two rows, into two."""
         middle = len(self.table) // 2
         cuts = ((0, middle), (middle, len(self.table) - middle))
         return [
@@ -85,17 +86,19 @@ class UnfinishedChunk:
 
     table: pa.Table
     pairs: ChunkPairs | None = None
-    """The pairs to score, and which of them another chunk asks for; ``None``: all rows are scored."""
+    """The pairs to score, and those that another chunk asks for; ``None`` if all rows are scored."""
     results: list[tuple[Piece, ChunkResult]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
-        """How many rows are sent."""
+        """Number of rows that are sent."""
         return int(self.pairs.own.sum()) if self.pairs else len(self.table)
 
 
 class FinishedChunk(NamedTuple):
-    """A chunk with its scores; ``result`` is for the journal (``None``: it is there, or is tried again)."""
+    """A chunk with its scores; ``result`` goes to the journal, ``None`` if it is there or must be tried
+    again.
+    """
 
     number: int
     part: ScoredTable
@@ -103,12 +106,11 @@ class FinishedChunk(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The actions after results came in.
+    """The actions to take after results came in.
 
-    ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers are to be sent.
-    Pieces with ``unusable`` results, with the reasons, are to be sent again, unless their job will
-    write another result. ``used`` is what the finished chunks have used, by the place of the result that
-    finished them.
+    ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers must be sent. Pieces
+    with ``unusable`` results, given with the reasons, must be sent again, unless their job will write another
+    result. ``used`` is what the finished chunks have used, by the index of the result that finished them.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
@@ -118,14 +120,14 @@ class Accepted(NamedTuple):
 
 
 class HowScored:
-    """What all chunks of a run have in common, known after the first: precision, model's content, labels.
+    """What all chunks of a run have in common, known after the first one: precision, model's content, labels.
 
     Parameters
     ----------
     spec
-        That of the run.
+        The spec of the run.
     first
-        Statistics of a chunk that is scored already.
+        Statistics of a chunk that is already scored.
     """
 
     def __init__(self, spec: ScoreSpec, first: ChunkStats | None) -> None:
@@ -134,14 +136,16 @@ class HowScored:
         self._labels = first.labels if first else None
 
     def news(self, stats: Iterable[ChunkStats]) -> Settled | None:
-        """What the run is scored with, if these first results say more of it than is known."""
+        """What the run is scored with, if these first results tell more about it than is known; else
+        ``None``.
+        """
         settled = self.settled
         for own in map(self._of, stats):
             settled = Settled(*(known or new for known, new in zip(settled, own, strict=True)))
         return settled if settled != self.settled else None
 
     def objection(self, stats: ChunkStats) -> str | None:
-        """Why a chunk with these statistics is none of this run; ``None`` if it is one."""
+        """Why a chunk with these statistics does not belong to this run; ``None`` if it does."""
         mine = self._of(stats)
         if mine.precision != self.settled.precision:
             return f"it is in {mine.precision}, and the run in {self.settled.precision}"
@@ -156,7 +160,7 @@ class HowScored:
         return None
 
     def _of(self, stats: ChunkStats) -> Settled:
-        """The facts in which workers may differ: the precision only if the run leaves it open."""
+        """The facts in which workers may differ; the precision is one only if the run leaves it open."""
         precision = stats.precision if self._spec.precision in OPEN_PRECISIONS else None
         return Settled(precision, stats.revision, stats.kind)
 
@@ -164,9 +168,9 @@ class HowScored:
 class Collector:
     """The chunks of a run between the input and the caller.
 
-    The number of a chunk is its first row in the input. No more pieces are without a result than the window
-    allows. Chunks are finished in any order and taken in that of the input, so a late one keeps no other from
-    being scored.
+    The number of a chunk is its first row in the input. The window limits the number of pieces without a
+    result. Chunks are finished in any order but taken in input order, so a late chunk does not keep others
+    from being scored.
 
     Parameters
     ----------
@@ -181,10 +185,10 @@ class Collector:
     start
         The first row of the first chunk.
     reuse
-        The scores that are known, perhaps none; rows with these pairs are not sent, nor pairs that another
-        row or a chunk without a result asks for. ``None``: all rows are sent.
+        Known scores, perhaps empty. Rows with these pairs are not sent, and neither are pairs that another
+        row, or a chunk without a result, asks for. ``None`` means that all rows are sent.
     scored
-        Rows that devices have scored for the earlier runs.
+        Rows that devices have scored in earlier runs.
     """
 
     def __init__(
@@ -200,38 +204,40 @@ class Collector:
     ) -> None:
         self.rows = rows
         self.scored = scored
-        """Rows of finished chunks that devices have scored, for all runs of an output."""
+        """Rows of finished chunks that devices have scored, over all runs of an output."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
-        """Rows that are cut into chunks, and rows that the caller has; each is a chunk's number."""
+        """Number of rows that are cut into chunks, and that the caller has; each is the number of the next
+        chunk.
+        """
         self.exhausted = False
-        """Whether all chunks are cut; the driver sets it."""
+        """Whether all chunks are cut; the driver sets this."""
         self.chunk_rows = 0
-        """Rows of the largest chunk so far."""
+        """Number of rows of the largest chunk so far."""
         self.pieces: dict[ChunkId, Piece] = {}
         """Pieces without a result."""
         self.answered: list[ChunkId] = []
-        """The pieces that have a result; the driver empties it when Redis has forgotten them."""
+        """The pieces that have a result; the driver empties this when they are deleted from Redis."""
         self.fatal: ChunkFailure | None = None
-        """Why no chunk of the run can be scored."""
+        """Why no chunk of the run can be scored; ``None`` if this is not known."""
         self.most_bytes = 0
-        """Most bytes of tables that were in Redis at once."""
+        """Most bytes of tables that were in Redis at the same time."""
         self._run, self._window = run, window
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
         self._used: dict[str, Amounts] = {}
-        """What the chunks have used that a result finishes."""
+        """What the chunks that a result finishes have used."""
         self._waiting: dict[int, int] = {}
-        """Rows of finished chunks that are not taken, by number."""
+        """Rows of finished chunks that are not taken yet, by chunk."""
         self._reuse = reuse
         self._repeats = None if reuse is None else RepeatedPairs(reuse.columns)
         self._idle = 0
-        """Chunks that wait only for others' scores."""
+        """Number of chunks that wait only for the scores of others."""
         self._load = Load()
         self._payloads: dict[ChunkId, int] = {}
         """Bytes of payload of the pieces in the load."""
         self._payload_share = 1.0
-        """Bytes of payload for a byte of a table, as last seen."""
+        """Bytes of payload for each byte of a table, as last seen."""
         self._scored: Mapping[ChunkId, int] = {}
         """Scored rows of pieces without a result, as last seen."""
 
@@ -247,12 +253,12 @@ class Collector:
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks have their result; some may not be taken yet."""
+        """Whether all chunks have their results; some may not be taken yet."""
         return self.exhausted and not self.pieces
 
     @property
     def wants_chunks(self) -> bool:
-        """Whether so much of the window is free that it is time to cut chunks."""
+        """Whether enough of the window is free to cut more chunks."""
         return not self.exhausted and self._idle < AT_ONCE and self._window.wants_more(self._load)
 
     @property
@@ -261,7 +267,7 @@ class Collector:
         return self._idle < AT_ONCE and not self._window.is_full(self._load)
 
     def add(self, table: pa.Table, known: ChunkResult | None = None) -> Piece | None:
-        """Take in the next chunk, perhaps with a `known` result; return the pieces to send."""
+        """Add the next chunk, perhaps with a `known` result; returns the piece to send."""
         number = self.cut
         self.cut += len(table)
         self.chunk_rows = max(self.chunk_rows, len(table))
@@ -289,7 +295,7 @@ class Collector:
         return piece
 
     def sent(self, sizes: Mapping[ChunkId, int]) -> None:
-        """Take note of pieces that are in Redis, with the bytes of their payloads."""
+        """Note that pieces are in Redis, with the bytes of their payloads."""
         for each, size in sizes.items():
             self._leave(self.pieces[each])
             self._enter(self.pieces[each], size)
@@ -298,7 +304,7 @@ class Collector:
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def see(self, scored: Mapping[ChunkId, int], now: float) -> bool:
-        """Note the progress at `now` (s since 1970); return whether it is new.
+        """Note the progress at `now` (s since 1970); returns whether it is new.
 
         `scored` has the scored rows of pieces without a result.
         """
@@ -312,7 +318,7 @@ class Collector:
         return self.how.news(result.stats for result in scored if self._fits(result))
 
     def accept(self, results: Iterable[ChunkResult | BadResult], now: float) -> Accepted:
-        """Take in results, which came at `now` (s since 1970), and note the chunks that they finish."""
+        """Accept results that came at `now` (s since 1970), and note the chunks that they finish."""
         taken: list[tuple[Piece, ChunkResult]] = []
         fresh: list[Piece] = []
         unusable: dict[ChunkId, str] = {}
@@ -356,23 +362,22 @@ class Collector:
     def retry(
         self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]
     ) -> tuple[list[Piece], list[ChunkFailure]]:
-        """Submit new halves, and retry or give up pieces whose attempt has failed.
+        """Decide which pieces to send: new halves, and pieces whose attempt has failed, unless they are given
+        up.
 
         Parameters
         ----------
         reasons
-            Why the last attempt at each has failed.
+            Why the last attempt at each piece has failed.
         failed
-            How many attempts before the last one have failed.
+            Number of failed attempts before the last one.
 
-        Returns
-        -------
-        The pieces to send again, and the failures of those without an attempt left.
+        Returns ------- The pieces to send, and the failures of those that have no attempt left.
         """
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
         for each, reason in reasons.items():
-            begun = -1 if self.pieces[each].suspect else 0  # that a half is sent at all is counted, too
+            begun = -1 if self.pieces[each].suspect else 0  # sending a half is counted too
             attempts = failed.get(each, begun) + 1
             if attempts > self._run.max_retries:
                 message = f"given up after attempt {attempts}: {reason}"
@@ -388,7 +393,7 @@ class Collector:
         return found
 
     def take(self) -> int:
-        """The number of the next chunk, which must have its result."""
+        """Take the next chunk, which must have its result; returns its number."""
         number = self.taken
         self.taken += self._waiting.pop(number)
         return number
@@ -398,7 +403,7 @@ class Collector:
         return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Why a result is not that of its piece; ``None`` if it is, or is of none."""
+        """Why a result does not fit its piece; ``None`` if it does, or belongs to no piece."""
         if isinstance(result, BadResult):
             return result.reason
         if result.chunk not in self.pieces or isinstance(result, ChunkFailure):
@@ -409,7 +414,7 @@ class Collector:
         return self.how.objection(result.stats)
 
     def _has_answer(self, number: int, whole: ChunkResult) -> None:
-        """Finish a chunk whose pieces have their results, and those that waited for its scores."""
+        """Finish a chunk whose pieces have their results, and chunks that waited for its scores."""
         chunk = self._unfinished[number]
         answers = self._repeats.answer(number, whole) if self._repeats else {}
         if chunk.pairs is None:
@@ -427,11 +432,11 @@ class Collector:
             self._finish_if_complete(each, waiting)
 
     def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
-        """Finish a chunk of which others ask for some pairs, if it has all answers."""
+        """Finish a chunk some of whose pairs other chunks ask for, if it has all answers."""
         if pairs.is_complete:
             chunk, whole = self._unfinished.pop(number), pairs.whole(number)
             self._idle -= not chunk.rows
-            if whole:  # else it is tried again if the run is resumed
+            if whole:  # otherwise it is tried again if the run is resumed
                 self._count(chunk)
             self._finish(number, pairs.table(chunk.table), whole)
 
@@ -443,24 +448,24 @@ class Collector:
         self._finished.append(FinishedChunk(number, part, result))
 
     def _count(self, chunk: UnfinishedChunk) -> None:
-        """Count what a chunk that is finished has used."""
+        """Count what a finished chunk has used."""
         for _, result in chunk.results:
             if isinstance(result, ChunkScores):
                 self._used = joined(self._used, used_by(result))
                 self.scored += len(result.scores) - result.scores.null_count
 
     def rest(self) -> Amounts:
-        """The rows of the run, which is complete, that no device has scored."""
+        """The rows of the complete run that no device has scored."""
         failed = self.rows.progress.row_errors
         return Amounts(cached=max(self.cut - self.scored - failed, 0), failed=failed)
 
     def _enter(self, piece: Piece, payload: int) -> None:
-        """Count a piece into the load."""
+        """Add a piece to the load."""
         self._payloads[piece.id] = payload
         self._load = self._load.plus(len(piece.table), payload)
 
     def _leave(self, piece: Piece) -> None:
-        """Take a piece out of the load, if it is in it."""
+        """Remove a piece from the load, if it is there."""
         payload = self._payloads.pop(piece.id, None)
         if payload is not None:
             rows = len(piece.table)

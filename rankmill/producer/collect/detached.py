@@ -1,6 +1,6 @@
 """Detached runs: all of their pairs are in Redis, and any number of processes may collect their results.
 
-Pairs and results stay there until they expire. All that is decided of such a run is decided alike by all.
+Pairs and results stay in Redis until they expire. All processes decide about such a run in the same way.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class DetachedRun(LiveRun):
     Parameters
     ----------
     store, run
-        The server, and the run.
+        The store, and the run.
     chunks
-        All of its chunks, which `submit_detached` has put into the queue.
+        All chunks of the run, which `submit_detached` has put into the queue.
     """
 
     stays = True
@@ -45,10 +45,10 @@ class DetachedRun(LiveRun):
         super().__init__(store, run, RunCleaner(store), ())
         self.is_brief = self._new = False
         self._chunks = dict(chunks.chunks)
-        self._after = "0"  # where the stream is read on
+        self._after = "0"  # where to continue reading the stream
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
-        """What collects the run: all chunks are cut, and their tables have no columns."""
+        """Make the run's collector: all chunks are already cut, and their tables have no columns."""
         collector = Collector(self.run, window, RowCounter(0, most_errors=sys.maxsize), reuse=reuse)
         for rows in self._chunks.values():
             collector.add(pa.table({"": pa.nulls(rows)}).select([]))
@@ -56,39 +56,41 @@ class DetachedRun(LiveRun):
         return collector
 
     def restore(self, settled: Settled) -> None:
-        """Store what the server has lost of the run; one without its stream is lost as a whole."""
+        """Write again what the server has lost of the run; if it lost the stream, the whole run is lost."""
         if self.store.exists(self.run.id):
             super().restore(settled)
             self.store.unlist(self.run)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """What the run is scored with: its first result is the same in every process."""
+        """What the run is scored with; every process sees the same first result."""
         return news
 
     def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
-        """The payloads of pieces, from those of their chunks."""
+        """The payloads of pieces, made from those of their chunks."""
         return {piece.id: self._payload(piece, self._stored_pairs(piece), carrier) for piece in pieces}
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
-        """The results after those that were read, with their entries; waits for the first."""
+        """The results after those that were already read, with their entries; waits for the first."""
         found = self.store.results(self.run, after=self._after, block_ms=block_ms)
         if found:
             self._after = found[-1][0]
         return found
 
     def look_back(self) -> None:
-        """Read results again from the first one on: a server that lost some may number new ones lower."""
+        """Read results again from the first one, because a server that lost some may give new ones lower
+        numbers.
+        """
         self._after = "0"
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
-        """Write the run's progress; the results stay, and are counted once."""
+        """Write the run's progress; the results stay, and are counted only once."""
         is_done = collector.complete and not collector.fatal
         used = self.used_in_all(collector) if is_done else self.used
         self.store.note(self.run, collector.rows.progress, used)
         self.used = {}
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count failed attempts; return the pieces that no other process sends again."""
+        """Count failed attempts; returns the pieces that no other process sends again."""
         mine = self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return [piece for piece in pieces if piece.id in mine]
 
@@ -98,12 +100,12 @@ class DetachedRun(LiveRun):
             raise expired(self.run.id, self.run.ttl)
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks, and inform all who collect it."""
+        """Delete the run and its waiting chunks, and tell all processes that collect it."""
         with redis_errors():
             self.store.delete(self.run, chunks, tell=True)
 
     def end(self, collector: Collector) -> str | None:
-        """Leave all as it is: others may collect it."""
+        """Leave everything as it is, because others may collect the run."""
         return None
 
     def _stored_pairs(self, piece: Piece) -> bytes:
@@ -121,12 +123,12 @@ class DetachedRun(LiveRun):
 def submit_detached(
     store: RunStore, run: Run, tables: Iterator[pa.Table], columns: tuple[str, ...], most_bytes: int
 ) -> DetachedChunks:
-    """Put all pairs of a run into Redis, `most_bytes` of payload at most.
+    """Put all pairs of a run into Redis, with at most `most_bytes` of payload.
 
     Raises
     ------
     InputError
-        There are none, or too many.
+        The run has no pairs, or too many.
     """
     chunks: list[tuple[int, int]] = []
     size, start = 0, 0
@@ -150,7 +152,7 @@ def submit_detached(
                 raise InputError("there are no pairs to score")
             found = DetachedChunks(chunks=tuple(chunks))
             store.write_chunks(run, found)
-            store.unlist(run)  # it would be listed as unfinished until it expires
+            store.unlist(run)  # otherwise it would be listed as unfinished until it expires
         except BaseException:
             if chunks:
                 store.delete(run, [first for first, _ in chunks])
@@ -161,7 +163,7 @@ def submit_detached(
 
 
 def expired(run_id: str, ttl: int) -> RunExpired:
-    """The error for results that are not there (any more)."""
+    """The error for results that do not exist, or no longer exist."""
     return RunExpired(
         f"there are no results of run {run_id}: they are kept for {ttl:,} s (run_ttl) after its submission, "
         "unless the run is cancelled or the server loses its data"

@@ -1,4 +1,4 @@
-"""Drives the collector of a run: sends its chunks to the server, and brings it what comes back."""
+"""Drives the collector of a run: sends its chunks to the server, and gives it the results."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ from rankmill.producer.collect.sizing import Sizing, WindowSize
 from rankmill.producer.collect.spool import Spool
 
 _SWEEP_SECONDS = 10
-"""After waiting so long for a chunk, check that the jobs of all chunks in Redis still exist."""
+"""Seconds of waiting for a chunk after which to check that the jobs of all chunks in Redis still exist."""
 
 _PATROL_SHARE = 0.1
 _LONGEST_PATROL = 1.0
-"""A producer that has long heard nothing looks after its run again when it has waited a tenth of that more,
-but at least once a second."""
+"""Most seconds between two checks of its run by a waiting producer; below that, a check follows each time
+that the wait has grown by a tenth.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -51,18 +52,18 @@ class RunDriver:
 
     It works while the caller iterates `tables`: it submits chunks when the window has room, so Redis never
     holds more than the window allows. Finished chunks that wait for an earlier one are in memory or on disk.
-    What becomes of results in Redis is decided by the run that it is given.
+    The given run decides what happens to results in Redis.
 
     Parameters
     ----------
     kept
-        The run: one of this process, or a detached one.
+        The run: a run of this process, or a detached one.
     source, sizing
-        Tables to score, one chunk each; what the source asks how large they are.
+        Tables to score, one for each chunk; and the sizes by which the source cuts them.
     window
         How many chunks may be in Redis without a result.
     reuse
-        As of `Collector`.
+        As in `Collector`.
     """
 
     def __init__(
@@ -75,13 +76,13 @@ class RunDriver:
     ) -> None:
         self.run = kept.run
         self.on_wait: Callable[[], None] = lambda: None
-        """Called at least every second while waiting; an exception it raises ends the wait."""
+        """Called at least every second while waiting; an exception from it ends the wait."""
         self.deadline = math.inf
-        """When to stop waiting, in `time.monotonic` seconds."""
+        """The `time.monotonic` seconds at which to stop waiting."""
         self.scoring_since = math.inf
-        """When the scoring of a chunk began first, with its model loaded, in `time.monotonic` seconds."""
+        """The `time.monotonic` seconds at which the first chunk's scoring began, with the model loaded."""
         self.presence: WorkerPresence | None = None
-        """Looks for workers; ``None``: no check."""
+        """Looks for workers; ``None`` means no check."""
         self._kept, self._store, self._sizing, self._window = kept, kept.store, sizing, window
         sizing.add(self.run)
         self._source = OpenTables(source, source)
@@ -91,15 +92,15 @@ class RunDriver:
         self._spans: dict[int, Span] = {}
         self._waits_since = self._collected = self._heard = system.monotonic()
         self._looked = self._heard if kept.is_brief else -math.inf
-        self._sized = sizing.is_known  # when workers were last looked at
+        self._sized = sizing.is_known  # when workers were last asked
         self._cancelled = False
-        self._accepting = system.RLock()  # held by whoever takes results, or cancels, as another thread may
-        self._reading = system.Lock()  # held by whoever reads the source, or closes it
-        self._late = False  # whether the caller's time was over, when it was last looked at
+        self._accepting = system.RLock()  # held to take results or to cancel, as another thread may
+        self._reading = system.Lock()  # held to read the source, or to close it
+        self._late = False  # whether the caller's time was over at the last look
 
     @property
     def is_detached(self) -> bool:
-        """Whether the run goes on without this process."""
+        """Whether the run continues without this process."""
         return self._kept.stays
 
     def begin(self) -> None:
@@ -116,8 +117,8 @@ class RunDriver:
         Raises
         ------
         RunFailed
-            The run cannot be scored: for example, its model cannot be loaded. `WrongScores`: a worker that
-            has scored some of it computes wrong scores; perhaps after the last table.
+            The run cannot be scored; for example, its model cannot be loaded. `WrongScores` means that a
+            worker which has scored some of it computes wrong scores; this may come after the last table.
         RunCancelled
             `cancel` was called, or another process cancelled the run.
         RunExpired
@@ -125,7 +126,7 @@ class RunDriver:
         RedisUnavailable, RedisFailed
             The server could not serve during the whole allowed wait, or it refuses a command.
         RunTimeout, NoWorkers
-            `deadline` has passed, or there are no workers; call again to go on.
+            `deadline` has passed, or no worker listens; call again to continue.
         """
         collector = self.collector
         self._heard = system.monotonic()
@@ -145,7 +146,7 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
-        if not self._kept.is_brief:  # of which the next command tells
+        if not self._kept.is_brief:  # a brief run's next command tells
             with self._at_redis():
                 self._check_notes()
         if why := self._kept.end(collector):
@@ -157,7 +158,7 @@ class RunDriver:
 
     @property
     def progress(self) -> Progress:
-        """The rows done so far, those of unfinished chunks included."""
+        """The number of rows done so far, including those of unfinished chunks."""
         return self.collector.rows.progress
 
     def row_errors(self) -> list[RowError]:
@@ -166,7 +167,7 @@ class RunDriver:
         return sorted(self.collector.rows.errors, key=lambda error: error.row)
 
     def refresh(self) -> None:
-        """Collect the results so far of a detached run, which goes on without a reader."""
+        """Collect the results so far of a detached run, which continues without a reader."""
         if self._kept.stays and not self.collector.complete:
             self._check_cancelled()
             self._catch_up()
@@ -179,17 +180,19 @@ class RunDriver:
                 self._send(fresh)
 
     def cancel(self) -> None:
-        """Cancel the run and remove its waiting chunks from the queue; all who collect it are told."""
+        """Cancel the run and remove its waiting chunks from the queue; all processes that collect it are
+        told.
+        """
         if not self._cancelled:
             self._span.add_event("cancelled")
             self._span.end()
-        with self._accepting:  # what is accepted is counted below, and nothing more is accepted
+        with self._accepting:  # accepted results are counted below, and no more are accepted
             self._cancelled = True
         self._kept.cancel({*self.collector.pieces, *self.collector.answered}, hurry=self._late)
         self._close_source()
 
     def _close_source(self) -> None:
-        """Close what the run reads; if another thread reads just now, that one closes it."""
+        """Close the run's source; if another thread reads it now, that thread closes it."""
         if self._reading.acquire(blocking=False):
             try:
                 self._source.close()
@@ -201,7 +204,7 @@ class RunDriver:
         return has_room and not self._spool.full and self.collector.wants_chunks
 
     def _cut(self) -> list[Piece]:
-        """Cut chunks until the window is full, or there are several; return the pieces to send."""
+        """Cut chunks until the window is full, or several are cut; returns the pieces to send."""
         fresh: list[Piece] = []
         for _ in range(AT_ONCE):
             if self._spool.full or not self.collector.has_room:
@@ -209,7 +212,7 @@ class RunDriver:
             with self._reading:
                 table = next(self._source, None)
             if table is None:
-                self._check_cancelled()  # another thread has closed the source, of which there may be more
+                self._check_cancelled()  # another thread has closed the source, which may have more
                 self.collector.exhausted = True
                 self._close_source()
                 break
@@ -222,7 +225,7 @@ class RunDriver:
         return fresh
 
     def _wait(self) -> None:
-        """Collect results, waiting a little for the first; a fatal failure ends the run."""
+        """Collect results, waiting briefly for the first; a fatal failure ends the run."""
         self._look_around()
         with self._at_redis():
             patrol = self._patrol_seconds
@@ -238,13 +241,13 @@ class RunDriver:
             raise RunFailed(self.collector.fatal.message, option=self.collector.fatal.option)
 
     def _catch_up(self) -> None:
-        """Collect what is there, without a wait."""
+        """Collect the results that have arrived, without waiting."""
         with self._at_redis():
             self._collect(0)
             self._look_at_workers()
 
     def _look_at_workers(self) -> None:
-        """Note from time to time how much workers have scored of their chunks, and how much they prefetch.
+        """Note from time to time how much workers have scored of their chunks, and how much they claim ahead.
 
         Also end the run if they have left a note that scores are wrong.
         """
@@ -264,15 +267,17 @@ class RunDriver:
     def _check_notes(self) -> None:
         """End the run if a worker has left a note that scores are wrong.
 
-        The note stays, for others who collect the run or continue the file.
+        The note stays for other processes that collect the run or continue the file.
         """
         if why := self._store.wrong(self._kept.made_by):
-            self._check_existence()  # one that is cancelled meanwhile ends so
+            self._check_existence()  # a run that is cancelled meanwhile ends as cancelled
             self._give_up()
             raise self._kept.wrong(why)
 
     def _give_up(self) -> None:
-        """Cancel a run that only this process collects; all who collect another one see the same."""
+        """Cancel a run that only this process collects; other runs stay, as all who collect them see the
+        same.
+        """
         if not self._kept.stays:
             self.cancel()
 
@@ -295,7 +300,7 @@ class RunDriver:
                 self._waits_since = -math.inf  # the waiting producer finds out which were never sent
             return
         self._retry({half.id: "it was lost" for half in accepted.halves})
-        if accepted.unusable:  # those that have a job will have another result
+        if accepted.unusable:  # pieces that have a job will get another result
             why = accepted.unusable
             lost = self._store.missing(self.run, why)
             self._retry({each: f"its result cannot be used: {why[each]}" for each in lost})
@@ -311,7 +316,7 @@ class RunDriver:
                     rows, model = len(result.scores), self.run.spec.model
                     self._sizing.see(model, stats.worker, rows, stats.device_seconds)
                     self.scoring_since = min(self.scoring_since, system.monotonic() - stats.seconds)
-                if not self._kept.stays:  # whoever collects it again is told of nothing new
+                if not self._kept.stays:  # whoever collects it again learns nothing new
                     log_result(piece, result, self.run.id)
             self._keep_finished()
         return accepted
@@ -326,13 +331,13 @@ class RunDriver:
             self._kept.check_existence()
 
     def _settle(self, results: Sequence[ChunkResult | BadResult]) -> None:
-        """Fix what the run is scored with, if these are its first results."""
+        """Settle what the run is scored with, if these are its first results."""
         if news := self.collector.news(results):
             is_last = self.collector.exhausted and len(self.collector.pieces) == 1
             self.collector.how.settled = self._kept.settle(news, is_last=is_last)
 
     def _keep_finished(self) -> None:
-        """Keep the results of finished chunks; the chunks wait for their turn."""
+        """Keep the results of finished chunks, which wait for their turn."""
         finished = self.collector.pop_finished()
         results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
         self._kept.keep(results, self.collector.scored)
@@ -342,7 +347,9 @@ class RunDriver:
                 span.end()
 
     def _sweep(self) -> None:
-        """Store again what Redis has lost of the run; give up chunks without a job and an attempt left."""
+        """Write again what Redis has lost of the run; give up chunks that have neither a job nor an attempt
+        left.
+        """
         self._kept.restore(self.collector.how.settled)
         pieces = list(self.collector.pieces)
         lost = self._store.missing(self.run, pieces)
@@ -355,12 +362,12 @@ class RunDriver:
             self._retry(dict.fromkeys(lost, "it was lost"))
 
     def _retry(self, reasons: Mapping[ChunkId, str]) -> None:
-        """Submit pieces (again). A piece without an attempt left fails with its reason."""
+        """Submit pieces, perhaps again. A piece without an attempt left fails with its reason."""
         if not reasons:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
         self._kept.restore(self.collector.how.settled)
-        for failure in given_up:  # whoever collects the run reads the same
+        for failure in given_up:  # all who collect the run read the same
             self._store.write_result(self.run, failure)
         again = self._kept.count_attempts(again) if again else []
         if again:
@@ -389,7 +396,9 @@ class RunDriver:
 
     @property
     def _patrol_seconds(self) -> float:
-        """Until it looks around again; less often when it has long heard nothing, as many may wait."""
+        """Seconds until the next check of the run; longer if nothing came for long, as many producers may
+        wait.
+        """
         quiet = _PATROL_SHARE * self._seconds_since(self._heard)
         return max(self._store.patrol_seconds, min(quiet, _LONGEST_PATROL))
 
@@ -411,13 +420,13 @@ class RunDriver:
 
 
 def collect_detached(store: RunStore, run: Run, chunks: DetachedChunks) -> RunDriver:
-    """Collects a run that some process has submitted."""
+    """Make a driver that collects a run which some process has submitted."""
     window = WindowSize(len(chunks.chunks), 0)
     return RunDriver(DetachedRun(store, run, chunks), iter(()), Sizing(1), window)
 
 
 def log_result(piece: Piece, result: ChunkResult, run: str) -> None:
-    """Log the result of a job, but not its error messages: they may contain text of the input."""
+    """Log the result of a job, but not its error messages, because they may contain text of the input."""
     worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
     with about(chunk=piece.chunk, job=keys.job_id(run, piece.id), worker=worker):
         rows = len(piece.table)

@@ -1,4 +1,4 @@
-"""Scores of an earlier output, by pair."""
+"""The scores of an earlier output, by pair."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Scores = npt.NDArray[np.float32]
 
 
 class EarlierScores:
-    """The scores of an earlier output. A pair is known by a digest of 128 bits: 20 bytes of memory for each.
+    """The scores of an earlier output. A pair is found by a digest of 128 bits, which takes 20 bytes of
+    memory with its score.
 
     Parameters
     ----------
@@ -26,9 +27,9 @@ class EarlierScores:
     keys
         The digests of the pairs, ``[n, 2]``.
     scores
-        Their scores, ``[n]``.
+        The scores of the pairs, ``[n]``.
     kind
-        Of a deterministic output, what decides the bits of its scores (`ChunkStats.kind`).
+        For a deterministic output, what decides the bits of its scores (`ChunkStats.kind`).
     """
 
     def __init__(self, columns: tuple[str, ...], keys: Keys, scores: Scores, kind: str | None = None) -> None:
@@ -44,7 +45,7 @@ class EarlierScores:
         return _digests([table[name] for name in self.columns])
 
     def known(self, keys: Keys) -> pa.Array:
-        """The score of each pair, by its digest; null where there is none."""
+        """The known score of each pair, by its digest; null if it has none."""
         if not len(self):
             return pa.nulls(len(keys), pa.float32())
         places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)
@@ -53,7 +54,7 @@ class EarlierScores:
 
 
 def no_earlier(columns: tuple[str, ...]) -> EarlierScores:
-    """No scores at all, of pairs in these columns."""
+    """Make an object without scores, for pairs in these columns."""
     return EarlierScores(columns, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
 
 
@@ -69,7 +70,7 @@ def read_earlier(
     columns, score
         The columns of query and passage, and of the scores.
     kind
-        As of `EarlierScores`.
+        As in `EarlierScores`.
     """
     keys, scores = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.float32)]
     for batch in batches:
@@ -87,14 +88,14 @@ def check_same(found: Mapping[str, str], wanted: Mapping[str, str], name: str) -
     found
         The output's metadata.
     wanted
-        The metadata of the run's output; where one of `OPEN` is empty, the run takes what it finds.
+        The metadata of the run's output; if an entry of `OPEN` is empty, the run takes the earlier value.
     name
-        The output, for messages.
+        Name of the output, for messages.
 
     Raises
     ------
     InputError
-        The metadata says something else, or nothing.
+        The metadata differ, or an entry is missing.
     """
     if "rankmill.version" not in found:
         raise InputError(f"{name}: --reuse needs an output of score-file, which says how it was made")
@@ -104,7 +105,7 @@ def check_same(found: Mapping[str, str], wanted: Mapping[str, str], name: str) -
             f"{name}: its scores cannot be used, it does not say which commit or which content the model had"
         )
     compared = OF_SCORES | COLUMNS
-    for key in sorted(compared, key=lambda each: each != "rankmill.revision"):  # which says most comes first
+    for key in sorted(compared, key=lambda each: each != "rankmill.revision"):  # the telling entry first
         given, asked = found.get(key, ""), wanted.get(key, "")
         if key == "rankmill.model" and revision and revision == wanted.get("rankmill.revision"):
             continue  # the same files may be in another directory
@@ -124,13 +125,13 @@ OF_SCORES = {
         "max_passage_tokens", "inputs",
     )
 }  # fmt: skip
-"""Metadata on which scores depend."""
+"""Metadata that scores depend on."""
 
 COLUMNS = {f"rankmill.{name}_column" for name in ("query", "passage", "text", "score")}
-"""Metadata that says which texts were scored, and where the scores are."""
+"""Metadata that say which texts were scored, and which column has the scores."""
 
 OPEN = {"rankmill.revision", "rankmill.precision"}
-"""Metadata that a run need not name: it takes what the earlier output has."""
+"""Metadata that a run need not name, because it takes those of the earlier output."""
 
 
 def _digests(columns: list[pa.ChunkedArray]) -> Keys:

@@ -1,4 +1,4 @@
-"""The journal: the results of a run so far, on disk.
+"""The journal, which keeps the results of a run so far on disk.
 
 It is a small SQLite database beside the output. A chunk's result is written and synced before the
 producer deletes it from Redis. So if this process or its machine dies, only the chunks in flight
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
 COMMIT;
 """
-"""In one transaction, which is synced once."""
+"""Executed in one transaction, which is synced once."""
 
 _NEXT_CUT = """
 SELECT chunk, rows FROM chunks
@@ -58,11 +58,11 @@ _GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
 
 
 class Account(WireModel):
-    """What is to be counted of an output.
+    """What must be counted of an output's usage.
 
     ``scored`` is the number of rows that devices have scored. ``used`` is what the last results have used, by
-    their entries in the last run's stream: as long as an entry is there, this is not counted. ``rest`` are
-    the rows that no device has scored, once a run is complete.
+    their entries in the last run's stream: as long as such an entry exists, it is not counted yet. ``rest``
+    are the rows that no device has scored, once a run is complete.
     """
 
     scored: Count = 0
@@ -71,10 +71,10 @@ class Account(WireModel):
 
 
 class Finished(WireModel):
-    """The parts of an output that are in place; the results of their rows have left the journal.
+    """The parts of an output that are in place; the results of their rows are no longer in the journal.
 
-    ``rows`` and ``row_errors`` are those of all ``parts``. ``first`` is about the first scored chunk of the
-    run, and ``tally`` holds the caller's sums over these rows.
+    ``rows`` and ``row_errors`` count over all ``parts``. ``first`` is about the first scored chunk of the
+    run, and ``tally`` has the caller's sums over these rows.
     """
 
     parts: Count
@@ -95,21 +95,21 @@ class Journal:
     path
         The database file; created if it does not exist.
     check
-        Called after each write of results: raises if the file is no longer where it was.
+        Called after each write of results; raises if the file is no longer in its place.
 
     Raises
     ------
     InputError
-        From any method: the file is damaged.
+        Raised by any method: the file is damaged.
     OutputError
-        From any method: the file cannot be written or read, as on a full disk.
+        Raised by any method: the file cannot be written or read, for instance on a full disk.
     """
 
     def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
         self._path = path
         self._check = check
         self.damaged_rows = 0
-        """Rows whose result was damaged, and is deleted."""
+        """Number of rows whose result was damaged, and was deleted."""
         with self._told():
             self._db = sqlite3.connect(path)
         try:
@@ -119,7 +119,7 @@ class Journal:
             self.finished = self._read_state("finished", Finished) or _NONE
             """The parts of the output that are in place."""
             self.is_in_redis = self.run is not None
-            """Whether the last run may still be in Redis; whoever deletes it there says so."""
+            """Whether the last run may still be in Redis; the code that deletes it there clears this."""
         except BaseException:
             self.close()
             raise
@@ -151,7 +151,7 @@ class Journal:
 
     @property
     def run(self) -> str | None:
-        """Id of the last run begun for this output."""
+        """Id of the last run that was begun for this output."""
         return self._state("run")
 
     @property
@@ -161,7 +161,7 @@ class Journal:
 
     @property
     def first(self) -> ChunkStats | None:
-        """Statistics of the first scored chunk; the rest must use the same model commit and precision."""
+        """Statistics of the first scored chunk; all others must use the same model commit and precision."""
         if self.finished.first:
             return self.finished.first
         with self._at_work():
@@ -189,11 +189,11 @@ class Journal:
 
     @property
     def account(self) -> Account:
-        """What is to be counted of the output."""
+        """What must be counted of the output's usage."""
         return self._read_state("account", Account) or Account()
 
     def keep_account(self, account: Account) -> None:
-        """Store what is to be counted, before it is."""
+        """Store what must be counted, before it is counted."""
         self._set_state("account", account.written())
 
     @property
@@ -202,14 +202,14 @@ class Journal:
         return self._state("model")
 
     def keep_model(self, model: str) -> None:
-        """Store the version, before any row is scored."""
+        """Store the version of the model, before any row is scored."""
         self._set_state("model", model)
 
     def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:
-        """Return the result of a chunk, or ``None`` if there is none.
+        """Read the result of a chunk; ``None`` if it has none.
 
-        `rows` is the chunk's number of rows, if it is known. A damaged result is deleted, so that the
-        chunk is scored again.
+        `rows` is the chunk's number of rows, if it is known. A damaged result is deleted, so that the chunk
+        is scored again.
         """
         with self._at_work():
             row = self._db.execute(_GET, (chunk,)).fetchone()
@@ -226,15 +226,17 @@ class Journal:
             return None
 
     def next_cut(self, start: int) -> tuple[int, int] | None:
-        """First row and number of rows of the first result at row `start` or after, if there is any."""
+        """First row and number of rows of the first result at row `start` or later; ``None`` if there is
+        none.
+        """
         with self._at_work():
             found = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
         return found and (int(found[0]), int(found[1]))
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]], account: Account) -> None:
-        """Store ``{chunk: (rows, result)}`` and what is to be counted, synced when this returns.
+        """Store ``{chunk: (rows, result)}`` and what must be counted; both are synced when this returns.
 
-        Fatal failures are not stored, nor are results of rows in finished parts.
+        Fatal failures are not stored, and neither are results of rows in finished parts.
         """
         results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
         with self._at_work():
@@ -243,13 +245,13 @@ class Journal:
         self._check()
 
     def distrust(self, why: str) -> WrongScores:
-        """Mark the results as wrong, so that no command continues with them; return the error for that."""
+        """Mark the results as wrong, so that no command continues with them; returns the error for that."""
         self._set_state("wrong", why)
         return _wrong(why)
 
     @property
     def wrong(self) -> WrongScores | None:
-        """The error if some results are wrong."""
+        """The error if some results are wrong; else ``None``."""
         why = self._state("wrong")
         return None if why is None else _wrong(why)
 
@@ -311,12 +313,12 @@ class Journal:
             raise InputError(f"{error}; start over with --restart") from None
 
     def seal(self, output: str) -> None:
-        """Record what the complete output is, just before it is moved into place."""
+        """Record a digest of the complete output, just before it is moved into place."""
         self._set_state("output", "\n".join([*self.sealed, output]))
 
     @property
     def sealed(self) -> list[str]:
-        """What `seal` has recorded: if one of these is in place, the run moved it there and then died."""
+        """What `seal` has recorded; if one of these is in place, the run moved it there and then died."""
         return (self._state("output") or "").splitlines()
 
     def _state(self, name: str) -> str | None:
@@ -334,13 +336,13 @@ class Journal:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Run a transaction; errors are told as `_told` does."""
+        """Run a transaction; errors are converted as by `_told`."""
         with self._told(), self._db:
             yield
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """SQLite's errors become `OutputError` or `InputError`."""
+        """Convert SQLite's errors into `OutputError` or `InputError`."""
         try:
             yield
         except sqlite3.OperationalError as error:

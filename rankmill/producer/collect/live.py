@@ -1,6 +1,6 @@
-"""A run of this process: what it has collected of the run, it deletes from Redis.
+"""A run of this process, which deletes from Redis what it has collected.
 
-A detached run differs in what becomes of its results: see `rankmill.producer.collect.detached`.
+A detached run treats its results differently: see `rankmill.producer.collect.detached`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENCODERS = 8
 """Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
 
 Carrier = Callable[[int], Mapping[str, str]]
-"""The trace that a chunk belongs to, by its number, as it is written into jobs."""
+"""Returns the trace that a chunk belongs to, by its number, as it is written into jobs."""
 
 
 class LiveRun:
@@ -41,19 +41,21 @@ class LiveRun:
     Parameters
     ----------
     store, run
-        The server, and the run.
+        The store, and the run.
     cleaner
         Removes the run from Redis when it has ended.
     columns
         Names of the query and passage columns of its tables.
     row_tokens
-        Whether workers are asked for the tokens of each row.
+        Whether to ask workers for the tokens of each row.
     """
 
     stays = False
     """Whether pairs and results stay in Redis until they expire, for any process that collects them."""
     folder: Path | None = None
-    """Where finished chunks wait for their turn that do not fit into memory; ``None``: a temporary one."""
+    """Folder for finished chunks that wait for their turn and do not fit into memory; ``None`` for a
+    temporary one.
+    """
 
     def __init__(
         self,
@@ -66,36 +68,37 @@ class LiveRun:
     ) -> None:
         self.store, self.run = store, run
         self.is_brief = run.priority == "request"
-        """Whether the run is stored with its first chunks and deleted with its last result, as each command
-        counts; else it can be seen before and between."""
+        """Whether the run is stored with its first chunks and deleted with its last result, because each
+        command counts. Other runs exist in Redis before and between.
+        """
         self.used: dict[str, dict[str, Amounts]] = {}
-        """What the collected results have used that are still in Redis, by their entries."""
+        """What the collected results that are still in Redis have used, by their entries."""
         self._cleaner, self._columns, self._row_tokens = cleaner, columns, row_tokens
         self._new = self.is_brief
-        self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
+        self._entries: list[str] = []  # entries that are collected but still in Redis
         self._encoders: ThreadPoolExecutor | None = None
 
     @property
     def made_by(self) -> list[str]:
-        """The runs that have made the scores, of which none may be wrong."""
+        """The runs that have made the scores; if one of them is wrong, so are these."""
         return [self.run.id]
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
-        """What collects the run; parameters as of `Collector`."""
+        """Make the run's collector; parameters as in `Collector`."""
         return Collector(self.run, window, RowCounter(0), reuse=reuse)
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """The result of a chunk, if an earlier run has left a sound one."""
+        """The result of a chunk, if an earlier run has left a valid one."""
         return None
 
     def restore(self, settled: Settled) -> None:
-        """Store the run on the server (again), with what is settled."""
+        """Store the run on the server, perhaps again, with what is settled."""
         self.store.restore(self.run)
         if any(settled):
             self.store.settle(self.run, settled, over=True)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Fix what the run is scored with, unless its last chunk says so: nobody would read it."""
+        """Settle what the run is scored with; skipped for its last chunk, because nobody would read it."""
         return news if is_last else self.store.settle(self.run, news)
 
     def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
@@ -111,28 +114,28 @@ class LiveRun:
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
         """The results that have arrived, with their entries; waits for the first.
 
-        No position in the stream is kept: what is read is deleted, and a server that lost its data may
-        number new results lower than those before.
+        The stream is always read from its beginning: results that were read are deleted, and a server that
+        lost its data may give new results lower numbers.
         """
         return self.store.results(self.run, after="0", block_ms=block_ms)
 
     def look_back(self) -> None:
-        """Read results again from the first one on."""
+        """Read results again from the first one."""
 
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
-        """Keep the results of finished chunks: number to rows and result; `scored` as of `Collector`."""
+        """Keep the results of finished chunks, by number, with their rows; `scored` is as in `Collector`."""
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
-        """Delete what is collected from Redis, and write the run's progress there."""
+        """Delete collected results from Redis, and write the run's progress there."""
         self._entries += entries
         if self.is_brief and collector.complete:
-            return  # `end` deletes all of it
+            return  # `end` deletes everything
         rows = collector.rows
         self.store.forget(self.run, collector.answered, self._entries, rows.progress, rows.errors, self.used)
         collector.answered, self._entries, rows.errors, self.used = [], [], [], {}
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count failed attempts; return the pieces that this process sends again."""
+        """Count failed attempts; returns the pieces that this process sends again."""
         self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return pieces
 
@@ -140,17 +143,17 @@ class LiveRun:
         """Raise `RunExpired` if the run's results are no longer kept."""
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks; do not try twice if the caller is in a `hurry`."""
+        """Delete the run and its waiting chunks; in a `hurry`, do not try twice."""
         self._cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
-        """Delete the complete run; return why its scores are wrong, if a worker has said so."""
+        """Delete the complete run; returns why its scores are wrong, if a worker has said so."""
         used = self.used_in_all(collector)
         deleted = self._cleaner.remove(self.run, [], answered=collector.answered, used=used)
         return deleted.wrong if deleted else None
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """What is to be counted of the complete run: also its rows that no device has scored."""
+        """What must be counted of the complete run, including rows that no device has scored."""
         rest = collector.rest()
         return {**self.used, END: {NO_DEVICE: rest}} if any(rest) else self.used
 
@@ -159,7 +162,7 @@ class LiveRun:
         return WrongScores(f"scores of run {self.run.id} are wrong: {why}; score it again")
 
     def _encode(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
-        """The payloads of pieces; several are encoded at once, in threads."""
+        """The payloads of pieces; several are encoded at the same time, in threads."""
 
         def encoded(piece: Piece) -> Payload:
             columns = [piece.table[name] for name in self._columns]
@@ -189,9 +192,9 @@ class JournaledRun(LiveRun):
     Parameters
     ----------
     store, run, cleaner, columns, row_tokens
-        As of `LiveRun`.
+        As in `LiveRun`.
     journal
-        Stores the results. Chunks whose result it has are not submitted.
+        The journal that stores results. Chunks whose results it has are not submitted.
     """
 
     def __init__(
@@ -212,11 +215,11 @@ class JournaledRun(LiveRun):
 
     @property
     def made_by(self) -> list[str]:
-        """The runs that have made the scores, of which none may be wrong."""
+        """The runs that have made the scores; if one of them is wrong, so are these."""
         return self._made_by
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
-        """What collects the rest of the rows."""
+        """Make a collector for the remaining rows."""
         journal, finished = self._journal, self._journal.finished
         return Collector(
             self.run,
@@ -229,7 +232,7 @@ class JournaledRun(LiveRun):
         )
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """The result of a chunk that the journal has; `counter` loses the rows of a damaged one."""
+        """The result of a chunk in the journal; rows of a damaged result are subtracted from `counter`."""
         damaged = self._journal.damaged_rows
         found = self._journal.get(chunk, rows)
         counter.lose(self._journal.damaged_rows - damaged)
@@ -244,14 +247,14 @@ class JournaledRun(LiveRun):
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks; the journal keeps its results."""
         used: Mapping[str, Usage] = self.used
-        # A signal may come when a result is there, but before this process knows.
-        with suppress(InputError, OutputError):  # one that cannot be read keeps no run from its end
+        # A signal may come when a result has arrived, but before this process knows it.
+        with suppress(InputError, OutputError):  # an unreadable journal must not keep a run from ending
             used = self._journal.account.used
         if self._cleaner.remove(self.run, chunks, hurry=hurry, used=used):
             self._journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """What is to be counted of the complete run, unless an earlier one was complete, too."""
+        """What must be counted of the complete run, unless an earlier run was already complete."""
         account = self._journal.account
         if account.rest:
             return self.used
@@ -272,7 +275,7 @@ def live_run(
     *,
     row_tokens: bool = False,
 ) -> LiveRun:
-    """A run of this process, with or without a `journal`; parameters as of `LiveRun` and `JournaledRun`."""
+    """Make a run of this process; parameters as in `LiveRun` and, with a `journal`, `JournaledRun`."""
     if journal is None:
         return LiveRun(store, run, cleaner, columns, row_tokens=row_tokens)
     return JournaledRun(store, run, cleaner, columns, journal, row_tokens=row_tokens)

@@ -1,4 +1,4 @@
-"""Cutting pairs, in any form that callers have, into tables: one for each chunk."""
+"""Cuts pairs, in any form that callers have, into tables: one for each chunk."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rankmill.producer.collect.sizing import Sizing
 if TYPE_CHECKING:
 
     class ArrowStream(Protocol):
-        """A table or a column of any library that gives Arrow's stream."""
+        """A table or a column of any library that supports Arrow's stream interface."""
 
         def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
     class Relation(Protocol):
-        """One of DuckDB, whose types lack Arrow's stream."""
+        """A relation of DuckDB, whose types lack Arrow's stream interface."""
 
         def fetchone(self) -> object: ...
 
-    # No class of a library that may have no types: to a type checker it would be anything.
+    # No class of a library that may lack types, because to a type checker it would be anything.
     Table: TypeAlias = ArrowStream | Relation
     Array: TypeAlias = np.ndarray[Any, Any]
     Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table
@@ -56,7 +56,7 @@ _TAKEN = (
 )
 
 COLUMNS = ("query", "passage")
-"""Names of the two columns, where the caller has no others."""
+"""Names of the two columns, if the caller does not name others."""
 
 USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
     "pairs": COLUMNS,
@@ -64,21 +64,21 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
     "conversations": ("messages",),
     "tokens": ("asked",),
 }
-"""The same for all kinds of rows."""
+"""Usual names of the columns, for each kind of rows."""
 
 
 class OpenTables(Iterator[pa.Table]):
-    """Tables that are made of what was opened for them: files that a thread reads ahead, a caller's stream.
+    """Tables from opened sources, such as files that a thread reads ahead, or a caller's stream.
 
-    Whoever opens them closes them, with ``with`` or `close`, which may wait. The garbage collector never
-    closes anything here: it may run where a lock is held that what is waited for needs.
+    ¶ The code that opens them closes them, with ``with`` or `close`, which may wait. The garbage collector
+    never closes anything here, because it may run while its thread holds a lock that closing needs.
 
     Parameters
     ----------
     tables
         The tables.
     opened
-        What `close` closes, in this order, where it can be closed.
+        The sources that `close` closes, in this order, if they can be closed.
     """
 
     def __init__(self, tables: Iterator[pa.Table], *opened: object) -> None:
@@ -88,7 +88,7 @@ class OpenTables(Iterator[pa.Table]):
         return next(self._tables)
 
     def close(self) -> None:
-        """Let nothing more be read; in the thread that reads, or when none does."""
+        """Stop reading; called by the thread that reads, or while no thread reads."""
         opened, self._opened, self._tables = self._opened, (), iter(())
         for each in opened:
             if close := getattr(each, "close", None):
@@ -111,12 +111,12 @@ CHUNK_TEXT_BYTES = 16 << 20
 def rows_given(
     pairs: Pairs | None, texts: Texts | None, messages: Conversations | None, spec: SpecOptions
 ) -> tuple[Rows, SpecOptions]:
-    """The rows that a call is given by one of its parameters, and `spec`, which then says what they are.
+    """The rows that one of a call's parameters gives, and `spec`, which then names their kind.
 
     Raises
     ------
     InputError
-        None is given, or several are.
+        No parameter is given, or several are.
     """
     given: list[tuple[Rows, SpecOptions]] = []
     if pairs is not None:
@@ -131,13 +131,13 @@ def rows_given(
 
 
 def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inputs = "pairs") -> OpenTables:
-    """Cut pairs, or what is scored alone, into tables, one for each chunk. To close them closes a generator.
+    """Cut pairs or other rows into tables, one for each chunk. Closing these closes a generator.
 
     Raises
     ------
     InputError
-        The pairs are of no kind that is taken, a column does not exist or holds no text, or an item is not a
-        pair of texts.
+        The pairs are of an unsupported type, a column does not exist or has no text, or an item is not a pair
+        of texts.
     """
     found = tables_of(pairs, columns, inputs)
     if found is not None:
@@ -152,12 +152,13 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inp
 
 
 def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs") -> OpenTables | None:
-    """Pairs as tables of one schema, which are read as a stream if they are one; ``None`` if they are none.
+    """Read pairs as tables of one schema, as a stream if possible; ``None`` if they are not a table of any
+    kind.
 
     Raises
     ------
     InputError
-        A column does not exist, is there twice, or holds no text.
+        A column does not exist, exists twice, or has no text.
     """
     found = _table_of(pairs, columns, inputs)
     if found is None:
@@ -170,7 +171,7 @@ def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs")
 
 
 def _with_json(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
-    """The columns of a table that hold conversations, as workers get them."""
+    """Convert a table's columns of conversations into what workers get."""
     return pa.table({name: as_json(table[name]).cast(pa.large_string()) for name in columns})
 
 
@@ -187,7 +188,7 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs =
 
 
 class _Tables(NamedTuple):
-    """Tables of one schema, which are read once, of what was ``opened`` for it."""
+    """Tables of one schema, which are read once, and the sources that were ``opened`` for them."""
 
     schema: pa.Schema
     tables: Iterator[pa.Table]
@@ -195,9 +196,9 @@ class _Tables(NamedTuple):
 
 
 def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables | None:
-    """Pairs as tables; ``None`` if they are no table of any kind. No library is imported for it.
+    """Read pairs as tables; ``None`` if they are not a table of any kind. This imports no library.
 
-    Of data frames and datasets only the `columns` are converted, if they have them.
+    From data frames and datasets only the `columns` are converted, if they have these.
     """
     try:
         if len(columns) == 1 and _is_column(pairs):
@@ -226,14 +227,14 @@ def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables |
 
 
 def _is_column(given: Any) -> bool:
-    """Whether rows that are scored alone are given as a column: an array of Arrow, or a series of a frame."""
+    """Whether single texts or conversations are given as a column: an Arrow array, or a frame's series."""
     if isinstance(given, pa.Array | pa.ChunkedArray):
         return True
     return hasattr(given, "__arrow_c_stream__") and hasattr(given, "dtype")  # a table has several
 
 
 def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
-    """A dataset of Hugging Face's, also a streamed one, with known columns and types."""
+    """Read a Hugging Face dataset, even a streamed one, with known columns and types."""
     if set(columns) <= set(dataset.column_names):
         dataset = dataset.select_columns(list(columns))
     tables: Iterator[pa.Table] = iter(dataset.with_format("arrow").iter(_DATASET_ROWS))
@@ -241,7 +242,7 @@ def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
 
 
 def _of_polars(frame: Any, columns: tuple[str, ...]) -> _Tables:
-    """A frame of Polars, in slices: its own stream begins with a copy of the whole frame."""
+    """Read a Polars frame in slices, because its own stream begins with a copy of the whole frame."""
     if set(columns) <= set(frame.columns):
         frame = frame.select(columns)
     slices = frame.iter_slices(_DATASET_ROWS)
@@ -260,7 +261,7 @@ def _read(reader: pa.RecordBatchReader, what: str) -> Iterator[pa.Table]:
 def cut_tables(
     tables: Iterator[pa.Table], columns: tuple[str, ...], sizing: Sizing, start: int = 0
 ) -> Iterator[pa.Table]:
-    """Cut tables anew, into one for each chunk; `start` is the number of the first row in the input."""
+    """Cut tables anew, one for each chunk; `start` is the number of the first row in the input."""
     waiting = size = 0
     pending: list[pa.Table] = []
     for table in tables:
@@ -290,9 +291,10 @@ def cut_long(table: pa.Table, columns: tuple[str, ...]) -> Iterator[pa.Table]:
 
 
 def rows_of(array: np.ndarray[Any, Any], inputs: Inputs = "pairs") -> Iterator[object]:
-    """The rows of an array of shape ``[n, 2]``, of texts ``[n]``, or of a structured one, as Python has them.
+    """Yield the rows of an array of shape ``[n, 2]``, of texts ``[n]``, or of a structured array, as Python
+    objects.
 
-    Raises `InputError` for another shape.
+    Raises `InputError` for other shapes.
     """
     if inputs != "pairs" and array.ndim != 1:
         raise InputError(f"{inputs} are an array of shape {array.shape}, not [n]")
@@ -304,7 +306,7 @@ def rows_of(array: np.ndarray[Any, Any], inputs: Inputs = "pairs") -> Iterator[o
 
 
 def pair_of(item: object, row: int, columns: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """The query and the passage of an item; raises `InputError` if it is no pair."""
+    """The query and the passage of an item; raises `InputError` if it is not a pair."""
     if isinstance(item, Mapping):
         missing = [name for name in columns if name not in item]
         if missing:
@@ -316,7 +318,7 @@ def pair_of(item: object, row: int, columns: tuple[str, ...]) -> tuple[str | Non
 
 
 def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> tuple[str | None, ...]:
-    """The texts of an item; raises `InputError` if it is no such row."""
+    """The texts of an item; raises `InputError` if it is not a row of this kind."""
     if inputs == "pairs":
         return pair_of(item, row, columns)
     what, name = inputs.removesuffix("s"), columns[0]
@@ -367,7 +369,7 @@ def _is_pair(pair: object) -> bool:
 
 
 def holds_messages(kind: pa.DataType) -> bool:
-    """Whether a column of this type can hold conversations: lists of messages, or these in JSON."""
+    """Whether a column of this type can contain conversations: lists of messages, or the same in JSON."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return is_text(kind) or (any(test(kind) for test in tests) and pa.types.is_struct(kind.value_type))
 
@@ -392,7 +394,7 @@ def _known(value: object) -> object:
 def _texts(texts: list[str | None]) -> pa.Array:
     try:
         return pa.array(texts, pa.string())
-    except UnicodeEncodeError:  # lone surrogates have no UTF-8 form
+    except UnicodeEncodeError:  # unpaired surrogates have no UTF-8 form
         mended = [
             text and text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts
         ]

@@ -1,4 +1,4 @@
-"""Whether a queue has workers, so that no caller waits silently without any."""
+"""Checks whether a queue has workers, so that no caller waits silently without any."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
 
 _LOOK_SECONDS = 1.0
-"""Least time between two looks of all runs of a client."""
+"""Least seconds between two looks, over all runs of a client."""
 
 _WORD_SECONDS = 5.0
 _REMIND_SECONDS = 30.0
-"""Time without a worker until the first warning, and between two warnings."""
+"""Seconds without a worker until the first warning, and between two warnings."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ class WorkerPresence:
     Parameters
     ----------
     store, url
-        The server, and its URL for messages.
+        The store of the server, and its URL for messages.
     queue
         Name of the queue.
     seconds
-        A run that has waited so long while no worker listened ends its wait with `NoWorkers`.
+        A wait ends with `NoWorkers` after this many seconds without a worker.
     """
 
     def __init__(self, store: RunStore, url: str, queue: str, seconds: float) -> None:
@@ -41,7 +41,7 @@ class WorkerPresence:
         self._queue = queue
         self._seconds = seconds
         self._looked = self._seen = self._warned = -math.inf
-        self._looking = False  # for another run: what it finds is not known yet
+        self._looking = False  # set while another run looks, whose result is not known yet
 
     def check(self, since: float) -> None:
         """Look for workers, at most once a second, for a run that waits `since` (`time.monotonic` seconds).
@@ -49,21 +49,21 @@ class WorkerPresence:
         Raises
         ------
         NoWorkers
-            None has listened for too long.
+            No worker has listened for too long.
         RunFailed
-            Plain RQ workers listen, and no other: they cannot score.
+            Only plain RQ workers listen, which cannot score.
         """
         if self._looking:
             return
         if (unseen := system.monotonic() - self._looked) > _LOOK_SECONDS:
             self._looking, self._looked = True, system.monotonic()
-            if unseen > _WORD_SECONDS:  # of that time nothing is known: the server was away, say
+            if unseen > _WORD_SECONDS:  # nothing is known about that time; perhaps the server was away
                 self._seen = self._looked
             try:
                 self._look()
             finally:
                 self._looking = False
-        missing = self._looked - max(self._seen, since)  # what has come since then is not known
+        missing = self._looked - max(self._seen, since)  # later workers are not known yet
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
         if missing > _WORD_SECONDS:
@@ -80,7 +80,7 @@ class WorkerPresence:
             raise RunFailed(wrong_worker_message(self._queue))
         if found.scoring:
             self._seen = system.monotonic()
-        elif refusal := self._store.refusal():  # no worker can say that it is there
+        elif refusal := self._store.refusal():  # no worker can report itself
             self._seen = system.monotonic()
             self._warn(f"{refusal}; until it takes writes, nobody sees whether workers listen")
 

@@ -1,4 +1,4 @@
-"""The progress a producer publishes about its run: rows done, and rows without a score."""
+"""The progress that a producer publishes about its run: rows done, and rows without a score."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from rankmill.jobs.contract.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress
 from rankmill.producer.collect.scored import ScoredTable
 
 _SPEED_SECONDS = 60
-"""The speed is that of the later half of the last minute: a run's first seconds, in which its workers get
-their first chunks, are soon forgotten."""
+"""Seconds of progress that are remembered; the speed is that of their later half, so that a run's first
+seconds, in which workers get their first chunks, are soon forgotten.
+"""
 
 _STEP_SECONDS = 0.5
-"""Least time between two points from which the speed is told."""
+"""Least seconds between two points from which the speed is computed."""
 
 
 class RowCounter:
@@ -23,21 +24,21 @@ class RowCounter:
     known_rows
         Rows that earlier runs have scored.
     row_errors
-        Rows without a score that are not added.
+        Number of rows without a score that are known before any is added.
     most_errors
-        Most row errors that are noted, those of `row_errors` included.
+        Most row errors that are recorded, including those of `row_errors`.
     """
 
     def __init__(self, known_rows: int, row_errors: int = 0, most_errors: int = MAX_ROW_ERRORS) -> None:
         self.errors: list[RowError] = []
-        """Row errors that are not yet written to Redis; the caller empties the list."""
+        """Row errors that are not written to Redis yet; the caller empties the list."""
         self._most_errors = most_errors
         self._known_rows = known_rows
         self._fresh_rows = 0
         self._partial_rows = 0
         self._row_errors = row_errors
         self._points: deque[tuple[float, int]] = deque()
-        """Rows done, the known ones included, at times of the last minute."""
+        """Number of rows done, including the known ones, at times of the last minute."""
 
     @property
     def progress(self) -> Progress:
@@ -52,7 +53,7 @@ class RowCounter:
     def add(self, start: int, part: ScoredTable, *, fresh: bool = True) -> None:
         """Count the rows of a chunk that begins at row `start` of the input.
 
-        Without `fresh` they are among the known ones.
+        If not `fresh`, they are among the known rows.
         """
         if fresh:
             self._fresh_rows += len(part.table)
@@ -68,7 +69,7 @@ class RowCounter:
             ]
 
     def lose(self, rows: int) -> None:
-        """Take back known rows whose result cannot be used."""
+        """Subtract known rows whose result cannot be used."""
         self._known_rows -= rows
 
     def see(self, partial_rows: int, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""Pairs that several rows in the window have: one chunk asks for their score, for all of them."""
+"""Repeated pairs: if several rows in the window have a pair, one chunk asks for its score for all."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
 Answer = tuple[float | list[float] | None, str | None, int | None]
-"""Score, error and tokens of a pair; one of the first two is null, the tokens where they are not known."""
+"""Score, error and tokens of a pair; one of the first two is null, and tokens are null if unknown."""
 
 NOBODY = -1
-"""The number where no row asks."""
+"""The number that stands for no row."""
 
 _WORD = 8
 _FACTORS = np.random.default_rng(0).integers(1 << 63, size=4, dtype=np.uint64) | np.uint64(1)
 _OF_QUERY, _OF_LENGTH, _OF_FIRST, _OF_LAST = _FACTORS
-"""Odd numbers of 64 bits, by which the parts of a key are multiplied."""
+"""Odd numbers of 64 bits by which the parts of a key are multiplied."""
 
 _NO_WORK = {
     "attempt": 1,
@@ -45,21 +45,21 @@ _NO_WORK = {
 
 
 def pair_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
-    """A multiple of four for each row's pair: equal pairs have equal numbers.
+    """A multiple of four for each row's pair, equal for equal pairs.
 
-    It is made of the lengths of the texts and of their first and last eight bytes, which is several times as
-    quick as a hash of all. So pairs of texts that differ only elsewhere have the same number.
+    It is made from the lengths of the texts and from their first and last eight bytes, several times as fast
+    as a hash of everything. So pairs whose texts differ only elsewhere have the same number.
     """
     return _joined(*(_of_places(as_bytes(table[name])) for name in columns))
 
 
 def whole_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
-    """As `pair_keys`, but of the whole texts, and other numbers; they hold in this process only."""
+    """Keys like `pair_keys`, but of the whole texts, and other numbers, valid only in this process."""
     return _joined(*(_hashes(as_bytes(table[name])) for name in columns)) + np.uint64(1)
 
 
 def as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The texts of a column of any text type as bytes."""
+    """The texts of a column of any text type, as bytes."""
     kind = column.type
     return (column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column).cast(pa.binary())
 
@@ -95,7 +95,7 @@ def _hashes(texts: pa.Array | pa.ChunkedArray) -> Keys:
 
 
 class Answers(NamedTuple):
-    """Answers to pairs by their keys, the type of the scores, and the statistics of their chunk, if any."""
+    """Answers to pairs by their keys, the type of the scores, and the statistics of their chunk, if known."""
 
     found: Mapping[int, Answer]
     kind: pa.DataType
@@ -106,9 +106,9 @@ class Answers(NamedTuple):
 class ChunkPairs:
     """The distinct pairs of a chunk without a known score, and the answers to them.
 
-    ``rows`` are the first rows that have them. ``places`` has for each row of the chunk the place of its pair
-    among them; null where the score is ``known``. This chunk asks for its ``own`` pairs, and another one for
-    the rest, whose ``keys`` are in ``missing`` until their answers are there.
+    ``rows`` are the first rows that have these pairs. ``places`` has, for each row of the chunk, the index of
+    its pair; null if the score is ``known``. The chunk itself asks for its ``own`` pairs, and other chunks
+    ask for the rest, whose ``keys`` are in ``missing`` until their answers come.
     """
 
     rows: Numbers
@@ -118,15 +118,15 @@ class ChunkPairs:
     own: npt.NDArray[np.bool_]
     missing: set[int] = field(default_factory=set)
     result: ChunkResult | None = None
-    """The worker's results for the own pairs."""
+    """The worker's result for the own pairs."""
     answers: dict[int, Answer] = field(default_factory=dict)
     kind: pa.DataType = field(default_factory=pa.float32)
     elsewhere: ChunkStats | None = None
-    """How the last answers of another chunk were made."""
+    """Statistics of the last answers from another chunk."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all answers are there."""
+        """Whether all answers have come."""
         return not self.missing and (self.result is not None or not self.own.any())
 
     def select(self, table: pa.Table) -> pa.Table:
@@ -134,14 +134,14 @@ class ChunkPairs:
         return table.take(pa.array(self.rows[self.own]))
 
     def add(self, answers: Answers) -> None:
-        """Take in answers to pairs that another chunk has asked for."""
+        """Add answers to pairs that another chunk has asked for."""
         self.answers.update(answers.found)
         self.missing.difference_update(answers.found)
         if answers.stats:
             self.kind, self.elsewhere = answers.kind, answers.stats
 
     def whole(self, chunk: int) -> ChunkScores | None:
-        """The result of all rows for the journal; ``None`` where there are no statistics."""
+        """The result of all rows, for the journal; ``None`` if there are no statistics."""
         if isinstance(self.result, ChunkScores):
             stats = self.result.stats
         elif self.result is None and self.elsewhere:
@@ -156,7 +156,7 @@ class ChunkPairs:
         return scored_table(table, self.result, self._row_results(), len(table) - self.known.null_count)
 
     def _row_results(self) -> RowResults:
-        """What is found of all rows."""
+        """The results of all rows."""
         if not len(self.rows):
             return RowResults(self.known, pa.nulls(len(self.known), pa.string()))
         found = self._found().take(self.places)
@@ -165,7 +165,7 @@ class ChunkPairs:
         return found._replace(scores=pc.coalesce(self.known, found.scores))
 
     def _found(self) -> RowResults:
-        """What is found of the distinct pairs, in order."""
+        """The results of the distinct pairs, in order."""
         own: Iterator[Answer] = iter(())
         kind = self.kind
         if self.result is not None:
@@ -190,12 +190,12 @@ def _answers(found: RowResults) -> Iterator[Answer]:
 
 
 def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array, keys: Keys) -> ChunkPairs:
-    """The distinct pairs of a chunk, for all of which it asks itself.
+    """The distinct pairs of a chunk that itself asks for all of them.
 
     Parameters
     ----------
     table, columns
-        The chunk, and its columns of queries and passages.
+        The chunk, and its columns with queries and passages.
     known, keys
         The known score of each row, or null; the key of each row's pair.
     """
@@ -204,7 +204,7 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array, k
         pairs = pairs * (int(codes.max(initial=0)) + 1) + codes
     left = np.flatnonzero(np.asarray(pc.is_null(known)))
     _, first, source = np.unique(pairs[left], return_index=True, return_inverse=True)
-    order = np.argsort(first)  # as they are in the chunk
+    order = np.argsort(first)  # in the order of the chunk
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     places = np.full(len(table), -1, np.int64)
@@ -214,7 +214,7 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array, k
 
 
 def _codes(column: pa.ChunkedArray) -> Numbers:
-    """Numbers that are equal where the texts are."""
+    """Numbers that are equal for equal texts."""
     whole = column.combine_chunks()
     if pa.types.is_dictionary(whole.type):
         whole = whole.cast(whole.type.value_type)
@@ -232,34 +232,34 @@ class _Asking(NamedTuple):
 class RepeatedPairs:
     """Which chunk asks for a pair, and which others wait for its answer.
 
-    A chunk in which no pair is repeated costs the keys of its pairs, and looking these up.
+    A chunk without repeated pairs costs only computing and looking up its keys.
 
     Parameters
     ----------
     columns
-        Those of the query and the passage.
+        The columns of the query and the passage.
     """
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._columns = columns
         self._asking: dict[int, _Asking] = {}
-        """What chunks ask for, by chunk, in order. The number of a row is the chunk's and its place in it."""
+        """What chunks ask for, in order. A row's number is the chunk's number plus its index in the chunk."""
         self._asked: dict[int, int] = {}
-        """The numbers of those rows, by their keys."""
+        """The numbers of these rows, by their keys."""
         self._waiting: dict[int, list[int]] = {}
-        """The chunks that wait for a pair of another one, by the pair's key."""
+        """The chunks that wait for another chunk's pair, by the pair's key."""
         self._unlike = count(2, 4)
-        """Keys of pairs whose own keys are those of another pair: no other pair has one of these."""
+        """Keys for pairs whose own keys equal those of other pairs; no other pair has one of these."""
 
     def enter(self, chunk: int, table: pa.Table, known: pa.Array | None) -> ChunkPairs | None:
-        """The pairs of a new chunk: those that no earlier row and no chunk in the window asks for.
+        """The pairs of a new chunk, with those that no earlier row and no chunk in the window asks for.
 
         Parameters
         ----------
         chunk, table
             The chunk, and its rows.
         known
-            The scores that are known; ``None``: none is.
+            The known scores; ``None`` if no score is known.
 
         Returns
         -------
@@ -287,7 +287,7 @@ class RepeatedPairs:
         self._asked.update(zip(keys.tolist(), range(chunk, chunk + len(keys)), strict=True))
 
     def _tell_apart(self, rows: pa.Table, keys: Keys, elsewhere: npt.NDArray[np.bool_]) -> None:
-        """Give each pair of this chunk's own that has the key of another pair a key for itself."""
+        """Give each of the chunk's own pairs whose key is that of another pair a key of its own."""
         places = np.flatnonzero(~elsewhere)
         if len(alike := places[_alike(keys[places], self._asked)]):
             others = rows.take(pa.array(alike))
@@ -298,7 +298,7 @@ class RepeatedPairs:
                 keys[place] = next(self._unlike)
 
     def _asked_elsewhere(self, rows: pa.Table, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which of the rows have a pair that another chunk asks for; the texts decide, not the keys."""
+        """Which rows have a pair that another chunk asks for; the texts decide this, not the keys."""
         elsewhere = np.zeros(len(keys), bool)
         numbers = _numbers(keys, self._asked)
         found = np.flatnonzero(numbers != NOBODY)
@@ -321,9 +321,7 @@ class RepeatedPairs:
     def answer(self, chunk: int, result: ChunkResult) -> dict[int, Answers]:
         """Note the result of the rows that a chunk asked for.
 
-        Returns
-        -------
-        The answers for the chunks that wait for them.
+        Returns ------- The answers, by the chunks that wait for them.
         """
         keys = self._asking.pop(chunk).keys.tolist()
         for key in keys:
@@ -347,9 +345,9 @@ def _numbers(keys: Keys, asked: Mapping[int, int]) -> Numbers:
 
 
 def _alike(keys: Keys, asked: Mapping[int, int]) -> npt.NDArray[np.bool_]:
-    """Which keys are those of pairs that a chunk asks for, or that are in a row before."""
+    """Which keys belong to pairs that a chunk asks for, or to an earlier row."""
     alike: npt.NDArray[np.bool_] = _numbers(keys, asked) != NOBODY
-    ordered = np.sort(keys)  # ten times as quick as np.unique
+    ordered = np.sort(keys)  # ten times as fast as np.unique
     if (ordered[1:] == ordered[:-1]).any():
         repeated = np.ones(len(keys), bool)
         repeated[np.unique(keys, return_index=True)[1]] = False

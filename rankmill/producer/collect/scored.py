@@ -1,4 +1,4 @@
-"""Input rows with their scores, made of the results of their chunk."""
+"""Input rows with their scores, made from the results of their chunk."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScore
 class RowResults(NamedTuple):
     """Scores and errors of rows, and their tokens if they were asked for; all of shape ``[rows]``.
 
-    In each row exactly one of score and error is null; tokens are null where they are not known. They are
-    numbers, or of a run that asks for tokens alone what was found of these (JSON).
+    In each row exactly one of score and error is null; tokens are null if unknown. Tokens are numbers, or,
+    for a run that asks only for tokens, the results as JSON.
     """
 
     scores: pa.Array
@@ -23,7 +23,7 @@ class RowResults(NamedTuple):
     tokens: pa.Array | None = None
 
     def take(self, rows: pa.Array) -> RowResults:
-        """Those of the given rows."""
+        """The results of the given rows."""
         tokens = None if self.tokens is None else self.tokens.take(rows)
         return RowResults(self.scores.take(rows), self.errors.take(rows), tokens)
 
@@ -33,10 +33,10 @@ class ScoredTable:
     """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it.
 
     In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
-    them; the type says nothing where no row has one. ``attempts`` is the number of attempts;
-    ``worker`` made the last one (empty if it is not known). ``reused`` rows have their score from elsewhere.
-    ``parts`` are the tables of each run, where several have scored the rows. ``tokens`` are as of
-    `RowResults`. Of a detached run, the table has no columns.
+    them; if no row has a score, the type has no meaning. ``attempts`` is the number of attempts; ``worker``
+    made the last one (empty if unknown). ``reused`` rows took their score from elsewhere. ``parts`` are the
+    tables of each run, if several runs have scored the rows. ``tokens`` are as in `RowResults`. For a
+    detached run, the table has no columns.
     """
 
     table: pa.Table
@@ -53,7 +53,7 @@ class ScoredTable:
 def scored_table(
     table: pa.Table, result: ChunkResult | None, found: RowResults, reused: int = 0
 ) -> ScoredTable:
-    """The rows of a chunk with what was found of each, and what a worker says of it, if one was asked."""
+    """Join a chunk's rows with their results, and with a worker's statistics if one was asked."""
     stats: ChunkStats | None = None
     attempts, worker = 0, ""
     if isinstance(result, ChunkScores):
@@ -66,9 +66,9 @@ def scored_table(
 
 
 def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None) -> RowResults:
-    """What a result of so many rows says of each.
+    """The results of each row from a chunk's result with this many rows.
 
-    `kind` is the type of the scores where there are none; default: float32.
+    `kind` is the type of the scores if there are none; by default float32.
     """
     if isinstance(result, ChunkScores):
         return RowResults(result.scores, result.errors, result.tokens)
@@ -76,7 +76,7 @@ def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None)
 
 
 def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> ChunkResult:
-    """Combine the results of a chunk's pieces, each with its number of rows, in order, into the chunk's."""
+    """Join the results of a chunk's pieces, each given with its number of rows, in order."""
     if len(results) == 1:
         return results[0][1]
     scored = [result for _, result in results if isinstance(result, ChunkScores)]
@@ -104,7 +104,7 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
 
 
 def joined_tokens(found: Sequence[RowResults | ScoredTable]) -> pa.Array | None:
-    """The tokens of the rows of all pieces, if one has any."""
+    """Join the tokens of the rows of all pieces; ``None`` if no piece has any."""
     kinds = [each.tokens.type for each in found if each.tokens is not None]
     if not kinds:
         return None

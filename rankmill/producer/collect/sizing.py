@@ -1,4 +1,4 @@
-"""How many chunks of a run are in Redis at a time, and how large they are, as the workers come and go."""
+"""The sizes of window and chunks: how many chunks are in Redis at a time, and how large they are."""
 
 from __future__ import annotations
 
@@ -18,46 +18,49 @@ _FIRST_CHUNKS = 8
 """The same before a worker's speed is known: chunks are small until then, and small chunks cost time."""
 
 _AHEAD = 2
-"""With ``window: auto`` the window is as many times what the workers claim ahead."""
+"""With ``window: auto``, the window is this many times what the workers claim ahead."""
 
 _REFILL_SHARE = 4
-"""Chunks are submitted when 1/4 of the window is free: several at once cost less."""
+"""Chunks are submitted when 1/4 of the window is free, because several together cost less."""
 
 CHUNK_SECONDS = 1.0
-"""With ``chunk_size: auto``, seconds of work in a chunk, for the slowest worker; by what its device took for
-its first results, until its speed is known."""
+"""Seconds of work in a chunk with ``chunk_size: auto``, for the slowest worker. Until its speed is known, the
+time of its device for its first results counts.
+"""
 
 REQUEST_ROWS = 64
-"""With ``chunk_size: auto``, fewest rows in a chunk of a request: few chunks cost it less."""
+"""Fewest rows in a chunk of a request with ``chunk_size: auto``, because few chunks cost a request less."""
 
 MIN_ROWS, MAX_ROWS = 16, 16_384
 """Fewest and most rows in a chunk with ``chunk_size: auto``; the first chunks have the fewest."""
 
 _GROWTH = 8
-"""How many times larger a chunk may be than the one before."""
+"""How many times as large as the last one a chunk may be."""
 
 _SPEED_SECONDS = 10
-"""A worker's speed is that of its results in the last seconds, at least the last two."""
+"""A worker's speed is that of its results in these last seconds, at least of the last two."""
 
 _LEAST_SECONDS = 0.5
-"""Results of less time tell no speed."""
+"""Results over less time than this tell no speed."""
 
 _TOGETHER_SECONDS = 0.25
-"""Results that came with the first one were scored before it: their rows do not count for the speed."""
+"""Results that come within these seconds of the first were scored before it, so their rows do not count for
+speed.
+"""
 
 _GONE_SECONDS = 30
-"""A worker without results for so long does not count."""
+"""A worker without results for this many seconds no longer counts."""
 
 
 class Load(NamedTuple):
-    """Pieces in Redis without a result: how many, their rows, the bytes of their payloads."""
+    """Pieces in Redis without a result: their number, their rows, and the bytes of their payloads."""
 
     pieces: int = 0
     rows: int = 0
     payload: int = 0
 
     def plus(self, rows: int, payload: int) -> Load:
-        """The load with one piece more."""
+        """The load with one more piece."""
         return Load(self.pieces + 1, self.rows + rows, self.payload + payload)
 
 
@@ -67,8 +70,9 @@ class WindowSize:
     Parameters
     ----------
     chunks
-        The setting ``window``. ``auto``: twice what the live workers claim ahead, at least `MIN_CHUNKS`;
-        before their speed is known, two of the smallest chunks for each, at least 8.
+        The setting ``window``. With ``auto`` it is twice what the live workers claim ahead, and at least
+        `MIN_CHUNKS`. Before their speed is known, it is two of the smallest chunks for each worker, and at
+        least 8.
     payload_bytes
         Most bytes of payload, whatever the workers claim.
     sharers
@@ -83,9 +87,9 @@ class WindowSize:
         self._sharers = sharers
 
     def follow(self, capacity: QueueCapacity, chunk_rows: int, *, sized: bool) -> None:
-        """Take note of what the workers claim ahead; each may claim a chunk more, as it claims whole ones.
+        """Note what the workers claim ahead; each may claim one chunk more, because it claims whole chunks.
 
-        `sized`: the size of chunks follows the workers' speed by now.
+        `sized` says whether the size of chunks already follows the workers' speed.
         """
         if not sized:
             capacity = QueueCapacity(workers=capacity.workers)
@@ -94,31 +98,31 @@ class WindowSize:
         self._chunks = max((MIN_CHUNKS if sized else _FIRST_CHUNKS) // self._sharers, 1)
 
     def is_full(self, load: Load) -> bool:
-        """Whether no piece fits beside the `load`."""
+        """Whether no further piece fits beside the `load`."""
         enough = load.pieces >= self._chunks and load.rows >= self._pairs
         return enough or load.payload >= self._payload_bytes
 
     def wants_more(self, load: Load) -> bool:
-        """Whether so much of the window is free that it is time to submit more pieces."""
+        """Whether enough of the window is free to submit more pieces."""
         free = max(self._chunks // _REFILL_SHARE, 1)
         few = load.pieces <= self._chunks - free or load.rows < self._pairs * (1 - 1 / _REFILL_SHARE)
         return few and load.payload < self._payload_bytes
 
 
 class Sizing:
-    """How many rows the next chunk gets: what cuts tables asks it, and the runs that score them tell it.
+    """The number of rows of the next chunk: code that cuts tables asks it, and runs tell it what they see.
 
     Parameters
     ----------
     rows
-        The setting ``chunk_size``. ``auto``: about a second's work of the slowest worker, as measured in this
-        run; `learnt` has the start.
+        The setting ``chunk_size``. With ``auto``, a chunk is about a second's work of the slowest worker, as
+        measured in this run; `learnt` has the first sizes.
     learnt
         The last size with ``auto``, by model; runs of one process share it.
     journals
-        Where one has a result, the chunk gets the rows of that result.
+        Journals; if one has a result, the chunk gets the rows of that result.
     part_rows
-        No chunk has rows of two parts of so many rows.
+        Rows of a part of the output; no chunk has rows of two parts.
     """
 
     def __init__(
@@ -138,16 +142,16 @@ class Sizing:
         self._stated: dict[tuple[str, str], float] = {}
 
     def add(self, run: Run) -> None:
-        """Take note of a run that scores the chunks."""
+        """Note a run that scores the chunks."""
         self._models[run.spec.model] = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
 
     @property
     def is_known(self) -> bool:
-        """Whether the size is set, or follows the workers' speed by now."""
+        """Whether the size is set, or already follows the workers' speed."""
         return bool(self._fixed) or self._models.keys() <= self._learnt.keys()
 
     def rows_at(self, start: int) -> int:
-        """Rows of the chunk that begins at row `start` of the input; it gets fewer where texts are long."""
+        """Number of rows of the chunk that begins at row `start` of the input; long texts reduce it."""
         wanted = (max(self._learnt.get(model, MIN_ROWS), least) for model, least in self._models.items())
         rows = self._fixed or min(wanted, default=MIN_ROWS)
         known = [found for journal in self._journals if (found := journal.next_cut(start))]
@@ -156,7 +160,7 @@ class Sizing:
         return min(rows, self._part_rows - start % self._part_rows) if self._part_rows else rows
 
     def see(self, model: str, worker: str, rows: int, device_seconds: float = 0.0) -> None:
-        """Take note of a result of `worker` with `rows` rows, for which its device took `device_seconds`."""
+        """Note a result of `worker` with `rows` rows, for which its device took `device_seconds`."""
         if self._fixed:
             return
         now = system.monotonic()
@@ -173,7 +177,7 @@ class Sizing:
             self._learnt[model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)
 
     def _wanted(self, whose: tuple[str, str], now: float) -> int | None:
-        """Rows of a chunk for a worker, by its speed; ``None`` if it is gone, or says nothing."""
+        """Rows of a chunk for a worker, by its speed; ``None`` if it is gone, or its speed is unknown."""
         results = self._results[whose]
         if now - results[-1][0] > _GONE_SECONDS:
             return None
@@ -182,7 +186,7 @@ class Sizing:
 
 
 def _speed(results: deque[tuple[float, int]]) -> float | None:
-    """Rows a second of a worker with these results; ``None`` if it cannot be told."""
+    """Rows per second of a worker with these results; ``None`` if it is unknown."""
     first, last = results[0][0], results[-1][0]
     if last - first < _LEAST_SECONDS:
         return None

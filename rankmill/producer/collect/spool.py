@@ -1,6 +1,7 @@
-"""Finished chunks that wait for their turn: in memory up to a bound, then in temporary files.
+"""The spool: keeps finished chunks that wait for their turn, in memory up to a bound, then in temporary
+files.
 
-The files have no names, so nothing is left of them when the process ends, however it ends.
+The files have no names, so nothing of them remains when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ MEMORY_BYTES = 64 << 20
 """Most bytes of finished chunks in memory."""
 
 DISK_BYTES = 16 << 30
-"""Most bytes of finished chunks on disk; with more than that, the producer submits no further chunks."""
+"""Most bytes of finished chunks on disk; beyond this, the producer submits no further chunks."""
 
 _FILE_BYTES = 256 << 20
-"""Size at which the next file begins; the space of a file is free once all chunks in it are taken."""
+"""Size at which the next file begins; a file's space is freed when all of its chunks are taken."""
 
 _ABOUT = b"rankmill.about"
-"""Key of what is said of a chunk, in the metadata of its table."""
+"""Key in a table's metadata for what else is known about the chunk."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class _File:
-    """A temporary file: bytes written so far, and chunks in it that are not taken yet."""
+    """A temporary file, with the bytes written so far and the number of its chunks that are not taken."""
 
     file: IO[bytes]
     size: int = 0
@@ -44,7 +45,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a chunk is in a file."""
+    """The place of a chunk in a file."""
 
     file: _File
     start: int
@@ -57,7 +58,7 @@ class Spool:
     Parameters
     ----------
     folder
-        Where temporary files are made; ``None`` means the system's folder for them.
+        Folder for temporary files; ``None`` means the system's.
     memory_bytes, disk_bytes
         Most bytes in memory and on disk.
     """
@@ -69,12 +70,12 @@ class Spool:
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
         self._in_memory: dict[int, tuple[ScoredTable, int]] = {}
-        """Chunks, with their bytes."""
+        """Chunks, with their numbers of bytes."""
         self._on_disk: dict[int, _Place] = {}
         self._used = 0
         self._files: list[_File] = []
         self.full = False
-        """Whether the disk has no more room; chunks then wait in memory, so there should be no new ones."""
+        """Whether the disk has no more room; chunks then wait in memory, so no new ones should come."""
 
     def __contains__(self, chunk: int) -> bool:
         return chunk in self._in_memory or chunk in self._on_disk
@@ -88,7 +89,7 @@ class Spool:
         return self._used >= self._memory_bytes
 
     def has_room(self, expected: int) -> bool:
-        """Whether `expected` bytes more would stay in memory, or little is there."""
+        """Whether `expected` more bytes would stay in memory, or memory is mostly empty."""
         return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
 
     def put(self, chunk: int, part: ScoredTable) -> None:
@@ -116,7 +117,7 @@ class Spool:
             self._files.pop().file.close()
 
     def _write(self, chunk: int, part: ScoredTable) -> bool:
-        """Write a chunk to disk; returns whether there was room."""
+        """Write a chunk to disk; returns whether it had room."""
         if self.full:
             return False
         written = _to_bytes(part)
@@ -137,7 +138,7 @@ class Spool:
         return True
 
     def _file(self) -> _File:
-        """The file that has room, or a new one."""
+        """The last file if it has room, or else a new one."""
         if not self._files or self._files[-1].size >= _FILE_BYTES:
             self._files.append(_File(tempfile.TemporaryFile(dir=self._folder)))  # noqa: SIM115
         return self._files[-1]
@@ -154,7 +155,7 @@ class Spool:
 
 
 def _added(part: ScoredTable) -> list[tuple[str, pa.Array]]:
-    """What is kept of a chunk beside its table."""
+    """What is kept of a chunk besides its table."""
     counted = [] if part.tokens is None else [("tokens", part.tokens)]
     return [("score", part.scores), ("error", part.errors), *counted]
 
