@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankmill.extensions.runners.store import score_file
-    from rankmill.extensions.runners.submitted import SubmittedFile
+    from rankmill.extensions.runners.submitted import AsyncSubmittedFile, SubmittedFile
     from rankmill.jobs.contract.errors import (
         ConfigError,
         ConnectionFailed,
@@ -37,11 +37,7 @@ if TYPE_CHECKING:
     )
     from rankmill.jobs.contract.spec import ScoreSpec
     from rankmill.jobs.protocol.job_functions import score_chunk, score_pairs
-    from rankmill.producer.client.async_client import (
-        AsyncClient,
-        AsyncScoringRun,
-        AsyncSubmittedFile,
-    )
+    from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
     from rankmill.producer.client.cross_encoder import CrossEncoder
     from rankmill.producer.client.runs import Classified, Ranked, RunStats, Scores, ScoringRun
     from rankmill.producer.client.sync_client import Client
@@ -95,7 +91,6 @@ _HOMES = {
     **dict.fromkeys(__all__, "jobs.contract.errors"),  # the errors that callers may catch, except those below
     "AsyncClient": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
-    "AsyncSubmittedFile": "producer.client.async_client",
     "Classified": "producer.client.runs",
     "Client": "producer.client.sync_client",
     "Connection": "workers.queue.connection",
@@ -106,15 +101,24 @@ _HOMES = {
     "Scores": "producer.client.runs",
     "ScoringRun": "producer.client.runs",
     "ScoringWorker": "workers.worker",
-    "SubmittedFile": "extensions.runners.submitted",
     "score_chunk": "jobs.protocol.job_functions",
-    "score_file": "extensions.runners.store",
     "score_pairs": "jobs.protocol.job_functions",
 }
 
 
+_OF_EXTENSIONS = frozenset({"AsyncSubmittedFile", "SubmittedFile", "score_file"})
+"""Names that an extension adds, by the seam ``rankmill.names``."""
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on its first use."""
+    if name in _OF_EXTENSIONS:
+        from rankmill.plugins import load
+
+        try:
+            return load("rankmill.names", name)
+        except KeyError:
+            raise ImportError(f"{__name__}.{name} is of an extension that is not installed here") from None
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

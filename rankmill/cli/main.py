@@ -21,6 +21,7 @@ _CORE: dict[str, Listed] = {
         "Score", "Score the pairs of INPUT files with a cross-encoder.", "rankmill.cli.score:score_file",
     ),
     "merge": ("Score", "Merge the outputs of score-file --shard.", "rankmill.cli.merge:merge_shards"),
+    "wait": ("Score", "Wait for a submitted run, or for a detached one.", "rankmill.cli.wait:wait"),
     "status": ("Cluster", "Show queues, workers and runs; or a submitted run.", "rankmill.cli.status:status"),
     "workers": (
         "Cluster", "List the live workers; start, drain or warm some.", "rankmill.cli.live_workers:workers",

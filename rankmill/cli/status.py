@@ -12,10 +12,9 @@ from rankmill.cli.watch import View
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
 from rankmill.cluster.verdict import with_verdict
-from rankmill.extensions.runners.commands.wait import describe
-from rankmill.extensions.runners.submitted import SubmittedFile, find_submitted, submitted_files
+from rankmill.cluster.watch import find_watched, watches
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.errors import InputError, RunExpired
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.durability import read_durability
@@ -35,12 +34,17 @@ def status(run_id: str | None, settings: Settings, **how: bool) -> None:
 
     RUN is the id of a submitted run, or the beginning of it.
     """
-    if run_id:
-        files = submitted_files(options.connection(settings), settings)
-        run = (find_submitted(files, run_id) or SubmittedFile(files, run_id)).status()
-        echo(json_of(run) if how["as_json"] else describe(run))
-        return
     client = options.connection(settings)
+    if run_id:
+        run = find_watched(client, settings, run_id)
+        if run is None:
+            raise RunExpired(
+                f"there is no submitted run {run_id}: it ended more than {settings.file_run_ttl:,} s ago "
+                "(file_run_ttl), the server has lost its data, or there never was one"
+            )
+        found = run.status()
+        echo(json_of(found.data) if how["as_json"] else found.text)
+        return
     known = {"durability": read_durability(client)}
     view = View(
         lambda cluster: tables.overview(cluster.model_copy(update=known), _STATUS_RUNS),
@@ -63,18 +67,15 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
     """
     client = options.connection(settings)
     cluster = read_cluster(client, page=page - 1)
-    files = submitted_files(client, settings)
-    submitted = files.latest()
+    added = [listed for watch in watches().values() if (listed := watch.runs(client, settings))]
     if as_json:
         found = [run.model_dump() for run in cluster.runs]
-        listed = [run.model_dump(mode="json") for run in submitted]
-        totals = {"total": cluster.runs_total, "page": page, "runs": found}
-        echo(json.dumps({**totals, "submitted": listed}))
+        others = {each.name: [run.model_dump(mode="json") for run in each.data] for each in added}
+        echo(json.dumps({"total": cluster.runs_total, "page": page, "runs": found, **others}))
         return
-    if submitted:
-        console().print(tables.submitted_table(submitted, cluster.at))
-    if any(run.state == "waiting" for run in submitted) and not files.runners():
-        echo("No runner takes submitted runs: start one with rankmill runner.\n")
+    for each in added:
+        if each.data:
+            console().print(each.table)
     console().print(tables.runs_table(cluster.runs, cluster.at))
     pages = -(-cluster.runs_total // PAGE_RUNS)
     if pages > 1:
@@ -92,12 +93,9 @@ def cancel(run_id: str, settings: Settings) -> None:
     from them; so does a file that is submitted again.
     """
     store = RunStore(options.connection(settings))
-    files = submitted_files(store.redis, settings)
-    submitted = None if store.find(run_id) else find_submitted(files, run_id)
+    submitted = None if store.find(run_id) else find_watched(store.redis, settings, run_id)
     if submitted:
-        ended = submitted.cancel()
-        what = f"{ended.state} already" if ended.state in {"done", "failed"} else "cancelled"
-        echo(f"submitted run {ended.id} is {what}")
+        echo(submitted.cancel())
         return
     run = _find(store, run_id)
     waiting = store.cancel(run)

@@ -5,6 +5,7 @@ metrics.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import logging
 from collections import Counter
@@ -23,8 +24,8 @@ from prometheus_client.registry import Collector
 from rankmill.cluster.backlog import RUNS, Backlog, Backlogs
 from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
 from rankmill.cluster.usage import UsageMetrics
-from rankmill.cluster.verdict import KINDS, verdict
-from rankmill.extensions.page.dashboard import page_apps
+from rankmill.cluster.verdict import fault_kinds, verdict
+from rankmill.cluster.watch import Gauge, watches
 from rankmill.jobs.protocol.accounts import Entry, read_accounts
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 def exporter_app(client: redis.Redis) -> WSGIApplication:
-    """The application that serves ``/metrics``, ``/sd`` and ``/healthz``, and the live page at ``/``.
+    """The application that serves ``/metrics``, ``/sd`` and ``/healthz``, and what extensions add.
 
     Parameters
     ----------
@@ -62,12 +63,13 @@ def exporter_app(client: redis.Redis) -> WSGIApplication:
             return HTTPStatus.SERVICE_UNAVAILABLE, "Redis does not answer"
         return HTTPStatus.OK, json.dumps(discovery(cluster))
 
+    added = {path: app for watch in watches().values() for path, app in watch.pages(client).items()}
     return paths(
         {
+            **added,
             "/metrics": make_wsgi_app(exporter_registry(view)),
             "/sd": answer(targets, "application/json"),
             "/healthz": answer(lambda: (HTTPStatus.OK, "alive")),
-            **page_apps(client),
         }
     )
 
@@ -179,15 +181,9 @@ class ClusterMetrics(Collector):
             self._reports = reports
 
 
-def _gauges(
-    cluster: Snapshot, backlogs: Mapping[str, Backlog]
-) -> list[tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]]:
-    """Name, help, labels and values of each gauge."""
-    queues, files, states = (
-        cluster.queues,
-        cluster.file_queues,
-        Counter(each.state for each in cluster.workers),
-    )
+def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
+    """The gauges, and those of extensions."""
+    queues, states = cluster.queues, Counter(each.state for each in cluster.workers)
     lost = Counter(name for each in cluster.workers if each.state == "lost" for name in each.queues)
     faults = Counter(fault.kind for fault in verdict(cluster).faults)
     beats: dict[str, float] = {}
@@ -195,7 +191,7 @@ def _gauges(
         if worker.state != "foreign" and worker.beat_seconds is not None:
             for name in worker.queues:
                 beats[name] = max(beats.get(name, 0.0), worker.beat_seconds)
-    return [
+    own = [
         ("rankmill_redis_up", "1 if Redis answers, else 0; then the other metrics are absent.", (), {}),
         ("rankmill_queue_jobs", "Chunks of a queue: waiting, started, failed (for good).", ("queue", "state"),
          {(each.name, state): getattr(each, state) for each in queues for state in _JOBS}),
@@ -226,12 +222,6 @@ def _gauges(
          "Tokens in a second of forward lately, over what is usual of workers with this one's device and "
          "models.", ("worker",),
          {(each.name,): each.relative_pace for each in cluster.workers if each.relative_pace is not None}),
-        ("rankmill_submitted_runs", "Submitted runs that are not finished.", ("queue", "state"),
-         {(each.name, state): getattr(each, state) for each in files for state in ("waiting", "running")}),
-        ("rankmill_runners", "Live runners of a queue of submitted runs.", ("queue",),
-         {(each.name,): each.runners for each in files}),
-        ("rankmill_webhooks_due", "Webhooks of ended runs that are not delivered yet.", ("queue",),
-         {(each.name,): each.webhooks for each in files}),
         ("rankmill_runs_active", "Runs that are not finished.", (), {(): cluster.runs_total}),
         ("rankmill_redis_writable",
          "1 if Redis takes writes, else 0 (for example full, or a replica); all processes wait for it.",
@@ -242,10 +232,12 @@ def _gauges(
          "Workers that have stopped in the last week because they computed wrong scores; at most 100.", (),
          {(): len(cluster.last_reports)}),
         ("rankmill_faults", "What is wrong with the cluster, by kind; rankmill status says more.",
-         ("kind",),         {(kind,): faults[kind] for kind in KINDS}),
+         ("kind",), {(kind,): faults[kind] for kind in fault_kinds()}),
         ("rankmill_jobs_set_aside", "Jobs that could not be read, in the last week; at most 100.", (),
          {(): len(cluster.set_aside)}),
     ]  # fmt: skip
+    seen = [cluster.extensions.get(name, watch.nothing) for name, watch in watches().items()]
+    return [*itertools.starmap(Gauge, own), *(gauge for each in seen for gauge in each.gauges())]
 
 
 def _memory(cluster: Snapshot) -> dict[tuple[str, ...], float]:

@@ -6,18 +6,18 @@ A damaged key is listed with the reason, and all other keys are still shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import redis
-from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
+from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, computed_field
 from rq import Queue
 from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
-from rq.utils import str_to_date
 
-from rankmill.extensions.runners.store import WEBHOOK_SECONDS
+from rankmill.cluster.look import Look
+from rankmill.cluster.watch import Seen, watches
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.priority import priority_of
@@ -28,8 +28,6 @@ from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, LastReport, WorkerReport, last_reports
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability
-from rankmill.jobs.runtime.patience import each_reply
-from rankmill.jobs.system import system
 
 PAGE_RUNS = 50
 """Number of runs on a page."""
@@ -37,27 +35,16 @@ PAGE_RUNS = 50
 SLOW = 1 / 3
 """A worker counts as slow if its pace is under this share of its peers' pace."""
 
-MAX_DAMAGED = 100
-"""Most damaged keys that a snapshot lists."""
-
-_REASON_CHARS = 300
-
 _LOOK_AT = 256
 """Tenants of a queue, and runs of each, whose next jobs are read to find the oldest."""
 
 _CHUNK_BYTES = 8 << 20
 """Bytes that a large chunk needs in Redis."""
 
-_WEBHOOK_LATE_SECONDS = 15.0
-_WEBHOOK_SENT_SECONDS = 10.0
-"""Seconds for which a runner that took a webhook counts as sending it, so that the webhook is not late."""
-
 _QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
 _WORKER_FIELDS = (
     "queues", "state", "birth", "death", "last_heartbeat", "pid", SCORING_FIELD,
 )  # fmt: skip
-
-Item = TypeVar("Item")
 
 WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreign"]
 """The state of a worker.
@@ -116,20 +103,6 @@ class QueueState(_Frozen):
     drained: int = 0
 
 
-class FileQueueState(_Frozen):
-    """A queue of submitted runs: waiting and running runs, live runners, and webhooks that are not delivered.
-
-    ``late_webhooks`` are those that are tried again, or that no runner has sent for 15 s.
-    """
-
-    name: str
-    waiting: int
-    running: int
-    runners: int
-    webhooks: int
-    late_webhooks: int = 0
-
-
 class ServerMemory(_Frozen):
     """The server's memory in bytes (``limit`` is maxmemory, 0 for none), and the number of evicted keys so
     far.
@@ -173,8 +146,8 @@ class Snapshot(_Frozen):
     ``at`` is in seconds since 1970, and ``page`` counts from 0. ``damaged`` lists the keys that cannot be
     read. ``trouble`` is the reason why the server accepts no writes now. ``set_aside`` lists the jobs that no
     worker could read. ``last_reports`` are of workers that stopped in the last week because they computed
-    wrong scores. ``file_queues`` are the queues of submitted runs, which runners take. ``durability`` is set
-    if it was asked for, ``memory`` if the server tells it.
+    wrong scores. ``extensions`` has what extensions show, by their names. ``durability`` is set if it was
+    asked for, ``memory`` if the server tells it.
     """
 
     at: float
@@ -188,7 +161,7 @@ class Snapshot(_Frozen):
     page: int
     page_size: int
     damaged: tuple[Damaged, ...] = ()
-    file_queues: tuple[FileQueueState, ...] = ()
+    extensions: dict[str, SerializeAsAny[Seen]] = {}
     durability: Durability | None = None
     memory: ServerMemory | None = None
 
@@ -211,19 +184,14 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
     return _Reader(client).snapshot(page, page_size)
 
 
-class _Reader:
-    """Reads a snapshot, and collects the keys that cannot be read."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = client
-        self._now = system.now()
-        self._damaged: dict[str, str] = {}
+class _Reader(Look):
+    """Reads a snapshot."""
 
     def snapshot(self, page: int, page_size: int) -> Snapshot:
         """Read the snapshot."""
-        now = self._now
+        now = self.now
         latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
-        ((queue_keys, worker_keys, total, run_ids, used, file_queues),) = self._replies(
+        ((queue_keys, worker_keys, total, run_ids, used),) = self.replies(
             [""],
             lambda _: [
                 ("smembers", Queue.redis_queues_keys, ()),
@@ -231,33 +199,33 @@ class _Reader:
                 ("zcount", keys.runs(), 0, now, "+inf"),
                 ("zrange", keys.runs(), (), "+inf", now, *latest_first, page * page_size, page_size),
                 ("zrangebyscore", keys.queues(), (), now - UNUSED_SECONDS, "+inf"),
-                ("zrangebyscore", keys.file_queues(), (), "-inf", "+inf"),
             ],
         )
-        workers = _compared(self._workers(_names(self._texts(worker_keys, ALL_WORKERS), WORKER_PREFIX)))
-        queues = _names(self._texts(queue_keys, Queue.redis_queues_keys), _QUEUE_PREFIX)
-        of_files = set(self._texts(file_queues, keys.file_queues()))
-        queues = [name for name in queues if name not in of_files]  # runners take these, not workers
+        workers = _compared(self._workers(_names(self.texts(worker_keys, ALL_WORKERS), WORKER_PREFIX)))
+        queues = _names(self.texts(queue_keys, Queue.redis_queues_keys), _QUEUE_PREFIX)
+        seen = {name: watch.read(self) for name, watch in watches().items()}
+        of_others = {name for each in seen.values() for name in each.queues()}
+        queues = [name for name in queues if name not in of_others]
         return Snapshot(
             at=now,
             trouble=refuses_writes(self._client),
             set_aside=tuple(jobs_set_aside(self._client)),
             last_reports=tuple(last_reports(self._client)),
-            queues=self._queues(queues, self._texts(used, keys.queues()), workers),
+            queues=self._queues(queues, self.texts(used, keys.queues()), workers),
             workers=workers,
-            runs=self._runs(self._texts(run_ids, keys.runs())),
+            runs=self._runs(self.texts(run_ids, keys.runs())),
             runs_total=total,
             page=page,
             page_size=page_size,
-            file_queues=self._file_queues(sorted(of_files)),
+            extensions=seen,
             memory=_memory(self._client),
-            damaged=tuple(Damaged(key=key, reason=reason) for key, reason in self._damaged.items()),
+            damaged=tuple(Damaged(key=key, reason=reason) for key, reason in self.damaged.items()),
         )
 
     def _workers(self, names: list[str]) -> tuple[WorkerState, ...]:
         """The workers of RQ's list that have not ended."""
         nothing = [None] * len(_WORKER_FIELDS)
-        replies = self._replies(
+        replies = self.replies(
             names,
             lambda name: [
                 ("hmget", WORKER_PREFIX + name, nothing, *_WORKER_FIELDS),
@@ -278,7 +246,7 @@ class _Reader:
             try:
                 report = WorkerReport.read_json(raw, "the report")
             except WireError as error:
-                self._note(keys.worker(name), error)
+                self.note(keys.worker(name), error)
         state: WorkerStateName = "idle"
         if raw is None:
             state = "lost" if known[SCORING_FIELD] else "foreign"
@@ -287,12 +255,12 @@ class _Reader:
         elif known["state"] == b"busy":
             state = "busy"
         key = WORKER_PREFIX + name
-        queues = self._text(known["queues"] or b"", key) or ""
+        queues = self.text(known["queues"] or b"", key) or ""
         return WorkerState(
             name=name,
             queues=tuple(filter(None, queues.split(","))),
             state=state,
-            beat_seconds=self._age(report.beat if report else self._time(known["last_heartbeat"], key)),
+            beat_seconds=self.age(report.beat if report else self.time(known["last_heartbeat"], key)),
             report=report,
             pid=int(pid) if (pid := known["pid"]) and pid.isdigit() else None,
         )
@@ -303,7 +271,7 @@ class _Reader:
         """The `known` queues that are not empty, those `used` lately, and those that have workers."""
         listed = {*used, *(name for worker in workers for name in worker.queues)}
         names = sorted({*known, *listed})
-        counts = self._replies(
+        counts = self.replies(
             names,
             lambda name: [
                 ("llen", _QUEUE_PREFIX + name, 0),
@@ -316,18 +284,18 @@ class _Reader:
             ],
         )
         firsts = self._next_jobs(names, counts)
-        created = self._replies(firsts, lambda jobs: [("hget", job, None, "created_at") for job in jobs])
+        created = self.replies(firsts, lambda jobs: [("hget", job, None, "created_at") for job in jobs])
         found = []
         for name, (in_rq, _, in_lists, _, _, started, failed), jobs, raws in zip(
             names, counts, firsts, created, strict=True
         ):
             waiting = in_rq + self._number(in_lists, keys.waits(name))
-            times = [self._time(raw, job) for job, raw in zip(jobs, raws, strict=True)]
+            times = [self.time(raw, job) for job, raw in zip(jobs, raws, strict=True)]
             states = [worker.state for worker in workers if name in worker.queues]
             state = QueueState(
                 name=name,
                 waiting=waiting,
-                oldest_seconds=self._age(min(filter(None, times), default=None)),
+                oldest_seconds=self.age(min(filter(None, times), default=None)),
                 started=started,
                 failed=failed,
                 workers=sum(state in {"idle", "busy"} for state in states),
@@ -342,52 +310,31 @@ class _Reader:
         scopes = [
             (queue, f"bulk:{tenant}")
             for queue, (*_, bulk, _, _) in zip(queues, counts, strict=True)
-            for tenant in self._texts(bulk, keys.turns(queue, "bulk"))
+            for tenant in self.texts(bulk, keys.turns(queue, "bulk"))
         ]
-        runs = self._replies(scopes, lambda scope: [("zrange", keys.turns(*scope), (), 0, _LOOK_AT)])
+        runs = self.replies(scopes, lambda scope: [("zrange", keys.turns(*scope), (), 0, _LOOK_AT)])
         lists: dict[str, list[str]] = {queue: [] for queue in queues}
         for queue, (_, _, _, requests, *_) in zip(queues, counts, strict=True):
-            for tenant in self._texts(requests, keys.turns(queue, "request")):
+            for tenant in self.texts(requests, keys.turns(queue, "request")):
                 lists[queue].append(keys.waiting_requests(queue, tenant))
         for (queue, scope), (found,) in zip(scopes, runs, strict=True):
-            lists[queue] += [keys.waiting(queue, run) for run in self._texts(found, keys.turns(queue, scope))]
-        replies = self._replies(queues, lambda queue: [("lindex", name, None, 0) for name in lists[queue]])
+            lists[queue] += [keys.waiting(queue, run) for run in self.texts(found, keys.turns(queue, scope))]
+        replies = self.replies(queues, lambda queue: [("lindex", name, None, 0) for name in lists[queue]])
         found_jobs = []
         for queue, (_, in_rq, *_), ids in zip(queues, counts, replies, strict=True):
             named = zip([_QUEUE_PREFIX + queue, *lists[queue]], [in_rq, *ids], strict=True)
-            found_jobs.append([Job.key_for(self._text(raw, name) or "") for name, raw in named if raw])
+            found_jobs.append([Job.key_for(self.text(raw, name) or "") for name, raw in named if raw])
         return found_jobs
 
     def _number(self, raw: bytes | None, key: str) -> int:
         try:
             return max(int(raw or 0), 0)
         except ValueError:
-            self._note(key, f"{raw!r:.60} is not a number")
+            self.note(key, f"{raw!r:.60} is not a number")
             return 0
 
-    def _file_queues(self, names: list[str]) -> tuple[FileQueueState, ...]:
-        fresh_from, sent_until = self._now - _WEBHOOK_LATE_SECONDS, self._now + WEBHOOK_SECONDS
-        replies = self._replies(
-            names,
-            lambda name: [
-                ("llen", _QUEUE_PREFIX + name, 0),
-                ("zcard", StartedJobRegistry.key_template.format(name), 0),
-                ("zcount", keys.runners(name), 0, self._now, "+inf"),
-                ("zcard", keys.webhooks(name), 0),
-                ("zcount", keys.webhooks(name), 0, fresh_from, self._now),
-                ("zcount", keys.webhooks(name), 0, sent_until - _WEBHOOK_SENT_SECONDS, sent_until),
-            ],
-        )
-        return tuple(
-            FileQueueState(
-                name=name, waiting=waiting, running=running, runners=runners,
-                webhooks=webhooks, late_webhooks=max(webhooks - fresh - sent, 0),
-            )
-            for name, (waiting, running, runners, webhooks, fresh, sent) in zip(names, replies, strict=True)
-        )  # fmt: skip
-
     def _runs(self, ids: list[str]) -> tuple[RunState, ...]:
-        replies = self._replies(
+        replies = self.replies(
             ids, lambda each: [("hgetall", keys.run(each), {}), ("get", keys.progress(each), None)]
         )
         found = []
@@ -397,9 +344,9 @@ class _Reader:
             try:
                 found.append(self._run(run_id, raw, self._progress(run_id, progress)))
             except (WireError, ArithmeticError, ValidationError) as error:
-                self._note(keys.run(run_id), error)
+                self.note(keys.run(run_id), error)
         bulk = [run for run in found if priority_of(run.id) == "bulk"]
-        counts = self._replies(bulk, lambda run: [("llen", keys.waiting(run.queue, run.id), 0)])
+        counts = self.replies(bulk, lambda run: [("llen", keys.waiting(run.queue, run.id), 0)])
         waiting = {run.id: count for run, (count,) in zip(bulk, counts, strict=True)}
         return tuple(run.model_copy(update={"waiting": waiting.get(run.id, 0)}) for run in found)
 
@@ -408,7 +355,7 @@ class _Reader:
             try:
                 return Progress.read_json(raw, "the progress")
             except WireError as error:
-                self._note(keys.progress(run_id), error)
+                self.note(keys.progress(run_id), error)
         return Progress()
 
     def _run(self, run_id: str, raw: Mapping[bytes, bytes], progress: Progress) -> RunState:
@@ -423,58 +370,8 @@ class _Reader:
             row_errors=progress.row_errors,
             rows_per_second=progress.rows_per_second(),
             seconds_left=progress.seconds_left(run.rows),
-            quiet_seconds=max(self._now - (progress.at or run.created), 0.0),
+            quiet_seconds=max(self.now - (progress.at or run.created), 0.0),
         )
-
-    def _replies(
-        self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
-    ) -> list[list[Any]]:
-        """Run the `commands` of each item, which only read, in one round trip; returns the replies of each
-        item.
-
-        A command is its name, its key, the reply to use if the key has a value of another type, and its other
-        arguments.
-        """
-        asked = [commands(item) for item in items]
-        sent = [(name, key, *arguments) for one in asked for name, key, _, *arguments in one]
-        replies = iter(each_reply(self._client, sent) if sent else ())
-        return [[self._checked(next(replies), key, default) for _, key, default, *_ in one] for one in asked]
-
-    def _checked(self, reply: Any, key: str, default: Any) -> Any:
-        if isinstance(reply, redis.ResponseError) and "WRONGTYPE" in str(reply):
-            self._note(key, "holds a value of another type")
-            return default
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def _note(self, key: str, reason: object) -> None:
-        """Record a damaged key; only its first reason is kept."""
-        if len(self._damaged) < MAX_DAMAGED:
-            self._damaged.setdefault(key, " ".join(str(reason).split())[:_REASON_CHARS])
-
-    def _text(self, raw: bytes, key: str) -> str | None:
-        """A value or member as text; ``None`` if it is not UTF-8."""
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            self._note(key, f"{raw[:40]!r} is not UTF-8")
-            return None
-
-    def _texts(self, raws: Iterable[bytes], key: str) -> list[str]:
-        """The values that are UTF-8, as texts."""
-        return [text for text in (self._text(raw, key) for raw in raws) if text is not None]
-
-    def _time(self, raw: bytes | None, key: str) -> float | None:
-        """A time in RQ's format, in seconds since 1970; ``None`` if the value is absent or not a time."""
-        try:
-            return None if raw is None else str_to_date(raw).timestamp()
-        except (ValueError, ArithmeticError):
-            self._note(key, f"{raw!r:.60} is not a time")
-            return None
-
-    def _age(self, at: float | None) -> float | None:
-        return None if at is None else max(self._now - at, 0.0)
 
 
 def _memory(client: redis.Redis) -> ServerMemory | None:

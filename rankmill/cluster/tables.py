@@ -12,7 +12,6 @@ from rich.text import Text
 from rankmill.cluster.failed import FailedJob
 from rankmill.cluster.snapshot import Damaged, QueueState, RunState, Snapshot, WorkerState
 from rankmill.cluster.verdict import MAX_REASON_CHARS, verdict
-from rankmill.extensions.runners.record import FileRun
 from rankmill.jobs.contract.run import RowError
 from rankmill.jobs.protocol.worker_report import GpuReport, WorkerReport
 from rankmill.jobs.runtime.durability import Durability
@@ -46,9 +45,7 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
     more = cluster.runs_total - len(cluster.runs[:most_runs])
     if more > 0:
         parts.append(Text(f"{more:,} more runs: rankmill runs"))
-    for files in cluster.file_queues:
-        counts = f"{files.waiting:,} waiting, {files.running:,} running; runners: {files.runners:,}"
-        parts.append(Text(f"Submitted runs in queue {plain(files.name)}: {counts}."))
+    parts += [Text(plain(line)) for seen in cluster.extensions.values() for line in seen.lines()]
     if cluster.durability:
         parts.append(Text(_kept(cluster.durability)))
         parts += [Text(f"{plain(risk.text)}.", style="yellow") for risk in cluster.durability.risks]
@@ -62,7 +59,7 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
 
 def queues_table(queues: Iterable[QueueState]) -> RenderableType:
     """One line for each queue."""
-    return _or_word("No queues yet.", _table(queues, {
+    return _or_word("No queues yet.", table(queues, {
         "queue": lambda queue: plain(queue.name),
         "waiting": lambda queue: f"{queue.waiting:,}",
         "oldest": lambda queue: duration(queue.oldest_seconds),
@@ -74,7 +71,7 @@ def queues_table(queues: Iterable[QueueState]) -> RenderableType:
 
 def workers_table(workers: Iterable[WorkerState]) -> RenderableType:
     """One line for each worker."""
-    return _or_word("No workers.", _table(workers, {
+    return _or_word("No workers.", table(workers, {
         "worker": lambda worker: plain(worker.name),
         "queues": lambda worker: plain(", ".join(worker.queues)),
         "state": lambda worker: Text(worker.state, style=_STYLES[worker.state]),
@@ -88,7 +85,7 @@ def workers_table(workers: Iterable[WorkerState]) -> RenderableType:
 
 def live_table(workers: Iterable[WorkerState]) -> RenderableType:
     """One line for each worker, with its loaded models and what it uses of its host."""
-    return _or_word("No workers: start some with rankmill workers start.", _table(workers, {
+    return _or_word("No workers: start some with rankmill workers start.", table(workers, {
         "worker": lambda worker: plain(worker.name),
         "pid": lambda worker: "" if worker.pid is None else str(worker.pid),
         "state": _live_state,
@@ -104,7 +101,7 @@ def live_table(workers: Iterable[WorkerState]) -> RenderableType:
 
 def runs_table(runs: Iterable[RunState], now: float) -> RenderableType:
     """One line for each run."""
-    return _or_word("No runs.", _table(runs, {
+    return _or_word("No runs.", table(runs, {
         "run": lambda run: run.id[:ID_CHARS],
         "model": lambda run: plain(run.model),
         "queue": lambda run: plain(run.queue),
@@ -118,22 +115,9 @@ def runs_table(runs: Iterable[RunState], now: float) -> RenderableType:
     }, left="run model queue"))  # fmt: skip
 
 
-def submitted_table(runs: Iterable[FileRun], now: float) -> RenderableType:
-    """One line for each submitted run."""
-    return _or_word("No submitted runs.", _table(runs, {
-        "submitted run": lambda run: run.id[: ID_CHARS + 1],
-        "state": lambda run: Text(run.state, style="red" if run.state == "failed" else ""),
-        "output": lambda run: plain(run.order.request.output or ""),
-        "rows": lambda run: "?" if run.rows is None else f"{run.rows:,}",
-        "done": lambda run: f"{run.progress.rows / run.rows:.0%}" if run.rows else "",
-        "runner": lambda run: plain(run.runner),
-        "age": lambda run: duration(now - run.created),
-    }, left="submitted-run state output"))  # fmt: skip
-
-
 def errors_table(errors: Iterable[RowError]) -> RenderableType:
     """One line for each row without a score."""
-    return _table(errors, {
+    return table(errors, {
         "row": lambda error: f"{error.row:,}",
         "attempts": lambda error: str(error.attempts),
         "worker": lambda error: plain(error.worker),
@@ -143,7 +127,7 @@ def errors_table(errors: Iterable[RowError]) -> RenderableType:
 
 def failed_table(jobs: Iterable[FailedJob], now: float) -> RenderableType:
     """One line for each job that no worker will take again."""
-    return _or_word("No failed jobs, and none was set aside.", _table(jobs, {
+    return _or_word("No failed jobs, and none was set aside.", table(jobs, {
         "job": lambda job: plain(job.id),
         "queue": lambda job: plain(job.queue),
         "state": lambda job: job.state,
@@ -154,7 +138,7 @@ def failed_table(jobs: Iterable[FailedJob], now: float) -> RenderableType:
 
 def damaged_table(damaged: Iterable[Damaged]) -> RenderableType:
     """One line for each key that cannot be read."""
-    return _table(damaged, {
+    return table(damaged, {
         "key": lambda each: plain(each.key),
         "reason": lambda each: plain(each.reason),
     }, left="key reason")  # fmt: skip
@@ -244,17 +228,17 @@ def _alarm(count: int) -> Text:
     return Text(f"{count:,}", style="red" if count else "")
 
 
-def _table(
+def table(
     rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str | Text]], *, left: str, unbroken: str = ""
 ) -> Table:
     """A table of `columns`; those named in `left` are left-aligned, the others right-aligned."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    made = Table(box=None, header_style="bold", pad_edge=False)
     for name in columns:
         justify: Literal["left", "right"] = "left" if name.replace(" ", "-") in left.split() else "right"
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=name == unbroken)
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=name == unbroken)
     for row in rows:
-        table.add_row(*(cell(row) for cell in columns.values()))
-    return table
+        made.add_row(*(cell(row) for cell in columns.values()))
+    return made
 
 
 def _or_word(word: str, table: Table) -> RenderableType:

@@ -6,42 +6,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from rankmill.cluster.snapshot import (
-    FileQueueState,
-    QueueState,
-    RunState,
-    ServerMemory,
-    Snapshot,
-    WorkerState,
-)
+from rankmill.cluster.snapshot import QueueState, RunState, ServerMemory, Snapshot, WorkerState
+from rankmill.cluster.watch import ClusterFault, counted, waiting, watches
 
-FaultKind = Literal[
-    "wrong_scores", "refuses_writes", "no_workers", "no_runners", "nearly_full", "evicts", "stuck_run",
-    "lost_worker", "refusing_worker", "slow_worker", "set_aside", "failed_jobs", "webhooks", "damaged",
-]  # fmt: skip
-"""Kinds of faults, the worst first."""
-
-KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+_KINDS = (
+    "wrong_scores", "refuses_writes", "no_workers", "nearly_full", "evicts", "stuck_run",
+    "lost_worker", "refusing_worker", "slow_worker", "set_aside", "failed_jobs", "damaged",
+)  # fmt: skip
 
 QUIET_SECONDS = 15.0
 """Seconds without a result after which a run is stuck, if its chunks wait and a worker is free."""
 
 MAX_REASON_CHARS = 300
 """Most characters of a reason that are shown."""
-
-
-class ClusterFault(BaseModel):
-    """Something that is wrong, as a sentence without its full stop, and what to do about it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    kind: FaultKind
-    text: str
-    remedy: str
 
 
 class Verdict(BaseModel):
@@ -59,6 +39,15 @@ class Told(Snapshot):
     verdict: Verdict
 
 
+def fault_kinds() -> list[str]:
+    """Kinds of faults, those of extensions among them, the worst first."""
+    kinds = list(_KINDS)
+    for watch in watches().values():
+        for kind, worse in watch.kinds.items():
+            kinds.insert(kinds.index(worse) + 1, kind)
+    return kinds
+
+
 def with_verdict(cluster: Snapshot) -> Told:
     """The cluster with its verdict, for JSON."""
     return Told(**dict(cluster), verdict=verdict(cluster))
@@ -66,18 +55,19 @@ def with_verdict(cluster: Snapshot) -> Told:
 
 def verdict(cluster: Snapshot) -> Verdict:
     """Judge a cluster; a cluster that does not answer has no snapshot, and so no verdict."""
-    faults = tuple(sorted(_faults(cluster), key=lambda fault: KINDS.index(fault.kind)))
+    kinds = fault_kinds()
+    faults = tuple(sorted(_faults(cluster), key=lambda fault: kinds.index(fault.kind)))
     if not faults:
         return Verdict(sentence=f"All is well: {_at_work(cluster)}", faults=())
     more = len(faults) - 1
-    rest = f" (and {_count(more, 'other fault')})" if more else ""
+    rest = f" (and {counted(more, 'other fault')})" if more else ""
     return Verdict(sentence=f"{faults[0].text}{rest}", faults=faults)
 
 
 def _at_work(cluster: Snapshot) -> str:
     speeds = [run.rows_per_second for run in cluster.runs if run.rows_per_second]
     workers = sum(worker.state in {"idle", "busy"} for worker in cluster.workers)
-    parts = [_count(workers, "worker"), _count(cluster.runs_total, "run")]
+    parts = [counted(workers, "worker"), counted(cluster.runs_total, "run")]
     return ", ".join([*parts, *([f"{sum(speeds):,.0f} pairs/s"] if speeds else [])])
 
 
@@ -98,8 +88,8 @@ def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
         yield from _of_memory(cluster.memory)
     for queue in cluster.queues:
         yield from _of_queue(queue)
-    for files in cluster.file_queues:
-        yield from _of_file_queue(files)
+    for seen in cluster.extensions.values():
+        yield from seen.faults()
     for run in cluster.runs:
         if _is_stuck(run, cluster.queues, cluster.workers):
             yield ClusterFault(
@@ -113,11 +103,11 @@ def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
         last = cluster.set_aside[0]
         yield ClusterFault(
             kind="set_aside",
-            text=f"{_count(len(cluster.set_aside), 'job')} could not be read, the last one: {last.reason}",
+            text=f"{counted(len(cluster.set_aside), 'job')} could not be read, the last one: {last.reason}",
             remedy="rankmill jobs lists them, retries or clears them",
         )
     if cluster.damaged:
-        keys = _count(len(cluster.damaged), "key")
+        keys = counted(len(cluster.damaged), "key")
         yield ClusterFault(
             kind="damaged",
             text=f"{keys} in Redis cannot be read, such as {cluster.damaged[0].key}",
@@ -136,23 +126,8 @@ def _of_memory(memory: ServerMemory) -> Iterator[ClusterFault]:
     if memory.evicted and evicts:
         yield ClusterFault(
             kind="evicts",
-            text=f"Redis has evicted {_count(memory.evicted, 'key')} (maxmemory-policy {memory.policy})",
+            text=f"Redis has evicted {counted(memory.evicted, 'key')} (maxmemory-policy {memory.policy})",
             remedy="set maxmemory-policy noeviction, or it loses chunks and results",
-        )
-
-
-def _of_file_queue(queue: FileQueueState) -> Iterator[ClusterFault]:
-    if queue.waiting and not queue.runners:
-        yield ClusterFault(
-            kind="no_runners",
-            text=f"No runner takes queue {queue.name}, where {_wait(queue.waiting, 'submitted run')}",
-            remedy="start one with rankmill runner",
-        )
-    if queue.late_webhooks:
-        yield ClusterFault(
-            kind="webhooks",
-            text=f"{_count(queue.late_webhooks, 'webhook')} of queue {queue.name} could not be delivered",
-            remedy="rankmill status RUN says why; it is tried again for webhook_seconds",
         )
 
 
@@ -162,13 +137,13 @@ def _of_queue(queue: QueueState) -> Iterator[ClusterFault]:
         start = f"start some with score-workers --queue {shlex.quote(queue.name)}"
         yield ClusterFault(
             kind="no_workers",
-            text=f"Nothing is scored in queue {queue.name}: {whom}, {_wait(queue.waiting, 'chunk')}",
+            text=f"Nothing is scored in queue {queue.name}: {whom}, {waiting(queue.waiting, 'chunk')}",
             remedy="rankmill workers resume NAME makes one take chunks" if queue.drained else start,
         )
     if queue.failed:
         yield ClusterFault(
             kind="failed_jobs",
-            text=f"{_count(queue.failed, 'job')} of queue {queue.name} failed for good",
+            text=f"{counted(queue.failed, 'job')} of queue {queue.name} failed for good",
             remedy="rankmill jobs lists them, retries or clears them",
         )
 
@@ -206,11 +181,3 @@ def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[Wor
         run.queue in worker.queues and worker.state == "idle" and not (worker.report and worker.report.doing)
         for worker in workers
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def _wait(number: int, what: str) -> str:
-    return f"{_count(number, what)} {'waits' if number == 1 else 'wait'}"

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from benchmarks.faults.kills import folder_of
 from rankmill import Client
 from rankmill.cli.main import rankmill
+from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunFailed
 from rankmill.jobs.protocol.worker_report import queue_workers
@@ -132,7 +133,7 @@ def test_a_runner_of_another_format_leaves_a_submitted_run_to_others(
     pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*PAIRS, strict=True), strict=True))), source)
     client = Client(server.url, model=str(tiny_model), precision="fp32")
     runner = others(RUNNER, "runner", "--redis", server.url)
-    wait_for(client.files.runners, runner)
+    wait_for(on_server(client.store, client.settings).store.runners, runner)
     run = client.submit_file(str(source), str(output))
     told = f"left to other runners: submitted run {run.id} has format 1, this release reads 7: run the same"
     wait_for(lambda: told in (tmp_path / "other.log").read_text(), runner)

@@ -18,6 +18,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from rankmill import Client, SubmittedFile
+from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, RunnerError
 from rankmill.producer.files.stores.own_folder import OwnFolder
@@ -68,9 +69,11 @@ def enqueued(
     client: Client, request: dict[str, Any], run_id: str | None = None, **order: Any
 ) -> SubmittedFile:
     """A run that somebody enqueues by hand, who needs no release of rankmill."""
-    queue = Queue(client.settings.file_queue, connection=client.files.redis, serializer=JSONSerializer)
+    queue = Queue(client.settings.file_queue, connection=client.store.redis, serializer=JSONSerializer)
     asked = {"request": request, "spec": {"model": "demo", **order.pop("spec", {})}, **order}
-    return SubmittedFile(client.files, queue.enqueue("rankmill.score_file", asked, job_id=run_id).id)
+    return on_server(client.store, client.settings).handle(
+        queue.enqueue("rankmill.score_file", asked, job_id=run_id).id
+    )
 
 
 def refused(run: SubmittedFile, *parts: str) -> None:
@@ -225,9 +228,9 @@ def test_a_record_that_somebody_made_up_leads_nowhere(client: Client, start: Any
     made = {"rows": 1, "row_errors": 0, "resumed_rows": 0, "errors_file": None, "seconds": 1, "model": "demo",
             "revision": None, "precision": "fp32", "retries": 0}  # fmt: skip
     for run, path in zip(runs, paths, strict=True):
-        record = json.loads(client.files.redis.get(keys.file_run(run.id)))
+        record = json.loads(client.store.redis.get(keys.file_run(run.id)))
         record |= {"seal": {"path": path, "identity": "1 2 3"}, "outcome": {"output": path, **made}}
-        client.files.redis.set(keys.file_run(run.id), json.dumps(record))
+        client.store.redis.set(keys.file_run(run.id), json.dumps(record))
     start()
     for run, output in zip(runs, outputs, strict=True):
         assert run.wait(60).state == "done"

@@ -6,11 +6,6 @@ COMMANDS = {
         "Hand INPUT files to runners, which score their pairs.",
         "rankmill.extensions.runners.commands.submit:submit",
     ),
-    "wait": (
-        "Score",
-        "Wait for a submitted run, or for a detached one.",
-        "rankmill.extensions.runners.commands.wait:wait",
-    ),
     "runner": (
         "Serve",
         "Score submitted files, one after the other.",

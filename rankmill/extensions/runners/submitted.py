@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
@@ -12,10 +12,12 @@ from rankmill.extensions.runners.record import FileRun
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunCancelled, RunFailed
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
-from rankmill.jobs.contract.spec import ScoreSpec, complaint
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
+from rankmill.producer.client.aio import bridge
 
 _LOOK_SECONDS = 0.3
 
@@ -71,11 +73,45 @@ class SubmittedFile:
             raise RunCancelled(f"submitted run {self.id} was cancelled")
         return run
 
+    def awaited(self) -> AsyncSubmittedFile:
+        """The same run for asyncio."""
+        return AsyncSubmittedFile(self)
+
     def cancel(self) -> FileRun:
         """Cancel the run. One that a runner has ends with its next heartbeat; its scores are kept."""
         with redis_errors():
             run = self._store.load(self.id)
             return run if run.is_ended else self._store.cancel(run, _CANCEL_SECONDS)
+
+
+class AsyncSubmittedFile:
+    """A run of files that runners score, like `SubmittedFile`; it continues if its task is cancelled."""
+
+    def __init__(self, run: SubmittedFile) -> None:
+        self._run = run
+
+    @property
+    def id(self) -> str:
+        """The run's id, by which any process can ask for it."""
+        return self._run.id
+
+    async def status(self) -> FileRun:
+        """The run's present state, progress and result."""
+        return await bridge.run(self._run.status)
+
+    async def wait(self, timeout: float | None = None) -> FileRun:
+        """Wait for the end of the run, as `SubmittedFile.wait` does."""
+        try:
+            async with asyncio.timeout(timeout):
+                while (run := await bridge.run(self._run.outcome)) is None:
+                    await asyncio.sleep(_LOOK_SECONDS)
+                return run
+        except TimeoutError:
+            raise TimeoutError(f"submitted run {self.id} has not ended; it goes on") from None
+
+    async def cancel(self) -> FileRun:
+        """Cancel the run. On a runner it ends with the runner's next heartbeat; its scores are kept."""
+        return await bridge.run(self._run.cancel)
 
 
 def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
@@ -95,44 +131,48 @@ def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
     return SubmittedFile(store, found[0]) if found else None
 
 
-def submitted_files(client: Any, settings: Settings) -> FileRunStore:
+class SubmittedFiles:
+    """The submitted runs of a queue, for clients: for the seam ``rankmill.files``."""
+
+    def __init__(self, store: FileRunStore) -> None:
+        self.store = store
+
+    def submit(
+        self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
+    ) -> SubmittedFile:
+        """Put a run of files into the queue of runners.
+
+        Raises
+        ------
+        InputError
+            The request has no input or no output.
+        ConfigError
+            The webhook is no http or https URL.
+        """
+        try:
+            order = FileOrder(
+                request=request.at_home(),
+                spec=spec,
+                queue=settings.queue,
+                chunk_size=settings.chunk_size,
+                webhook=webhook,
+                tenant=settings.tenant or None,
+                weight=settings.weight if settings.tenant else None,
+            )
+        except ValidationError as error:
+            raise ConfigError(f"webhook: {webhook!r:.80} is no http:// or https:// URL") from error
+        with redis_errors():
+            return self.handle(self.store.submit(order).id)
+
+    def attach(self, run_id: str) -> SubmittedFile | None:
+        """The submitted run with an id, if there is one."""
+        return self.handle(run_id) if self.store.has(run_id) else None
+
+    def handle(self, run_id: str) -> SubmittedFile:
+        """The handle of a run, whether it is there or not."""
+        return SubmittedFile(self.store, run_id)
+
+
+def on_server(store: RunStore, settings: Settings) -> SubmittedFiles:
     """The submitted runs on a server."""
-    return FileRunStore(client, settings.file_queue, settings.file_run_ttl)
-
-
-def submit_file(
-    store: FileRunStore, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
-) -> SubmittedFile:
-    """Put a run of files into the queue of runners.
-
-    Raises
-    ------
-    InputError
-        The request has no input or no output.
-    ConfigError
-        The webhook is no http or https URL.
-    """
-    try:
-        order = FileOrder(
-            request=request.at_home(),
-            spec=spec,
-            queue=settings.queue,
-            chunk_size=settings.chunk_size,
-            webhook=webhook,
-            tenant=settings.tenant or None,
-            weight=settings.weight if settings.tenant else None,
-        )
-    except ValidationError as error:
-        raise ConfigError(f"webhook: {webhook!r:.80} is no http:// or https:// URL") from error
-    with redis_errors():
-        return SubmittedFile(store, store.submit(order).id)
-
-
-def file_request(inputs: str | Sequence[str], output: str, options: Mapping[str, Any]) -> FileRequest:
-    """A request in Python's terms; raises `ConfigError` for an unknown or invalid option."""
-    given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-    try:
-        return FileRequest(inputs=given, output=output, **options)
-    except ValidationError as error:
-        known = {*FileRequest.model_fields, *ScoreSpec.model_fields, "webhook"}
-        raise ConfigError(complaint(error, known)) from None
+    return SubmittedFiles(FileRunStore(store.redis, settings.file_queue, settings.file_run_ttl))

@@ -17,7 +17,6 @@ from redis.client import Pipeline
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
-from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import Payload, job_data
@@ -87,6 +86,9 @@ class RunStore:
         A client from `rankmill.jobs.runtime.connection.connect`, whose responses are bytes.
     """
 
+    server_kind = "redis"
+    """What keeps the runs: extensions may keep others there."""
+
     def __init__(self, client: redis.Redis) -> None:
         # redis-py types one client for sync and async use; every reply would need a cast.
         self.redis: Any = client
@@ -112,10 +114,6 @@ class RunStore:
     def durability(self) -> Durability | None:
         """How the server keeps data; ``None`` if it cannot serve now."""
         return read_durability(self.redis)
-
-    def files(self, queue: str, ttl: int) -> FileRunStore:
-        """The submitted runs of files on this server; parameters as in `FileRunStore`."""
-        return FileRunStore(self.redis, queue, ttl)
 
     def workers(self, queue: str) -> QueueWorkers:
         """The live workers of a queue, by kind."""

@@ -36,12 +36,11 @@ from rankmill.producer.client.sync_client import Client
 
 if TYPE_CHECKING:
     from rankmill.extensions.registry.registry import Resolved
-    from rankmill.extensions.runners.record import FileRun
-    from rankmill.extensions.runners.submitted import SubmittedFile
     from rankmill.jobs.contract.priority import Priority
     from rankmill.jobs.contract.run import Progress
     from rankmill.jobs.contract.spec import OtherSpecOptions
     from rankmill.jobs.runtime.settings import Settings, SettingsOptions
+    from rankmill.producer.client.files import AsyncFileHandle, FileHandle
     from rankmill.producer.client.runs import RunStats, Scores
     from rankmill.producer.collect.pairs import Conversations, Pairs, Texts
 
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-_LOOK_SECONDS = 0.3
 
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
@@ -195,38 +192,8 @@ class AsyncScoringRun(Generic[RowScore]):
             raise
 
 
-class AsyncSubmittedFile:
-    """A run of files that runners score, like `SubmittedFile`; it continues if its task is cancelled."""
-
-    def __init__(self, run: SubmittedFile) -> None:
-        self._run = run
-
-    @property
-    def id(self) -> str:
-        """The run's id, by which any process can ask for it."""
-        return self._run.id
-
-    async def status(self) -> FileRun:
-        """The run's present state, progress and result."""
-        return await bridge.run(self._run.status)
-
-    async def wait(self, timeout: float | None = None) -> FileRun:
-        """Wait for the end of the run, as `SubmittedFile.wait` does."""
-        try:
-            async with asyncio.timeout(timeout):
-                while (run := await bridge.run(self._run.outcome)) is None:
-                    await asyncio.sleep(_LOOK_SECONDS)
-                return run
-        except TimeoutError:
-            raise TimeoutError(f"submitted run {self.id} has not ended; it goes on") from None
-
-    async def cancel(self) -> FileRun:
-        """Cancel the run. On a runner it ends with the runner's next heartbeat; its scores are kept."""
-        return await bridge.run(self._run.cancel)
-
-
-def _attached(found: ScoringRun | SubmittedFile) -> AsyncScoringRun | AsyncSubmittedFile:
-    return AsyncScoringRun(found) if isinstance(found, ScoringRun) else AsyncSubmittedFile(found)
+def _attached(found: ScoringRun | FileHandle) -> AsyncScoringRun | AsyncFileHandle:
+    return AsyncScoringRun(found) if isinstance(found, ScoringRun) else found.awaited()
 
 
 def _as_it_is(found: T) -> T:
@@ -342,12 +309,10 @@ class AsyncClient:
     begin = _awaited(Client.begin, AsyncScoringRun)
     attach = _awaited(Client.attach, _attached)
 
-    async def submit_file(
-        self, inputs: str | Sequence[str], output: str, **options: Any
-    ) -> AsyncSubmittedFile:
+    async def submit_file(self, inputs: str | Sequence[str], output: str, **options: Any) -> AsyncFileHandle:
         """Hand files to runners, as `Client.submit_file` does, with the same parameters."""
         await self._open()
-        return AsyncSubmittedFile(await bridge.run(self._client.submit_file, inputs, output, **options))
+        return (await bridge.run(self._client.submit_file, inputs, output, **options)).awaited()
 
     async def close(self) -> None:
         """Close the connections; unfinished runs stay on the server until they expire."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 import pyarrow as pa
 
 from rankmill.extensions.registry.resolver import Resolver
-from rankmill.extensions.runners.submitted import SubmittedFile, file_request, submit_file
 from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
 from rankmill.jobs.contract.run import Run, new_run
@@ -31,6 +30,7 @@ from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings, SettingsOptions, load_settings, run_spec
 from rankmill.jobs.system import system
+from rankmill.producer.client.files import FileHandle, FileRuns, file_request, file_runs
 from rankmill.producer.client.joined import rows_by_version, split_run, start_each
 from rankmill.producer.client.runs import (
     Classified,
@@ -55,7 +55,6 @@ from rankmill.producer.local.embedded import EmbeddedCluster, shared_cluster
 
 if TYPE_CHECKING:
     from rankmill.extensions.registry.registry import Resolved
-    from rankmill.extensions.runners.store import FileRunStore
     from rankmill.jobs.contract.file_request import FileRequest
     from rankmill.producer.collect.pairs import Conversations, Pairs, Rows, Texts
 
@@ -498,7 +497,7 @@ class Client:
             run, submit_detached(self.store, run, tables, columns, settings.window_mib << 20)
         )
 
-    def attach(self, run_id: str) -> SubmittedFile | ScoringRun:
+    def attach(self, run_id: str) -> FileHandle | ScoringRun:
         """Find a run that any process has submitted: a run of files, or a detached run of pairs.
 
         Raises
@@ -506,10 +505,10 @@ class Client:
         RunExpired
             A run with this id does not exist, or no longer exists.
         """
-        files = self.files
+        files = file_runs(self.store, self.settings)
         with redis_errors():
-            if files.has(run_id):
-                return SubmittedFile(files, run_id)
+            if files and (submitted := files.attach(run_id)):
+                return submitted
             run, chunks = self.store.load(run_id), self.store.detached_chunks(run_id)
         if run is None or chunks is None:
             raise expired(run_id, self.settings.run_ttl)
@@ -521,13 +520,22 @@ class Client:
         return ScoringRun(driver)
 
     @property
-    def files(self) -> FileRunStore:
-        """The submitted runs of files on the server."""
-        return self.store.files(self.settings.file_queue, self.settings.file_run_ttl)
+    def files(self) -> FileRuns:
+        """The submitted runs of files on the server.
+
+        Raises
+        ------
+        ConfigError
+            No installed extension carries them out.
+        """
+        files = file_runs(self.store, self.settings)
+        if files is None:
+            raise ConfigError("files are submitted to runners, an extension that is not installed here")
+        return files
 
     def submit_file(
         self, inputs: str | Sequence[str], output: str, *, webhook: str | None = None, **options: Any
-    ) -> SubmittedFile:
+    ) -> FileHandle:
         """Hand files to runners (``rankmill runner``), which score them even if this process ends.
 
         Parameters
@@ -539,22 +547,26 @@ class Client:
         options
             Options of score-file by name, such as ``top_k`` or ``score_column``, and fields of `ScoreSpec`.
 
+        Returns
+        -------
+        The run's handle, a `rankmill.SubmittedFile`.
+
         Raises
         ------
         ConfigError
-            An option is unknown or not valid.
+            An option is unknown or not valid, or no installed extension carries out runs of files.
         """
         spec = {name: options.pop(name) for name in list(options) if name in ScoreSpec.model_fields}
         return self.submit_request(file_request(inputs, output, options), webhook=webhook, **spec)
 
     def submit_request(
         self, request: FileRequest, *, webhook: str | None = None, **spec: Unpack[SpecOptions]
-    ) -> SubmittedFile:
+    ) -> FileHandle:
         """Submit files as `submit_file` does, for a finished request."""
+        files = self.files
         self._warn_of_losses()
-        return submit_file(
-            self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook
-        )
+        pinned = self._resolver.pinned(run_spec(self.settings, spec))
+        return files.submit(request, pinned, self.settings, webhook)
 
     def _kind(
         self, columns: tuple[str, ...] | None, spec: Mapping[str, Any]

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import BadRequestError, OpenAI
 
-from rankmill import Client, SubmittedFile
+from rankmill import Client
 from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import read_requests
 from rankmill.extensions.batches.service import Batches, ExpiresAfter, NewBatch
@@ -30,6 +30,7 @@ from rankmill.extensions.batches.work import BATCHES
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
 from rankmill.extensions.gateway.scoring import ServedModel
+from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.errors import InputError, OutputError, RunFailed, SpecError
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -200,7 +201,8 @@ def test_a_batch_that_is_continued_has_the_tokens_of_all_rows(
         made = submitted(gateway, "in.jsonl", lines(*asked[:60], stops, *asked[60:]))
         scored = tmp_path / "files" / made["id"] / "scored.parquet"
         first = runners(server, "--file-queue", "counted", environ=small)
-        run = SubmittedFile(Client(server.url).files, made["id"].removeprefix("batch_"))
+        client = Client(server.url)
+        run = on_server(client.store, client.settings).handle(made["id"].removeprefix("batch_"))
         wait_for(lambda: run.status().progress.rows > 100, first)
         first.kill()
         first.wait()
@@ -210,7 +212,7 @@ def test_a_batch_that_is_continued_has_the_tokens_of_all_rows(
         runners(server, "--file-queue", "counted", environ=small)
         batch = ended(gateway, made["id"])
         assert batch["request_counts"]["completed"] == len(asked) + 1
-        outcome = SubmittedFile(Client(server.url).files, made["id"].removeprefix("batch_")).status().outcome
+        outcome = run.status().outcome
         assert outcome
         assert outcome.resumed_rows > 100
         answers = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body.splitlines()

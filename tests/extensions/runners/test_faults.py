@@ -20,8 +20,9 @@ from rq.serializers import JSONSerializer
 from benchmarks.faults.batches import everybody_dies_in_a_batch
 from benchmarks.faults.kills import Damage, damage, finished_jobs, folder_of
 from benchmarks.faults.submitted import everybody_dies
-from rankmill import Client, SubmittedFile
+from rankmill import Client
 from rankmill.extensions.runners.store import FileRunStore
+from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled, RunExpired, RunFailed
 from tests.conftest import (
@@ -219,7 +220,7 @@ def test_a_runner_that_is_stopped_hands_its_run_on_at_once(
     held.go()
     runners(held.server)
     done = run.wait(60)
-    assert done.deaths == 0
+    assert done.model_dump()["deaths"] == 0
     assert done.outcome
     assert done.outcome.resumed_rows > 0
 
@@ -380,7 +381,7 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
     strange = files.enqueue("rankmill.score_file", {**order, "surprise": 1})
     runners(queue)
     wait_for(output.exists)
-    done = SubmittedFile(client.files, job.id).wait(60)
+    done = on_server(client.store, client.settings).handle(job.id).wait(60)
     assert done.outcome
     assert done.outcome.rows == 20
     wait_for(lambda: queue.client.hget(f"rq:job:{strange.id}", "status") == b"failed")

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from rankmill import Client
+from rankmill.extensions.runners.record import FileRun, Notice
 from rankmill.extensions.runners.webhooks import signature
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
+from rankmill.producer.client.files import FileHandle
 from tests.conftest import Server, StartRunner, wait_for
 
 SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
@@ -76,6 +78,13 @@ def start(
     return start
 
 
+def notice(run: FileHandle) -> Notice | None:
+    """What has become of a run's webhook."""
+    found = run.status()
+    assert isinstance(found, FileRun)
+    return found.notice
+
+
 def test_the_signature_is_that_of_the_standard() -> None:
     headers = signature(
         "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
@@ -108,8 +117,8 @@ def test_it_is_sent_again_until_it_arrives_and_no_run_waits_for_it(
         wait_for(lambda: found.got)  # and it gets no answer
         assert client.submit_file(source, str(tmp_path / "2.csv")).wait(60).state == "done"
         free.set()
-        wait_for(lambda: getattr(first.status().notice, "state", "") == "delivered")
-    assert getattr(first.status().notice, "attempts", 0) == 2
+        wait_for(lambda: getattr(notice(first), "state", "") == "delivered")
+    assert getattr(notice(first), "attempts", 0) == 2
     (headers, body), (again, same) = found.got
     assert body == same
     assert headers["webhook-id"] == again["webhook-id"] == first.id
@@ -130,8 +139,8 @@ def test_one_that_never_arrives_is_given_up_and_no_redirect_is_followed(
         run = client.submit_file(str(tmp_path / "gone.csv"), str(tmp_path / "out.csv"), webhook=found.url)
         with pytest.raises(RunFailed):
             run.wait(60)
-        wait_for(lambda: getattr(run.status().notice, "state", "") == "given up")
-    assert getattr(run.status().notice, "reason", "") == "it answered 302"
+        wait_for(lambda: getattr(notice(run), "state", "") == "given up")
+    assert getattr(notice(run), "reason", "") == "it answered 302"
     assert [json.loads(body)["type"] for _, body in found.got] == ["run.failed"]
     assert not client.store.redis.zcard(f"rankmill:queue:{client.settings.file_queue}:webhooks")
 

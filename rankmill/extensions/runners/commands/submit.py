@@ -8,6 +8,7 @@ import click
 
 from rankmill.cli import options
 from rankmill.cli.request import GROUPS, SETTINGS, file_options
+from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.sync_client import Client
@@ -29,7 +30,7 @@ def submit(request: FileRequest, settings: Settings, webhook: str | None, as_jso
     options.server(settings)
     client = Client(settings=settings)
     run = client.submit_request(request, webhook=webhook)
-    if not quiet and not client.files.runners():
+    if not quiet and not on_server(client.store, settings).store.runners():
         click.echo(
             f"no runner takes runs of queue {settings.file_queue!r} yet; start one with: rankmill runner",
             err=True,

@@ -1,0 +1,84 @@
+"""Reading a cluster from Redis: many commands in a round trip, and what is damaged is noted and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import redis
+from rq.utils import str_to_date
+
+from rankmill.jobs.runtime.patience import each_reply
+from rankmill.jobs.system import system
+
+MAX_DAMAGED = 100
+"""Most damaged keys that a look notes."""
+
+_REASON_CHARS = 300
+
+Item = TypeVar("Item")
+
+
+class Look:
+    """A look at a server; what is read of it is of one moment, `now` (seconds since 1970).
+
+    Parameters
+    ----------
+    client
+        The server; responses as bytes.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self.now = system.now()
+        self.damaged: dict[str, str] = {}
+        """The keys that cannot be read, or only in part, and the reasons."""
+
+    def replies(
+        self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
+    ) -> list[list[Any]]:
+        """For each item the replies to its `commands`, which only read; all in one round trip.
+
+        A command is its name, its key, the reply to use if the key holds a value of another type, and its
+        other arguments.
+        """
+        asked = [commands(item) for item in items]
+        sent = [(name, key, *arguments) for one in asked for name, key, _, *arguments in one]
+        replies = iter(each_reply(self._client, sent) if sent else ())
+        return [[self._checked(next(replies), key, default) for _, key, default, *_ in one] for one in asked]
+
+    def _checked(self, reply: Any, key: str, default: Any) -> Any:
+        if isinstance(reply, redis.ResponseError) and "WRONGTYPE" in str(reply):
+            self.note(key, "holds a value of another type")
+            return default
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def note(self, key: str, reason: object) -> None:
+        """Add a damaged key; only its first reason is kept."""
+        if len(self.damaged) < MAX_DAMAGED:
+            self.damaged.setdefault(key, " ".join(str(reason).split())[:_REASON_CHARS])
+
+    def text(self, raw: bytes, key: str) -> str | None:
+        """A value or member as text; ``None`` if it is not UTF-8."""
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self.note(key, f"{raw[:40]!r} is not UTF-8")
+            return None
+
+    def texts(self, raws: Iterable[bytes], key: str) -> list[str]:
+        """The values that are UTF-8, as texts."""
+        return [text for text in (self.text(raw, key) for raw in raws) if text is not None]
+
+    def time(self, raw: bytes | None, key: str) -> float | None:
+        """A time in RQ's format, in seconds since 1970; ``None`` if the value is absent or not a time."""
+        try:
+            return None if raw is None else str_to_date(raw).timestamp()
+        except (ValueError, ArithmeticError):
+            self.note(key, f"{raw!r:.60} is not a time")
+            return None
+
+    def age(self, at: float | None) -> float | None:
+        return None if at is None else max(self.now - at, 0.0)

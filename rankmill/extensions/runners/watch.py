@@ -1,0 +1,182 @@
+"""Submitted runs among what is shown of a cluster, for the seam ``rankmill.watch``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar
+
+import redis
+from pydantic import BaseModel, ConfigDict
+from rq import Queue
+from rq.registry import StartedJobRegistry
+
+from rankmill.cluster.look import Look
+from rankmill.cluster.watch import (
+    ClusterFault,
+    Gauge,
+    ListedRuns,
+    RunStatus,
+    Seen,
+    Watch,
+    WatchedRun,
+    counted,
+    waiting,
+)
+from rankmill.extensions.runners.record import FileRun
+from rankmill.extensions.runners.store import WEBHOOK_SECONDS, FileRunStore
+from rankmill.extensions.runners.submitted import SubmittedFile, find_submitted
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+
+_LATE_SECONDS = 15.0
+_SENT_SECONDS = 10.0
+"""A runner that took a webhook so recently sends it just now, and is not late."""
+
+
+class FileQueueState(BaseModel):
+    """A queue of submitted runs: how many wait and run, live runners, and webhooks that are not delivered.
+
+    ``late_webhooks`` are those of them that are tried again, or that no runner has sent for 15 s.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    waiting: int
+    running: int
+    runners: int
+    webhooks: int
+    late_webhooks: int = 0
+
+
+class SeenRunners(Seen):
+    """The queues of submitted runs."""
+
+    file_queues: tuple[FileQueueState, ...] = ()
+
+    def queues(self) -> Iterable[str]:
+        """The queues that runners take."""
+        return (queue.name for queue in self.file_queues)
+
+    def faults(self) -> Iterator[ClusterFault]:
+        """Queues without a runner, and webhooks that do not arrive."""
+        for queue in self.file_queues:
+            if queue.waiting and not queue.runners:
+                waits = waiting(queue.waiting, "submitted run")
+                yield ClusterFault(
+                    kind="no_runners",
+                    text=f"No runner takes queue {queue.name}, where {waits}",
+                    remedy="start one with rankmill runner",
+                )
+            if queue.late_webhooks:
+                yield ClusterFault(
+                    kind="webhooks",
+                    text=f"{counted(queue.late_webhooks, 'webhook')} of queue {queue.name} could not be "
+                    "delivered",
+                    remedy="rankmill status RUN says why; it is tried again for webhook_seconds",
+                )
+
+    def lines(self) -> Iterator[str]:
+        """What each queue has."""
+        for queue in self.file_queues:
+            counts = f"{queue.waiting:,} waiting, {queue.running:,} running; runners: {queue.runners:,}"
+            yield f"Submitted runs in queue {queue.name}: {counts}."
+
+    def gauges(self) -> list[Gauge]:
+        """Runs, runners and webhooks of each queue."""
+        queues = self.file_queues
+        return [
+            Gauge("rankmill_submitted_runs", "Submitted runs that are not finished.", ("queue", "state"),
+                  {(each.name, state): getattr(each, state)
+                   for each in queues for state in ("waiting", "running")}),
+            Gauge("rankmill_runners", "Live runners of a queue of submitted runs.", ("queue",),
+                  {(each.name,): each.runners for each in queues}),
+            Gauge("rankmill_webhooks_due", "Webhooks of ended runs that are not delivered yet.", ("queue",),
+                  {(each.name,): each.webhooks for each in queues}),
+        ]  # fmt: skip
+
+
+class RunnersWatch(Watch):
+    """Adds the queues of submitted runs, and the runs."""
+
+    kinds: ClassVar = {"no_runners": "no_workers", "webhooks": "failed_jobs"}
+    nothing: ClassVar = SeenRunners()
+
+    def read(self, look: Look) -> SeenRunners:
+        """Read the queues in two round trips."""
+        every = ("zrangebyscore", keys.file_queues(), (), "-inf", "+inf")
+        ((raws,),) = look.replies([""], lambda _: [every])
+        queues = sorted(look.texts(raws, keys.file_queues()))
+        fresh_from, sent_until = look.now - _LATE_SECONDS, look.now + WEBHOOK_SECONDS
+        replies = look.replies(
+            queues,
+            lambda name: [
+                ("llen", Queue.redis_queue_namespace_prefix + name, 0),
+                ("zcard", StartedJobRegistry.key_template.format(name), 0),
+                ("zcount", keys.runners(name), 0, look.now, "+inf"),
+                ("zcard", keys.webhooks(name), 0),
+                ("zcount", keys.webhooks(name), 0, fresh_from, look.now),
+                ("zcount", keys.webhooks(name), 0, sent_until - _SENT_SECONDS, sent_until),
+            ],
+        )
+        return SeenRunners(
+            file_queues=tuple(
+                FileQueueState(
+                    name=name, waiting=waiting, running=running, runners=runners,
+                    webhooks=webhooks, late_webhooks=max(webhooks - fresh - sent, 0),
+                )
+                for name, (waiting, running, runners, webhooks, fresh, sent)
+                in zip(queues, replies, strict=True)
+            )
+        )  # fmt: skip
+
+    def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
+        """The submitted run with an id."""
+        found = find_submitted(_store(client, settings), run_id)
+        return _Shown(found) if found else None
+
+    def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns:
+        """The submitted runs."""
+        from rankmill.extensions.runners.show import submitted_table
+
+        store = _store(client, settings)
+        latest = store.latest()
+        waits = any(run.state == "waiting" for run in latest) and not store.runners()
+        return ListedRuns("submitted", latest, submitted_table(latest, system.now(), without_runner=waits))
+
+
+class _Shown:
+    """A submitted run, as commands show it."""
+
+    def __init__(self, run: SubmittedFile) -> None:
+        self._run = run
+
+    def status(self) -> RunStatus:
+        return _status(self._run.status())
+
+    def wait(self, timeout: float | None, show: Callable[[int, Progress], None]) -> RunStatus:
+        def look(run: FileRun) -> None:
+            if run.rows is not None:
+                show(run.rows, run.progress)
+
+        return _status(self._run.wait(timeout, on_look=look))
+
+    def cancel(self) -> str:
+        ended = self._run.cancel()
+        what = f"{ended.state} already" if ended.state in {"done", "failed"} else "cancelled"
+        return f"submitted run {ended.id} is {what}"
+
+
+def _status(run: FileRun) -> RunStatus:
+    from rankmill.extensions.runners.show import describe
+
+    return RunStatus(describe(run), run, run.outcome.row_errors if run.outcome else 0)
+
+
+def _store(client: redis.Redis, settings: Settings) -> FileRunStore:
+    return FileRunStore(client, settings.file_queue, settings.file_run_ttl)
+
+
+WATCH = RunnersWatch()
