@@ -2,24 +2,35 @@
 
 The first size is the setting ``token_budget``; ``auto`` means the device's entry in `TOKEN_BUDGETS`, which is
 in `jobs` because code without torch reads it too. If the model is slow, a batch has fewer tokens, so that it
-takes half a second. A search (`rankmill.workers.engine.budget_search`) finds a better budget. If the device
-runs out of memory, the budget is halved. A batch that would not fit now (`rankmill.workers.engine.headroom`)
-is cut.
+takes half a second. A search of a few seconds finds a better budget, once, and caches it on disk. If the
+device runs out of memory, the budget is halved. A batch that would not fit now
+(`rankmill.workers.engine.headroom`) is cut.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import math
+import sys
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
+from typing import Any
 
-from rankmill.jobs.cache import cache_folder
+import numpy as np
+
+from rankmill.jobs.cache import cache_folder, read_json, write_json
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
 from rankmill.jobs.runtime.settings import WorkerSettings
-from rankmill.workers.backends.base import Backend, Pending
+from rankmill.jobs.system import system
+from rankmill.workers.backends.base import Backend, OutOfMemory, Pending
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.budget_search import BATCH_SECONDS, BudgetSearch
 from rankmill.workers.engine.headroom import Headroom, memory_of
+from rankmill.workers.host.device import device_name, empty_cache, threads
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
@@ -40,6 +51,34 @@ until the time of a batch is known.
 
 _LATEST = 20
 """Number of latest batches whose times count."""
+
+_BATCH_SECONDS = 0.5
+"""Longest time of a batch in seconds, because requests wait for it; smaller batches also pad less."""
+
+_WORTH = 50
+"""The search begins when it is expected to take a 50th of all forwards so far. On a GPU this is soon. On a
+CPU, where the search takes seconds, it is after minutes, so that short runs do not wait for it.
+"""
+
+_FACTORS = (0.5, 1, 2, 4)
+"""Budgets to try, as multiples of the device's default. On a GPU the largest is doubled as long as it is
+faster.
+"""
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
+_LIMIT_SECONDS = 5
+"""Each round runs every budget once. The search ends when speeds are steady, or after this many seconds."""
+
+_AS_GOOD = 0.97
+"""Speeds with this share of the best count as equal; a small budget pads less, and requests wait less."""
+
+_STEADY = 0.03
+"""If the best round of a budget beats its second best by more than this share, the machine is busy."""
+
+_RECIPE = 3
+"""Version of the search; it changes when the same machine would find another budget."""
+
+logger = logging.getLogger(__name__)
 
 
 class BatchSize:
@@ -109,7 +148,7 @@ class BatchSize:
             return self.token_budget
         if not self._speeds:
             return max(self.token_budget // _FIRST_SHARE, 1)
-        return min(self.token_budget, max(round(BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
+        return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int) -> int:
         """The number of batches with this many padded tokens that are cut together."""
@@ -172,3 +211,189 @@ class BatchSize:
 def first_budget(setting: int | str, device: str) -> int:
     """The first token budget; ``auto`` means the device's value."""
     return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]
+
+
+class BudgetSearch:
+    """The search for the token budget of one model on one device.
+
+    Whatever else a machine does only makes forwards slower. So the best of several short rounds counts, and
+    the budget changes only where the gain is larger than the noise.
+
+    Parameters
+    ----------
+    backend
+        The loaded model.
+    model
+        The model's name.
+    first
+        The budget until a better one is known.
+    folder
+        Cache folder for found budgets, with one file for each model, precision, backend, device and number of
+        threads.
+    worth
+        Time of all forwards from which the search begins, as a multiple of the search's own time.
+    """
+
+    def __init__(self, backend: Backend, model: str, first: int, folder: Path, worth: float = _WORTH) -> None:
+        self._backend, self._model, self._first, self._worth = backend, model, first, worth
+        self._about: dict[str, Any] = {
+            "recipe": _RECIPE,
+            "model": model,
+            "backend": backend.name,
+            "precision": backend.precision,
+            "packs": backend.packs,
+            "device": device_name(backend.device),
+            "threads": threads(),
+        }
+        name = hashlib.blake2b(json.dumps(self._about).encode(), digest_size=16).hexdigest()
+        self._file = folder / "token-budgets" / f"{name}.json"
+        self._seconds = 0.0
+        self._rows = self._tokens = 0
+        self._remembered = self._read()
+        self._done = self._remembered is not None
+
+    @property
+    def start(self) -> int:
+        """The initial budget, which is the cached one if there is one."""
+        return self._remembered or self._first
+
+    def see(self, rows: int, tokens: int, seconds: float) -> bool:
+        """Record the time of a batch; returns whether it is time to call `find`."""
+        if self._done:
+            return False
+        self._seconds += seconds
+        self._rows += rows
+        self._tokens += tokens
+        return self._seconds >= self._worth * self._expected_seconds()
+
+    def _expected_seconds(self) -> float:
+        """Seconds that the search takes at least, estimated from the batches so far."""
+        tokens = (_LEAST_ROUNDS + 1) * self._backend.depth * sum(self._budgets())
+        return tokens * self._seconds / max(self._tokens, 1)
+
+    def find(self, batch: Batch, most_rows: Callable[[int], int] = lambda length: sys.maxsize) -> int:
+        """Try budgets in turn, with rows like those of `batch`; cache the best one unless the machine is
+        busy.
+
+        No other forward may be in progress on the device. `most_rows` returns how many rows of a length fit
+        into memory; larger batches are not tried.
+
+        Raises
+        ------
+        DeviceLost
+            The device failed.
+        """
+        self._done = True
+        found = self._read()  # another worker may have found it meanwhile
+        if found is not None:
+            return found
+        started = system.monotonic()
+        speeds = self._try(self._budgets(), batch, most_rows)
+        while self._backend.device != "cpu" and (larger := self._larger(speeds)):
+            tried = self._try([larger], batch, most_rows)
+            if not tried:
+                break  # this does not fit into memory
+            speeds |= tried
+        if not speeds:
+            return self._first
+        best, noise = _choose(speeds, self._first)
+        seconds = system.monotonic() - started
+        figures = {budget: max(found) for budget, found in speeds.items()}
+        if noise <= _STEADY:
+            self._write({**self._about, "token_budget": best, "tokens_per_second": figures})
+        logger.info(
+            "token budget of %s: %d, found in %.1f s (tokens/s: %s)%s", self._model, best, seconds,
+            ", ".join(f"{budget}: {speed:,.0f}" for budget, speed in figures.items()),
+            "" if noise <= _STEADY else f"; not kept, as the machine is busy: {noise:.0%} of noise",
+        )  # fmt: skip
+        return best
+
+    def _budgets(self) -> list[int]:
+        """Budgets to try: those around the first one whose batches take no longer than `_BATCH_SECONDS`."""
+        wanted = [int(self._first * factor) for factor in _FACTORS]
+        return [budget for budget in wanted if budget <= max(self._first, self._most)]
+
+    @property
+    def _most(self) -> float:
+        """Tokens of a batch that takes `_BATCH_SECONDS`."""
+        return _BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
+
+    def _larger(self, speeds: dict[int, list[float]]) -> int | None:
+        """Twice the largest budget, if that was the fastest and a batch of this size may be tried."""
+        best = {budget: max(found) for budget, found in sorted(speeds.items())}
+        *smaller, largest = best or [0]
+        faster = bool(smaller) and best[largest] * _AS_GOOD > max(best[budget] for budget in smaller)
+        return 2 * largest if faster and 2 * largest <= self._most else None
+
+    def _try(
+        self, budgets: list[int], batch: Batch, most_rows: Callable[[int], int]
+    ) -> dict[int, list[float]]:
+        """Tokens per second in each round, for each budget that fits into the device's memory."""
+        length = max(self._tokens // max(self._rows, 1), 1)
+        together = most_rows(length) // self._backend.depth
+        budgets = [budget for budget in budgets if budget // length <= max(together, 1)]
+        speeds: dict[int, list[float]] = {budget: [] for budget in budgets}
+        deadline = system.monotonic() + _LIMIT_SECONDS
+        for number in range(_MOST_ROUNDS + 1):  # round 0 does not count, because new shapes are slow at first
+            for budget in list(speeds):
+                try:
+                    speed = self._speed(_like(batch, max(budget // length, 1), length))
+                except OutOfMemory:
+                    empty_cache(self._backend.device)
+                    del speeds[budget]
+                    continue
+                if number:
+                    speeds[budget].append(speed)
+            steady = all(_noise(found) <= _STEADY for found in speeds.values())
+            if (number >= _LEAST_ROUNDS and steady) or (number > 1 and system.monotonic() > deadline):
+                break
+        return speeds
+
+    def _speed(self, batch: Batch) -> float:
+        """Tokens per second, with `Backend.depth` forwards in progress."""
+        started = time.perf_counter()
+        pending = [self._backend.submit(batch) for _ in range(self._backend.depth)]
+        for each in pending:
+            each.result()
+        return len(pending) * math.prod(batch.shape) / (time.perf_counter() - started)
+
+    def _read(self) -> int | None:
+        try:
+            return int(read_json(self._file)["token_budget"])
+        except (KeyError, ValueError, TypeError):  # no file, or a file that is not valid
+            return None
+
+    def _write(self, found: dict[str, Any]) -> None:
+        """Cache the result; if that fails, the next worker searches again."""
+        try:
+            write_json(self._file, found)
+        except OSError as error:
+            logger.warning("cannot cache the token budget: %s", error)
+
+
+def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
+    """Choose the budget by the speeds of each; also returns the noise, by which the best rounds of a budget
+    differ.
+
+    It is `first` unless another budget is faster by more than the noise; then it is the smallest of the
+    fastest.
+    """
+    best = {budget: max(found) for budget, found in speeds.items()}
+    noise = max(_noise(found) for found in speeds.values())
+    equal = min(_AS_GOOD, 1 / (1 + noise)) * max(best.values())
+    if best.get(first, 0.0) >= equal:
+        return first, noise
+    return min(budget for budget, speed in best.items() if speed >= equal), noise
+
+
+def _noise(speeds: list[float]) -> float:
+    """The share by which the best speed exceeds the second best; infinite for a single speed."""
+    slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
+    return faster / slower - 1 if slower else float("inf")
+
+
+def _like(batch: Batch, rows: int, length: int) -> Batch:
+    """Make a batch of the given shape that repeats the first row of `batch`."""
+    shape = (rows, length)
+    types = None if batch.types is None else np.resize(batch.types[0], shape)
+    return Batch.padded(np.resize(batch.ids[0], shape), types, np.ones(shape, dtype=np.int64))

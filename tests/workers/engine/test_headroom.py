@@ -14,8 +14,7 @@ import pytest
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.batch_size import BatchSize
-from rankmill.workers.engine.budget_search import BudgetSearch
+from rankmill.workers.engine.batch_size import BatchSize, BudgetSearch
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.headroom import Headroom, HostMemory
 from rankmill.workers.engine.pipeline import Pipeline

@@ -17,8 +17,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.batch_size import BatchSize
-from rankmill.workers.engine.budget_search import BudgetSearch
+from rankmill.workers.engine.batch_size import BatchSize, BudgetSearch
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.work import prepare
@@ -49,7 +48,7 @@ class Costing:
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speeds are measured in the time that batches say they cost, however busy the machine is."""
     monkeypatch.setattr(
-        "rankmill.workers.engine.budget_search.time",
+        "rankmill.workers.engine.batch_size.time",
         SimpleNamespace(perf_counter=lambda: Costing.now, monotonic=time.monotonic),
     )
 
@@ -82,10 +81,10 @@ def test_on_a_gpu_it_goes_up_while_that_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, expected: int
 ) -> None:
     """To what takes half a second, or to what the memory holds."""
-    monkeypatch.setattr("rankmill.workers.engine.budget_search.device_name", lambda device: "a GPU")
+    monkeypatch.setattr("rankmill.workers.engine.batch_size.device_name", lambda device: "a GPU")
     gpu = Costing(batch=0.01, square=0.0, memory=memory)
     gpu.device = "cuda"
-    monkeypatch.setattr("rankmill.workers.engine.budget_search.empty_cache", lambda device: None)
+    monkeypatch.setattr("rankmill.workers.engine.batch_size.empty_cache", lambda device: None)
     search = BudgetSearch(gpu, "some/model", 64, tmp_path, worth=0.0)
     assert search.see(rows=200, tokens=1600, seconds=1.1)
     assert search.find(BATCH) == expected
@@ -179,7 +178,7 @@ def test_a_worker_finds_it_between_its_batches(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "rankmill.workers.engine.budget_search._STEADY", float("inf")
+        "rankmill.workers.engine.batch_size._STEADY", float("inf")
     )  # kept, however busy the machine is
     model = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
     engine = Engine(model, BatchSize(64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, worth=0.0)))
