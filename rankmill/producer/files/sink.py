@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -13,7 +14,7 @@ from typing import TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankmill.jobs.contract.errors import InputChanged
+from rankmill.jobs.contract.errors import InputChanged, OutputError
 from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Finished, Journal
@@ -23,7 +24,7 @@ from rankmill.producer.files.outputs import PART, PARTS, OutputPart, errors_name
 from rankmill.producer.files.plan import OutputPlan, Transform
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import AnyPath
-from rankmill.producer.files.stores.writing import as_output_error, discard, identity, put, sync
+from rankmill.producer.files.stores.writing import discard, identity, put, sync
 from rankmill.producer.files.workspace import PartsFolder, Workspace
 
 _ROW_GROUP_BYTES = 64 << 20
@@ -79,7 +80,7 @@ class ScoredFile:
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
         self._transforms = plan.transforms(folder)
-        with as_output_error(path):
+        with _as_output_error(path):
             self._writer = plan.form.writer(self.partial, path, plan.schema, plan.score)
 
     @property
@@ -96,7 +97,7 @@ class ScoredFile:
         if self._plan.tokens:
             tokens = pa.nulls(len(scored), pa.int32()) if part.tokens is None else part.tokens
             scored = scored.append_column(pa.field(self._plan.tokens, pa.int32()), tokens)
-        with as_output_error(self.path):
+        with _as_output_error(self.path):
             if part.errors.null_count < len(part.errors):
                 self._write_errors(part)
             self.rows += len(part.table)
@@ -104,7 +105,7 @@ class ScoredFile:
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Complete the file, with `metadata` where its format has a place for it, and sync it."""
-        with as_output_error(self.path):
+        with _as_output_error(self.path):
             for at, each in enumerate(self._transforms, 1):
                 self._pass(each.finish(), self._transforms[at:])
             self._flush()
@@ -122,7 +123,7 @@ class ScoredFile:
         """
         if journal:
             journal.seal(identity(self.partial, self.path))
-        with as_output_error(self.path):
+        with _as_output_error(self.path):
             if self._record:
                 listed = {} if self._errors is None else {self.errors_path: self.partial_errors}
                 self._record.check((self.path, self.errors_path))
@@ -306,3 +307,13 @@ def score_columns(scores: pa.Array, columns: int) -> list[pa.Array]:
     if columns > 1:  # no row of the table has one
         return [pa.nulls(len(scores), pa.float32()) for _ in range(columns)]
     return [scores]
+
+
+@contextmanager
+def _as_output_error(path: AnyPath) -> Iterator[None]:
+    """Raise errors of the system and of Arrow as an `OutputError` that names `path`."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        number = getattr(error, "errno", None)
+        raise OutputError(f"cannot write {path}: {os.strerror(number) if number else error}") from None
