@@ -70,6 +70,7 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
         ("a: [\n", "not a YAML file"),
         ("chunk_size: many\n", r"chunk_size: .* got 'many' \(set in .*my\.yaml\)"),
         ("precision: fp7\n", r"precision: .* got 'fp7'"),
+        ("backend: tpu\n", r"backend: no installed package has this backend; use auto, mlx, .* got 'tpu'"),
         ("workers: 0\n", "workers: "),
     ],
 )

@@ -130,6 +130,8 @@ def test_what_a_format_cannot_hold_is_said_before_any_work(tmp_path: Path) -> No
         ("out.txt", None, "cannot tell the format from the name"),
         ("out.csv", "jsonl", "--output-format jsonl does not fit the name's ending .csv"),
         ("out.parquet.gz", None, "Parquet is compressed inside"),
+        ("out", "orc", "--output-format orc: nothing installed writes it; use one of arrow, csv, jsonl,"),
+        ("out", "json", "--output-format json: nothing installed writes it"),
     ],
 )
 def test_names_that_do_not_fit(tmp_path: Path, name: str, kind: str | None, message: str) -> None:
