@@ -22,10 +22,21 @@ logger = logging.getLogger(__name__)
 
 @cache
 def backends() -> dict[str, BackendKind]:
-    """All installed backends by name, in the order in which ``auto`` prefers them."""
-    names = plugins.names("rankmill.backends")
-    kinds = [(plugins.load("rankmill.backends", name), name) for name in names]
-    return {name: kind for kind, name in sorted(kinds, key=lambda each: (each[0].preference, each[1]))}
+    """All installed backends by name, in the order in which ``auto`` prefers them.
+
+    Raises
+    ------
+    ConfigError
+        A backend cannot be imported, or has another name than its package says.
+    """
+    kinds: list[BackendKind] = []
+    for name in plugins.names("rankmill.backends"):
+        kinds.append(plugins.load("rankmill.backends", name))
+        if kinds[-1].name != name:
+            raise ConfigError(
+                f"backend {name!r} calls itself {kinds[-1].name!r}; correct its package or uninstall it"
+            )
+    return {kind.name: kind for kind in sorted(kinds, key=lambda kind: (kind.preference, kind.name))}
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from rankmill import plugins
 from rankmill.jobs.cache import cache_folder
-from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.errors import ConfigError, SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.workers.backends.base import OutOfMemory
@@ -237,3 +238,11 @@ def test_a_tokenizer_without_a_pad_token(backend: str, tmp_path: Path, tiny_mode
         for model in (tmp_path, tiny_model)
     ]  # fmt: skip
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-6)
+
+
+def test_a_backend_that_has_two_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_kind = backends()["torch"]
+    monkeypatch.setattr(plugins, "names", lambda seam: ["mine"])
+    monkeypatch.setattr(plugins, "load", lambda seam, name: torch_kind)
+    with pytest.raises(ConfigError, match=r"^backend 'mine' calls itself 'torch'; correct its package"):
+        backends.__wrapped__()
