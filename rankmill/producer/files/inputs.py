@@ -1,4 +1,4 @@
-"""Input files from paths, directories, globs and standard input, without what rankmill itself wrote."""
+"""Finds input files: paths, directories, globs and standard input, without the files that rankmill wrote."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from rankmill.producer.files.stores.reading import check_not_empty, is_empty_her
 from rankmill.producer.files.stores.writing import discard
 
 _LISTS = (".yaml.tuning.jsonl", ".yml.tuning.jsonl")
-"""Ends of the names of records that `rankmill tune` writes beside its output."""
+"""Endings of the names of the records that `rankmill tune` writes beside its output."""
 
 _READ_BYTES = 1 << 20
 
@@ -70,9 +70,9 @@ class InputFile:
 class RankingFiles:
     """The files of a ranking to score.
 
-    ``depth`` is the number of passages to take of each query, the best. Judgements (``qrels``) add columns:
-    ``relevance`` of each passage, null where it is not judged, and ``in_run``; and relevant passages that
-    are not in the ranking (or deeper) come after its rows, for the queries that it has.
+    ``depth`` is the number of best passages to take of each query. Judgements (``qrels``) add two columns:
+    ``relevance``, which is null for a passage that is not judged, and ``in_run``. For the queries of the
+    ranking, they also add the relevant passages that it lacks or has below ``depth``, after its rows.
     """
 
     ranking: InputFile
@@ -90,14 +90,14 @@ class RankingFiles:
 def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputFile, ...]:
     """Find the files for paths, directories (searched recursively) and globs, each in order.
 
-    Hidden files of directories and globs are left out, as Spark, Hive and pyarrow do: see `without_hidden`.
-    So are files that rankmill itself wrote: folders of interrupted runs, lists of row errors, records of
-    `rankmill tune`, and an earlier `output` of the same command that a directory or glob contains.
+    Hidden files of directories and globs are left out, as Spark, Hive and pyarrow do (see `without_hidden`).
+    Files that rankmill itself wrote are left out, too: folders of interrupted runs, lists of row errors,
+    records of `rankmill tune`, and an earlier `output` of the same command that a directory or glob contains.
 
     Raises
     ------
     InputError
-        There are no files, or a file has a format that cannot be read, or 0 bytes.
+        No files are found, or a file has 0 bytes or a format that cannot be read.
     """
     found = [file for name in inputs for file in _found(name, inputs)]
     files = [file for file in found if not _is_left_behind(file.path)]
@@ -138,7 +138,7 @@ def _files_below(folder: AnyPath) -> list[AnyPath]:
 
 
 def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
-    """The matches of a glob without hidden ones.
+    """The matches of a glob, without hidden files.
 
     A file is hidden if its name, or that of a folder below the fixed part of the pattern, begins with ``.``
     or ``_``, and that part of the pattern does not. Folders of partitions (``_day=1``) are not hidden.
@@ -146,7 +146,7 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     Raises
     ------
     InputError
-        All of them are hidden.
+        All matches are hidden.
     """
     root = fixed_part(pattern)
     asked = pattern.parts[len(root.parts) :]
@@ -162,7 +162,7 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
 
 
 def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a name of a file or a folder is hidden; `pattern` has the part of the glob for each."""
+    """Whether the name of a file or folder is hidden; `pattern` has the glob's part for each name."""
     if "**" in pattern:  # it stands for any number of folders
         before = pattern.index("**")
         behind = len(pattern) - pattern[::-1].index("**")
@@ -176,7 +176,7 @@ def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _common_folder(inputs: Sequence[str]) -> Path:
-    """The common folder of all files in `inputs`; a shell may have expanded them from a glob."""
+    """The common folder of all files in `inputs`, which a shell may have expanded from a glob."""
     folders = [str(Path(name).parent) for name in inputs if Path(name).is_file()]
     try:
         return Path(os.path.commonpath(folders))
@@ -204,23 +204,23 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether a file is in the folder of a run, or a list that a command writes beside its output."""
+    """Whether a file is in the folder of a run, or is a list that a command writes beside its output."""
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
     return is_list or name.endswith(_LISTS) or any(map(_is_workspace, path.parents))
 
 
 def _is_workspace(folder: AnyPath) -> bool:
-    """Whether the folder is a run's; that of an output in parts is called for a folder."""
+    """Whether a folder is a run's; if the output is in parts, only the journal tells, not the name."""
     if folder.suffix.lower() != WORKSPACE:
         return False
     return is_output_name(folder.stem) or (folder / "journal.db").exists()
 
 
 def _is_output(path: AnyPath, output: str | None) -> bool:
-    """Whether rankmill wrote the file: as `output`, or as the output of a run whose folder still exists.
+    """Whether rankmill wrote the file as `output`, or as the output of a run whose folder still exists.
 
-    If the user's own file is at that path, it is an input, and the run ends with an error.
+    A file of the user's own at that path is an input, so that the run ends with an error.
     """
     whole = resolved(path.parent if part_of(path.name) else path)
     asked = output is not None and whole == resolved(as_path(output))
@@ -236,10 +236,10 @@ def _is_output(path: AnyPath, output: str | None) -> bool:
 
 
 def receive_stdin(folder: Path) -> tuple[InputFile, str]:
-    """Write standard input, which is read more than once, to a file in `folder`; return it and a digest.
+    """Write standard input to a file in `folder`, as it is read more than once; return the file and a digest.
 
-    The file's name says its format, which its first bytes tell: Parquet, Arrow, JSON, or else text
-    with delimiters; text may be compressed with gzip or zstd.
+    The first bytes tell the format, which the file's name then gives: Parquet, Arrow, JSON, or otherwise text
+    with delimiters. Text may be compressed with gzip or zstd.
 
     Raises
     ------
@@ -269,7 +269,7 @@ def receive_stdin(folder: Path) -> tuple[InputFile, str]:
 
 
 def forget_stdin(folder: Path) -> None:
-    """Delete what `receive_stdin` has written."""
+    """Delete the file that `receive_stdin` has written."""
     for path in folder.glob("stdin*"):
         discard(path)
 
@@ -293,7 +293,7 @@ def _text_ending(start: bytes) -> str:
 
 
 def _unpacked(start: bytes, ending: str) -> bytes:
-    """The beginning of compressed text; nothing if it is damaged, which its reader will say."""
+    """The beginning of compressed text; empty if it is damaged, which the reader will report."""
     try:
         if ending == ".gz":
             return gzip.GzipFile(fileobj=io.BytesIO(start)).read(1024)

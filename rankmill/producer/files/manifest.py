@@ -20,7 +20,7 @@ from rankmill.producer.files.stores.paths import resolved
 
 _PROMPTS = {"instruction", "prompt_template"}
 _LONGEST = 60
-"""Characters of an option that are shown, at most."""
+"""Most characters of an option that are shown."""
 
 _SHOWN = 3
 """Most differences named in a message; a folder of a thousand files may have moved."""
@@ -64,7 +64,8 @@ def manifest(
 
 
 def content_here(model: str, cache: Path) -> str | None:
-    """The digest of the content of a model's directory; ``None`` if it is no directory on this host.
+    """The digest of the content of a model's directory; ``None`` if the model is not a directory on this
+    host.
 
     Raises
     ------
@@ -81,7 +82,7 @@ def content_here(model: str, cache: Path) -> str | None:
 
 
 def _model_files(model: str, cache: Path) -> dict[str, str]:
-    """The files of a model's directory, if it is one, each with its digest."""
+    """The files of a model's directory, each with its digest; empty if the model is not a directory."""
     folder, found = model_folder(model), {}
     try:
         for path in model_files(folder).values() if folder else ():
@@ -95,7 +96,7 @@ def _model_files(model: str, cache: Path) -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe the changes in words; empty if there are none."""
+    """Describe the differences in words; empty if there are none."""
     changed = [
         f"{name} was {before[name]} and is {now[name]}"
         for name in before
@@ -108,7 +109,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _in_a_line(text: str) -> str:
-    """The text of a prompt itself; of a long one its beginning and a digest."""
+    """The text of a prompt; a long prompt is given as its beginning and a digest."""
     if len(text) <= _LONGEST and text.isprintable():
         return text
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""One more column for several models: the mean of their ranks, or of their standardized scores.
+"""Adds the mean of several models as a column: the mean of their ranks, or of their standardized scores.
 
-Both are within the query. Rows stay in the input's order. Where the rows of a query follow each other, they
-go on as soon as the next query begins; otherwise they wait on disk until all rows are there.
+Both are computed within each query. Rows stay in the input's order. If the rows of each query follow each
+other, they are passed on as soon as the next query begins; otherwise they wait on disk for the last row.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MeanColumn:
-    """A column with the mean of the scores of several models, or of the ranks by them."""
+    """The column with the mean of several models' scores, or of the ranks that the models give."""
 
     name: str
     of: Mean
 
 
 class MeanScores:
-    """Adds the column.
+    """Adds the column of means to tables.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class MeanScores:
         return rows.append_column(pa.field(self._name, pa.float32()), column)
 
     def _mean(self, numbers: Numbers, scores: Floats) -> Floats:
-        """The mean of each row; NaN for rows that lack a score, which do not count for the others either."""
+        """The mean of each row; NaN for a row that lacks a score, which does not affect other rows."""
         import pandas as pd  # slow to import
 
         means = np.full(len(numbers), np.nan)
@@ -130,12 +130,14 @@ class MeanScores:
 
 
 def _ranks(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
-    """Ranks within the queries, from 1 for the highest score; equal scores share the mean of theirs."""
+    """Ranks within the queries, from 1 for the highest score; equal scores share the mean of their ranks."""
     return by_query.rank(ascending=False)
 
 
 def _standardized(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
-    """Scores less their query's mean, in units of its standard deviation; 0 where all are the same."""
+    """Each score less the query's mean, in units of its standard deviation; 0 if a query's scores are all
+    equal.
+    """
     differ = by_query.transform("max") > by_query.transform("min")
     off = by_query.obj - by_query.transform("mean")
     return (off / by_query.transform("std", ddof=0)).where(differ, 0.0)

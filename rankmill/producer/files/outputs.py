@@ -1,4 +1,4 @@
-"""What an output is: its format, the names of its files, and whether it can be written at its place."""
+"""Describes an output: its format, the names of its files, and whether it can be written at its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUERY_IDS = ("query_id", "qid", "query-id", "topic_id")
 PASSAGE_IDS = ("passage_id", "pid", "doc_id", "docid", "docno", "corpus_id", "corpus-id")
 
 PART, PARTS = "rankmill.part", "rankmill.parts"
-"""Metadata of a part: its number, and how many parts there are."""
+"""Metadata of a part: its number, and the number of all parts."""
 
 _NAME = re.compile(r"part-([0-9]{5,})-of-([0-9]{5,})\.[a-z0-9]+")
 _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
@@ -27,20 +27,22 @@ _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
 
 @dataclass(frozen=True)
 class OutputPart:
-    """A part that a file's name speaks of: its number (from 1), and how many parts there are."""
+    """A part that a file's name describes: its number (from 1), and the number of all parts."""
 
     number: int
     count: int
 
 
 def part_of(name: str) -> OutputPart | None:
-    """The part of which a file's name speaks; ``None`` if it is no part's name."""
+    """The part that a file's name describes; ``None`` if it is not the name of a part."""
     found = _NAME.fullmatch(name)
     return found and OutputPart(int(found[1]), int(found[2]))
 
 
 def errors_name(name: str) -> str:
-    """The name of a file's list of row errors; readers of a whole folder skip names that begin with _."""
+    """The name of a file's list of row errors; it begins with _ for a part, so that readers of the folder
+    skip it.
+    """
     return f"{'_' if part_of(name) else ''}{name}.errors.jsonl"
 
 
@@ -51,18 +53,19 @@ def is_of_parts(name: str) -> bool:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """What the output looks like.
+    """Describes the form of an output.
 
     Parameters
     ----------
     kind
-        The name of a format; ``None``: the name of the output says it.
+        The name of a format; with ``None``, the ending of the output's name gives it.
     top_k
-        Number of passages to keep of each query, ranked by score; ``None``: all rows in input order.
+        Number of passages to keep of each query, ranked by score; with ``None``, all rows are kept in input
+        order.
     rank_column
         Name of the column with the rank (from 1), where there is one.
     query_id, passage_id
-        Columns with the ids; ``None``: the first column with one of the usual names.
+        Columns with the ids; with ``None``, the first column with one of the usual names.
     tag
         Name of the run, in the last column of TREC.
     """
@@ -76,7 +79,7 @@ class OutputFormat:
 
     @property
     def ending(self) -> str:
-        """The ending of an output that the user has not named."""
+        """The ending of an output that the user did not name."""
         return f".{self.kind or 'parquet'}"
 
     def part_name(self, part: OutputPart) -> str:
@@ -89,7 +92,7 @@ class OutputFormat:
         Raises
         ------
         InputError
-            The name does not say it, or says another one.
+            The name does not give a format, or gives another one.
         """
         ending, compression = split_ending(path)
         named = of_ending(ending)
@@ -121,7 +124,7 @@ class OutputFormat:
         return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:
-        """The column that says which rows belong to one query: its id, or else its text."""
+        """The column that tells queries apart: the id of the query, or else its text."""
         return _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column") or query
 
     def ids(self, schema: pa.Schema) -> tuple[str, str]:
@@ -147,7 +150,7 @@ class OutputFormat:
         return found[0], found[1]
 
     def writer(self, path: AnyPath, target: AnyPath, schema: pa.Schema, score: str) -> Writer:
-        """Open `path` to write what becomes the file at `target`."""
+        """Open `path` for writing; it will become the file at `target`."""
         found, compression = self.of(target), split_ending(target)[1]
         assert found.writer
         if found is not TREC:
@@ -172,7 +175,8 @@ def known_column(names: Sequence[str], known: Sequence[str], what: str, way_out:
     Raises
     ------
     InputError
-        There are several; the message begins with `what` is looked for, and ends with the `way_out`.
+        Several columns have such names. The message begins with `what`, the thing looked for, and ends with
+        the `way_out`.
     """
     found = [name for name in known if name in names]
     if len(found) > 1:

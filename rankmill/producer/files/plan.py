@@ -29,27 +29,28 @@ from rankmill.producer.files.stores.paths import AnyPath
 
 
 class Transform(Protocol):
-    """Something done with rows on their way to the file; it may hold them back, and change their order."""
+    """A step that rows pass on their way to the file; it may hold them back, and change their order."""
 
     def add(self, table: pa.Table) -> Iterable[pa.Table]:
-        """Take in rows; yield rows that are done."""
+        """Take in rows; yield rows that are ready."""
 
     def finish(self) -> Iterable[pa.Table]:
         """Yield the remaining rows."""
 
     def close(self) -> None:
-        """Delete what was held."""
+        """Delete the rows that are held back."""
 
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """Columns and order of the rows of an output.
+    """The columns of an output, and the order of its rows.
 
-    ``needed`` are the input's columns of which it is made, ``schema`` is that of the file, ``scores`` are the
-    names of the float32 columns of scores, null where a row has an error. ``group`` tells queries apart if
-    rows are ranked or scores averaged, and ``is_grouped`` says whether the rows of every query follow each
-    other. ``passage`` has the passages' ids, by which equal scores of a TREC run are ranked. ``tokens`` is
-    the int32 column of a row's tokens, if there is one.
+    ``needed`` are the columns of the input that the output needs, and ``schema`` is the schema of the file.
+    ``scores`` are the names of the float32 columns of scores, which are null where a row has an error.
+    ``group`` is the column that tells queries apart if rows are ranked or scores averaged, and ``is_grouped``
+    says whether the rows of every query follow each other. ``passage`` is the column of the passages' ids, by
+    which equal scores of a TREC run are ranked. ``tokens`` is the int32 column of the tokens of each row, if
+    the output has one.
     """
 
     form: OutputFormat
@@ -95,8 +96,8 @@ def plan_output(
 ) -> OutputPlan:
     """Plan the output of `source` at `target`. Where rows are to be ranked, the ids are read once.
 
-    `scores` are the columns of scores, and `mean` is one more for several models; `tokens` is that of a row's
-    tokens; `left_out` are columns of the input that are not in the output.
+    `scores` are the columns of scores, and `mean` is one more for several models. `tokens` is the column of
+    the tokens of each row. `left_out` are columns of the input that the output does not have.
 
     Raises
     ------
@@ -140,11 +141,11 @@ def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> 
 
 
 def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: Sequence[str]) -> None:
-    """Raise `InputError` if the output is text, and there is a time that cannot be written as such."""
+    """Raise `InputError` if the output is text, and has a time that cannot be written as text."""
     if not form.of(target).is_text or ROW in kept:
         return
     kinds = {name: undictionaried(source.schema.field(name).type) for name in kept}
-    if form.of(target) is not JSONL:  # which is the only text with nested columns
+    if form.of(target) is not JSONL:  # the only text format with nested columns
         kinds = {name: kind for name, kind in kinds.items() if not pa.types.is_nested(kind)}
     names = [name for name, kind in kinds.items() if without_times(kind) != kind and not cannot_be_text(kind)]
     first = 0

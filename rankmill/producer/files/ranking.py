@@ -1,6 +1,6 @@
-"""Ranking: the rows of each query by their score, best first, in bounded memory.
+"""Ranks the rows of each query by score, best first, in bounded memory.
 
-Where the rows of a query follow each other, a query is ranked as soon as the next one begins. Otherwise
+If the rows of each query follow each other, a query is ranked as soon as the next one begins. Otherwise
 sorted parts are written to disk and merged at the end.
 """
 
@@ -21,16 +21,16 @@ from rankmill.producer.files.stores.writing import discard
 _BUFFER_ROWS = 262_144
 _BUFFER_BYTES = 128 << 20
 _BATCH_ROWS = 8192
-"""Rows that the merge reads from a sorted part at a time."""
+"""Rows of a sorted part that the merge reads at a time."""
 
 _LOOKED_AT = 1000
-"""Rows with equal hashes that are compared; different ids have equal ones about never."""
+"""Rows with equal hashes that are compared; different ids almost never have equal hashes."""
 
 Ids = tuple[str, str]
 """The ids of a query and a passage."""
 
 _NUMBER = "rankmill.query"
-"""Column with the number of the row's query, while rows are ranked: queries are in order of appearance."""
+"""Column with the number of the row's query while rows are ranked; numbers follow the order of appearance."""
 
 
 class QueryNumbers:
@@ -41,7 +41,7 @@ class QueryNumbers:
     group
         Name of the column that tells queries apart.
     is_grouped
-        Whether the rows of every query follow each other: then queries that are past are forgotten.
+        Whether the rows of every query follow each other; if so, earlier queries are forgotten.
     """
 
     def __init__(self, group: str, *, is_grouped: bool) -> None:
@@ -53,7 +53,7 @@ class QueryNumbers:
 
     @property
     def last(self) -> int:
-        """The number of the last query, of grouped rows."""
+        """The number of the last query, if the rows are grouped."""
         return self._queries - 1
 
     def of(self, table: pa.Table) -> npt.NDArray[np.int64]:
@@ -65,7 +65,7 @@ class QueryNumbers:
         return numbers
 
     def _number(self, value: object) -> int:
-        if self._is_grouped:  # only the first value of a table may be known: no memory of all queries
+        if self._is_grouped:  # of grouped rows, only the first value can be of a known query
             if value != self._last:
                 self._last, self._queries = value, self._queries + 1
             return self._queries - 1
@@ -73,7 +73,7 @@ class QueryNumbers:
 
 
 class Repeats:
-    """Finds ids that are in two rows: 8 bytes of memory for each row, 24 while they are compared."""
+    """Finds two rows with the same ids; needs 8 bytes of memory for each row, and 24 while comparing."""
 
     def __init__(self, query: str, passage: str) -> None:
         self._names = (query, passage)
@@ -84,7 +84,9 @@ class Repeats:
         self._keys.append(np.fromiter(map(hash, self._ids(batch)), np.int64, len(batch)))
 
     def first(self, again: Callable[[], Iterable[pa.RecordBatch]]) -> Ids | None:
-        """The ids of query and passage of the first row that repeats another; `again` reads all rows anew."""
+        """The query and passage of the first row that repeats another row's ids; `again` reads all rows once
+        more.
+        """
         keys = np.concatenate(self._keys) if self._keys else np.zeros(0, np.int64)
         order = np.argsort(keys, kind="stable")
         same = np.flatnonzero(keys[order[1:]] == keys[order[:-1]])
@@ -113,8 +115,8 @@ def best_first(
 ) -> npt.NDArray[np.int64]:
     """The rows of each query in order of their scores, best first; those without a score come last.
 
-    Of equal scores the passage with the larger id comes first, as trec_eval has it; without `ids` they stay
-    in order. `numbers` are those of the queries, which come in their order.
+    Of equal scores, the passage with the larger id comes first, as in trec_eval; without `ids`, rows with
+    equal scores stay in order. `numbers` are the numbers of the rows' queries, and rows are sorted by them.
     """
     order: npt.NDArray[np.int64] = np.lexsort((-scores, numbers))
     is_tied = (np.diff(numbers[order]) == 0) & (np.diff(scores[order]) == 0)  # with the row behind it
@@ -136,7 +138,7 @@ class Ranking:
     group, score, rank
         Names of the column that tells queries apart, of the column of scores, and of the column to add.
     top_k
-        Rows to keep of each query; ``None``: all.
+        Rows to keep of each query; ``None`` keeps all.
     passage
         Name of the column with the passages' ids, if there is one.
     is_grouped
@@ -180,7 +182,7 @@ class Ranking:
         rows = pa.concat_tables(self._rows)
         open_rows = pc.equal(rows[_NUMBER], self._queries.last)
         yield self._ranked(rows.filter(pc.invert(open_rows)))
-        rest = self._best(rows.filter(open_rows))  # bounded, if only the best are wanted
+        rest = self._best(rows.filter(open_rows))  # bounded if only the best rows are kept
         self._rows, self._held_rows, self._held_bytes = [rest], len(rest), rest.nbytes
 
     def finish(self) -> Iterator[pa.Table]:
@@ -229,7 +231,7 @@ class Ranking:
             rows = pa.concat_tables(taken)
             if len(rows):
                 yield rows
-            else:  # the next query is longer than what is loaded of it
+            else:  # the rows of the next query are not all loaded
                 for part in parts:
                     if not part.is_exhausted and part.last == end:
                         part.load()
@@ -258,7 +260,7 @@ class _SortedPart:
         return int(self._loaded[_NUMBER][-1].as_py())
 
     def fill(self) -> bool:
-        """Load rows if none are loaded; return whether there are any."""
+        """Load rows if none are loaded; return whether any rows are left."""
         while not len(self._loaded) and not self.is_exhausted:
             self.load()
         return len(self._loaded) > 0
@@ -270,7 +272,9 @@ class _SortedPart:
         self._next += 1
 
     def take(self, end: int | None) -> pa.Table:
-        """Remove and return the loaded rows of the queries before `end`; ``None``: all of them."""
+        """Remove and return the loaded rows of the queries before number `end`; with ``None``, all loaded
+        rows.
+        """
         numbers = self._loaded[_NUMBER].to_numpy()
         size = len(numbers) if end is None else int(np.searchsorted(numbers, end))
         taken, self._loaded = self._loaded.slice(0, size), self._loaded.slice(size)
@@ -278,13 +282,13 @@ class _SortedPart:
 
 
 def _places(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Place (from 1) of each row within its query; rows are sorted by query."""
+    """The place (from 1) of each row within its query; rows must be sorted by query."""
     starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]) if len(numbers) else np.array([], int)
     sizes = np.diff(np.r_[starts, len(numbers)])
     return np.arange(len(numbers)) - np.repeat(starts, sizes) + 1
 
 
 def starts_of(column: pa.Array) -> npt.NDArray[np.int64]:
-    """The first row of each value that follows another one."""
+    """The first row of each run of equal values."""
     encoded = pc.dictionary_encode(undictionary(column), null_encoding="encode")
     return np.flatnonzero(np.diff(encoded.indices.to_numpy().astype(np.int64), prepend=-1))

@@ -1,6 +1,6 @@
-"""Shards: outputs of parts of one input, made by several producers, and merged when all are there.
+"""Merges shards, which are outputs of parts of one input, made by several producers.
 
-Each may itself be in parts; then all parts of all shards are merged.
+A shard may itself be in parts; then all parts of all shards are merged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision", "rankmill.kind")
-"""Metadata that shards of one output have in common; the rest of the manifest is in the digest."""
+"""Metadata that the shards of one output share; the digest covers the rest of the manifest."""
 
 _ROWS = 65_536
 
@@ -49,7 +49,7 @@ def check_shard(target: AnyPath, form: OutputFormat) -> None:
 
 
 def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
-    """Metadata by which `merge` knows the shards of one output; an output in parts is one shard."""
+    """The metadata by which `merge` knows the shards of one output; an output in parts is one shard."""
     others = {name: value for name, value in manifest.items() if name not in {"--shard", "--rows-per-part"}}
     digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
     return {_NUMBER: str(shard[0]), _OF: str(shard[1]), _WHOLE: digest}
@@ -58,12 +58,12 @@ def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
 def merge(paths: Sequence[AnyPath], target: AnyPath) -> MergeSummary:
     """Merge all shards of an output, in the order of the input; lists of row errors are merged as well.
 
-    A folder stands for the parts in it.
+    A folder in `paths` stands for the parts in it.
 
     Raises
     ------
     InputError
-        A file is no shard, belongs to another output, or is there twice, or a shard or part is missing.
+        A file is not a shard, belongs to another output or is given twice, or a shard or part is missing.
     OutputError
         The output cannot be written.
     """
@@ -76,7 +76,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath) -> MergeSummary:
     with whole_file(target) as partial, tempfile.TemporaryFile("w+b") as listed:
         writer = OutputFormat().writer(partial, target, pieces[0].schema, "score")
         for piece in pieces:
-            first = rows if piece.part == 1 else first  # row numbers in the lists are those of a shard
+            first = rows if piece.part == 1 else first  # the lists count the rows of a shard
             row_errors += _copy_errors(piece.path, first, listed)
             for batch in piece.reader.batches(piece.schema, _ROWS):
                 writer.write(pa.Table.from_batches([batch]))
@@ -124,7 +124,7 @@ def _parts_in(folder: AnyPath) -> list[AnyPath]:
 
 
 class _Piece:
-    """A shard, or a part of one; each number counts from 1. Raises `InputError` if it is none."""
+    """A shard or a part of one; both are numbered from 1. Raises `InputError` if a file is neither."""
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
@@ -141,7 +141,7 @@ class _Piece:
 
 
 def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
-    """The shards by their number; raises `InputError` unless all are there, once, and belong together."""
+    """The shards by number; raises `InputError` unless each is given once and all belong to one output."""
     found: dict[tuple[int, int], _Piece] = {}
     first: dict[str, _Piece] = {}
     for piece in map(_Piece, paths):
@@ -178,7 +178,9 @@ def _check_complete(pieces: Sequence[_Piece]) -> None:
 
 
 def _copy_errors(path: AnyPath, first: int, out: IO[bytes]) -> int:
-    """Copy the list of a shard's row errors, with row numbers of the whole; return their number."""
+    """Copy the list of a shard's row errors, with row numbers of the whole output; return the number of
+    errors.
+    """
     listed = path.with_name(errors_name(path.name))
     if not listed.exists():
         return 0

@@ -1,4 +1,4 @@
-"""The output: a file that appears only when it is complete, and the list of row errors."""
+"""Writes the output, which appears only when it is complete, and the list of row errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ScoredFile:
     first_row
         Number of the first row in the input, for the list of row errors.
     record
-        What runners have made at this place; ``None``: whatever is there is replaced.
+        The record of what runners have made at this place; with ``None``, any file there is replaced.
 
     Raises
     ------
@@ -104,7 +104,7 @@ class ScoredFile:
             self._pass((scored,), self._transforms)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Complete the file, with `metadata` where its format has a place for it, and sync it."""
+        """Complete the file, with `metadata` if the format has a place for it, and sync it."""
         with _as_output_error(self.path):
             for at, each in enumerate(self._transforms, 1):
                 self._pass(each.finish(), self._transforms[at:])
@@ -119,7 +119,7 @@ class ScoredFile:
     def publish(self, journal: Journal | None = None) -> None:
         """Move the file, and the list of row errors if there are any, to their final paths.
 
-        The `journal` notes before that what the output is.
+        Before that, the `journal` notes the identity of the output.
         """
         if journal:
             journal.seal(identity(self.partial, self.path))
@@ -129,7 +129,7 @@ class ScoredFile:
                 self._record.check((self.path, self.errors_path))
                 self._record.note({self.path: self.partial, **listed})
             if self._errors is None:
-                self.errors_path.unlink(missing_ok=True)  # from an earlier run with the same output
+                self.errors_path.unlink(missing_ok=True)  # left by an earlier run with the same output
             else:
                 put(self.partial_errors, self.errors_path)
             put(self.partial, self.path)
@@ -191,24 +191,24 @@ class ScoredFile:
 class ScoredParts:
     """Writes rows with their scores as parts of `rows_per_part` rows; used as `ScoredFile` is.
 
-    When a part is in place, the journal notes that, and forgets the scores of its rows: so a run that
-    continues begins after the last part. A part that is in place when its process dies, before the journal
-    notes it, is made again under the same name, with the same scores.
+    When a part is in place, the journal notes this and forgets the scores of its rows, so that a resumed run
+    begins after the last part. If the process dies before the journal notes a part that is in place, the part
+    is made again under the same name, with the same scores.
 
     Parameters
     ----------
     folder
         The folder to create.
     work
-        The run's folder, with its journal. No chunk in that goes beyond the end of a part.
+        The run's folder, with its journal, in which every chunk ends within its part.
     plan
-        The columns of the rows, which are not ranked.
+        The columns of the rows; rows in parts are not ranked.
     rows, rows_per_part
-        Rows in all, and in each part but the last.
+        The number of all rows, and of the rows in each part but the last.
     about
         Returns the metadata of a part.
     tally
-        Returns what the journal is to keep of the caller's sums over the rows so far.
+        Returns the caller's sums over the rows so far, which the journal keeps.
     """
 
     def __init__(
@@ -241,11 +241,11 @@ class ScoredParts:
 
     @property
     def last(self) -> ScoredFile | None:
-        """The file that `publish` moves into place, if there is one left."""
+        """The file that `publish` moves into place; ``None`` if all parts are in place."""
         return self._file
 
     def write(self, part: ScoredTable) -> None:
-        """Append the rows of a chunk, none of which belong to another part; publish a part that is full."""
+        """Append the rows of a chunk, which must belong to one part; publish the part if it is full."""
         assert self._file is not None
         before = self._file.row_errors
         self._file.write(part)
@@ -257,7 +257,7 @@ class ScoredParts:
             self._open()
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Complete the file of the part, and sync it."""
+        """Complete the file of the current part, and sync it."""
         if self._file:
             numbers = {PART: str(self._done + 1), PARTS: str(self._count)}
             self._file.finish({**metadata, **numbers})
@@ -280,7 +280,7 @@ class ScoredParts:
             error.add_note(f"{self._done:,} of {self._count:,} parts are in {self.path}")
 
     def _open(self) -> None:
-        """Begin the next part, if there is one."""
+        """Begin the next part, unless all parts are done."""
         if self._done < self._count:
             name = self._plan.form.part_name(OutputPart(self._done + 1, self._count))
             self._file = ScoredFile(self.path / name, self._work, self._plan, self.rows, self._record)
@@ -301,10 +301,10 @@ class ScoredParts:
 
 
 def score_columns(scores: pa.Array, columns: int) -> list[pa.Array]:
-    """The `scores` of a `ScoredTable` as so many columns."""
+    """The `scores` of a `ScoredTable` as `columns` columns."""
     if outputs(scores) == columns:
         return [pc.list_element(scores, at) for at in range(columns)]
-    if columns > 1:  # no row of the table has one
+    if columns > 1:  # no row of the table has scores
         return [pa.nulls(len(scores), pa.float32()) for _ in range(columns)]
     return [scores]
 

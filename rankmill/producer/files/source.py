@@ -1,4 +1,4 @@
-"""The input: one or many files as one stream of tables, checked before scoring begins."""
+"""Reads the input: one or many files as one stream of tables, checked before scoring begins."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import fingerprint
 
 _BATCH_ROWS = 1024
-"""Rows that are read at once, about; more would read faster, and take more memory where texts are long."""
+"""About how many rows are read at a time; more would be faster, but take more memory where texts are long."""
 
 _SELECT_ROWS = 65_536
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-"""What the names of partitions must look like, all of them, for their column to be numbers."""
+"""The form that the names of all partitions must have for their column to hold numbers."""
 
 _AS_USUAL = ReadOptions()
 
 _AHEAD_BYTES = 16 << 20
 _AHEAD_BATCHES = 64
-"""Most bytes and batches that are read before they are asked for; one batch always is."""
+"""Most bytes and batches that are read ahead; at least one batch always is."""
 
 
 logger = logging.getLogger(__name__)
@@ -52,13 +52,13 @@ Shard = tuple[int, int]
 
 
 def shard_range(rows: int, shard: Shard | None) -> tuple[int, int]:
-    """The first row of a shard, and the row after its last, of `rows` rows; all rows without a shard."""
+    """The first row of a shard of `rows` rows, and the row after its last; without a shard, all rows."""
     number, shards = shard or (1, 1)
     return rows * (number - 1) // shards, rows * number // shards
 
 
 def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows from `start` to before `stop`; nothing after them is read."""
+    """Yield the rows from `start` to before `stop`; rows after these are not read."""
     row = 0
     while row < stop and (batch := next(batches, None)) is not None:
         first, last = max(start - row, 0), min(stop - row, len(batch))
@@ -68,7 +68,7 @@ def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Itera
 
 
 class PairSource(ABC):
-    """An input: pairs in order, checked before scoring begins.
+    """The base of inputs, which yield pairs in order and are checked before scoring begins.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class PairSource(ABC):
     schema
         The columns of the input.
     carries
-        Whether rows can be had as they are in their files, as the column `ROW`.
+        Whether the column `ROW` can be read, which has rows as they are in their files.
     taken
         The columns that were read for the ids and texts of a run, by the option that names their files.
     """
@@ -99,18 +99,19 @@ class PairSource(ABC):
         return self._stop - self._start
 
     def tables(self, sizing: Sizing, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:
-        """The pairs from row `start` on, in order, as a table for each chunk.
+        """The pairs from row `start` on, in order, with a table for each chunk.
 
-        A thread reads them ahead, from the first table on that is asked for.
+        A thread reads ahead as soon as the first table is asked for.
 
-        A table has what workers get, and the columns `names`; ``None``: all columns of the input.
+        A table has the columns that workers get, and the columns `names`, or all columns of the input with
+        ``None``.
 
         Raises
         ------
         InputChanged
             A file has changed since the source was opened.
         InputError
-            A file is damaged in a way that could not be found before.
+            A file is damaged in a way that the first check cannot find.
         """
         batches = _ReadAhead(self._batches(start, self.schema.names if names is None else names))
         tables = (pa.Table.from_batches([batch]) for batch in batches)
@@ -126,17 +127,17 @@ class PairSource(ABC):
             _check_file_unchanged(file.path, before)
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """Say more in the errors of rows, where the source knows more than a worker."""
+        """Add to the errors of rows what the source knows and a worker does not."""
         return part
 
     @abstractmethod
     def _batches(self, start: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the pairs from row `start` on: at least columns `names`, and those for workers."""
+        """Yield the pairs from row `start` on, with at least columns `names` and those for workers."""
 
 
 @dataclass(frozen=True)
 class _OpenFile:
-    """A file of the input that was looked at."""
+    """A file of the input that has been checked."""
 
     file: InputFile
     fingerprint: str
@@ -145,9 +146,9 @@ class _OpenFile:
 
 
 class FileSource(PairSource):
-    """Files of pairs in order, with one schema; `open_source` makes it.
+    """Reads files of pairs in order, with one schema; `open_source` makes it.
 
-    Parquet files are read only in part where only some columns or rows are wanted.
+    Of Parquet files, only the wanted columns and rows are read.
     """
 
     def __init__(
@@ -183,8 +184,8 @@ class FileSource(PairSource):
         return self._rows(_BATCH_ROWS, pa.schema(own), start)
 
     def _rows(self, size: int, schema: pa.Schema, start: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield rows of the limit and the shard, from row `start` of them on; files before are not read."""
-        if self._is_whole and not start:  # to the end of the last file, which may have grown
+        """Yield the rows of the limit and the shard from their row `start` on; earlier files are not read."""
+        if self._is_whole and not start:  # read to the end of the last file, which may have grown
             return self._all_rows(self._opened, size, schema)
         first = self._start + start
         ends = list(accumulate((each.survey.rows for each in self._opened), initial=0))
@@ -212,7 +213,7 @@ class FileSource(PairSource):
                 raise _changed(path, f"{each.survey.rows:,} rows", f"{found:,} rows")
 
     def _conform(self, batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.RecordBatch:
-        """Convert the batch to `schema`; a file may lack columns or have narrower types."""
+        """Convert a batch of `file`, which may lack columns or have narrower types, to `schema`."""
         if not file.partition and not self._as_text and batch.schema.equals(schema):
             return batch
         constant = dict(file.partition)
@@ -233,7 +234,9 @@ class FileSource(PairSource):
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
-        """Rows as they are carried: with the columns of their folders, and text where that is asked for."""
+        """The rows that are carried, with the columns of their folders added, and with text where it is asked
+        for.
+        """
         if not constant and not self._as_text:
             return rows
         added = {
@@ -258,10 +261,11 @@ class FileSource(PairSource):
 
 
 class _ReadAhead(Iterator[pa.RecordBatch]):
-    """`batches`, which a thread reads before they are asked for; Arrow decodes without Python's lock.
+    """Reads `batches` ahead in a thread, which helps since Arrow decodes without Python's lock.
 
-    An exception comes when the batch is asked for whose reading has raised it. It is no generator, which the
-    garbage collector would close, and so wait for the thread: that ends by itself where nobody does.
+    An exception is raised when the caller asks for the batch whose reading failed. This is not a generator,
+    because the garbage collector would close a generator and so wait for the thread. If nobody calls `close`,
+    the thread ends by itself.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -291,7 +295,7 @@ class _ReadAhead(Iterator[pa.RecordBatch]):
             self._pending.append(self._thread.submit(next, self._batches, None))
 
     def close(self) -> None:
-        """Wait for the thread, and close the files."""
+        """Wait for the thread to end, and close the files."""
         self._pending.clear()
         self._thread.shutdown(cancel_futures=True)
         if close := getattr(self._batches, "close", None):
@@ -356,7 +360,7 @@ def open_source(
 
 
 def _check_file_unchanged(path: AnyPath, before: str) -> None:
-    """Raise `InputChanged` if the file's fingerprint is no longer `before`."""
+    """Raise `InputChanged` if the file's fingerprint is not `before`."""
     try:
         now = fingerprint(path)
     except InputError:
@@ -404,7 +408,7 @@ def _with_partition(file: InputFile, survey: Survey) -> Survey:
     Raises
     ------
     InputError
-        The file has such a column itself.
+        The file itself has such a column.
     """
     schema = survey.schema
     for name, text in file.partition:
@@ -454,7 +458,7 @@ def _unify(
 def _common_type(
     name: str, found: Sequence[tuple[_OpenFile, pa.Field]], *, is_text_asked: bool
 ) -> tuple[pa.DataType, bool]:
-    """The type for a column of several files, and whether it is text as no other fits all of them."""
+    """The type for a column of several files, and whether it is text because no other type fits all."""
     partitions = [dict(each.file.partition) for each, _ in found]
     if all(name in partition for partition in partitions) and not is_text_asked:
         values = {text for partition in partitions if (text := partition[name]) is not None}
@@ -464,7 +468,7 @@ def _common_type(
         kinds = [_text_of_column(each, field) for each, field in found]
     if (common := _unified(kinds)) is not None:
         return common, False
-    if any(not each.survey.typed for each, _ in found):  # what has no types fits text
+    if any(not each.survey.typed for each, _ in found):  # a file without types can be read as text
         with suppress(InputError):
             kinds = [_text_of_column(each, field) for each, field in found]
             if (common := _unified(kinds)) is not None:
@@ -477,7 +481,7 @@ def _common_type(
 
 
 def _text_of_column(each: _OpenFile, field: pa.Field) -> pa.DataType:
-    """The type of a column that is to be text; raises `InputError` if it cannot be."""
+    """The type of a column that must become text; raises `InputError` if it cannot."""
     kind = field.type
     if is_text(kind):
         return kind
@@ -488,7 +492,7 @@ def _text_of_column(each: _OpenFile, field: pa.Field) -> pa.DataType:
 
 
 def _unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-    """A type for the values of all; ``None`` if there is none."""
+    """A type that fits the values of all types; ``None`` if no type does."""
     if len(set(kinds)) > 1:  # Arrow does not unify a dictionary with its values
         kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
     try:
@@ -499,7 +503,9 @@ def _unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """What of `schema` a file has: with these types if its reader gives any, else with its own."""
+    """The columns of `schema` that a file has, with types of `schema` if the reader can convert, else its
+    own.
+    """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))
     if survey.as_asked:
         return pa.schema([field for field in schema if field.name in own or field.name.startswith(ROW)])

@@ -37,18 +37,18 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 
 
 class OutputFile:
-    """The place of an output that is one file: it is replaced, and so never mixed with another."""
+    """The place of an output that is one file; it is replaced, so it never mixes two runs."""
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
 
     @property
     def lock(self) -> AnyPath:
-        """The object that locks an output in a store; it is beside or in the output."""
+        """The object that locks an output in a store, beside it or in it."""
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A file in the output's place from another run; ``None`` if there is none."""
+        """A file of another run in the output's place; ``None`` if there is none."""
         if not self.path.exists():
             return None
         sealed = journal.sealed
@@ -56,10 +56,10 @@ class OutputFile:
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
-        """Check that what the journal relies on is there; raises `InputError` if not."""
+        """Check that the files that the journal relies on exist; raises `InputError` if not."""
 
     def clear(self) -> None:
-        """Delete what would be mixed with the output of a new run."""
+        """Delete files that would be mixed with the output of a new run."""
 
     def there(self) -> list[AnyPath]:
         """The files that a run replaces or deletes: the output, and its list of row errors."""
@@ -76,16 +76,16 @@ class PartsFolder(OutputFile):
         return self.path / f"_parts{WORKSPACE}"
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A part that is there and is not of the journal's run; ``None`` if there is none.
+        """A part that is not of the journal's run; ``None`` if there is none.
 
-        The part after those that the journal knows may be there: its process died before it noted that.
+        The part after the known ones may be of the run, too, if its process died before the journal noted it.
         """
         known = journal.finished.parts + 1 if journal.rows else 0
         parts = {path: part for path in self.there() if (part := part_of(path.name))}
         return next((path for path in sorted(parts) if parts[path].number > known), None)
 
     def check(self, journal: Journal) -> None:
-        """Check that all parts that the journal knows are there; raises `InputError` if not."""
+        """Check that all parts exist that the journal knows; raises `InputError` if not."""
         there = {part.number for path in self.there() if (part := part_of(path.name))}
         for number in range(1, journal.finished.parts + 1):
             if number not in there:
@@ -99,17 +99,17 @@ class PartsFolder(OutputFile):
         delete(self.there(), self.path)
 
     def there(self) -> list[AnyPath]:
-        """See `OutputFile.there`: all parts, and their lists of row errors."""
+        """See `OutputFile.there`; these are all parts, and their lists of row errors."""
         there = self.path.iterdir() if self.path.is_dir() else ()
         return [path for path in there if is_of_parts(path.name)]
 
 
 class Workspace:
-    """``OUTPUT.rankmill/``: the journal, and the output while it is being written.
+    """The folder ``OUTPUT.rankmill/``, which holds the journal, and the output while it is being written.
 
-    Use it as a context manager, and call `begin` in it. Leaving it deletes the folder,
-    unless an error ends the run and the journal holds scored rows: then the folder is kept, and a note
-    on the error says so. It is also kept while it names a run that could not be deleted from Redis.
+    Use it as a context manager, and call `begin` in it. Leaving it deletes the folder, unless an error ends
+    the run and the journal holds scored rows; then the folder is kept, and a note on the error says so. The
+    folder is also kept while it names a run that could not be deleted from Redis.
 
     Parameters
     ----------
@@ -120,14 +120,14 @@ class Workspace:
     force
         Whether an existing output may be replaced.
     models
-        How many models score the output: each has a journal.
+        The number of models that score the output; each has a journal.
     made
-        Whether the output has been made since its caller looked; asked when it is locked.
+        Returns whether the output was made since the caller looked; called when the output is locked.
 
     Raises
     ------
     RunnerError
-        On entering and from `begin`: this runner may not write here, or not replace what is there.
+        On entering and from `begin`: this runner may not write here, or may not replace the existing output.
     InputError
         On entering: the output exists, the folder or something in it is not a run's and this user's, or the
         journal of an earlier run is damaged; the message names which.
@@ -136,7 +136,7 @@ class Workspace:
     OutputBusy
         On entering: another process, or another host, is making the output, or has just made it.
     StoreError
-        On entering: the store of the output does not take anything.
+        On entering: the store of the output does not accept files.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Workspace:
         self.resumes = False
         """Whether an earlier run in this folder has the same manifest and is resumed."""
         self.record = OutputRecord(target) if confined() else None
-        """What runners have put at the output's place, in a process that replaces nothing else."""
+        """The record of what runners put at the output's place, in a process that may replace only that."""
         self._begun = False
 
     def __enter__(self) -> Workspace:
@@ -173,7 +173,7 @@ class Workspace:
                     raise self._just_made()
                 self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
                 self.journal = self.journals[0]
-                # One whose journal is empty is what a process that died has left while it removed the folder.
+                # An empty journal is left by a process that died while it removed the folder.
                 self._is_new = self._is_new or not any(journal.manifest for journal in self.journals)
                 self._check_output()
             except BaseException:
@@ -188,13 +188,13 @@ class Workspace:
     ) -> None:
         with self._held:
             if self._is_lost():
-                return  # what is there now is not this run's
+                return  # the folder at this path is not this run's
             is_refused = not self._begun and not self._is_new
             rows = self._rows if error or is_refused else 0
             if is_refused and rows:
-                return  # the folder is as it was
+                return  # the folder is as it was before
             if (error or is_refused) and not rows and any(journal.is_in_redis for journal in self.journals):
-                return  # a journal names what was begun in Redis, and is still there
+                return  # a journal names a run that still exists in Redis
             # If the input changed, scored rows may be from before or after the change.
             if not rows or isinstance(error, InputChanged):
                 self.remove()  # while the lock is held
@@ -202,12 +202,12 @@ class Workspace:
                 error.add_note(f"{rows:,} scored rows are kept in {self.folder}: the same command continues")
 
     def check(self) -> None:
-        """Check that the output is still this run's to make: after each write, and before it is in place.
+        """Check that this run may still make the output; called after each write, and before publishing.
 
         Raises
         ------
         OutputBusy
-            Another host makes it now.
+            Another host now makes the output.
         OutputError
             The folder, the lock or a journal was removed or replaced.
         """
@@ -223,9 +223,9 @@ class Workspace:
         return False
 
     def remove(self) -> None:
-        """Remove the folder; if that fails, the output is what it is nevertheless.
+        """Remove the folder; a failure does not affect the output.
 
-        The journals go first: what is left without them holds nothing, and the next process removes it.
+        The journals are deleted first, because the next process removes a folder that has none.
         """
         try:
             for at in range(self._models):
@@ -246,7 +246,7 @@ class Workspace:
             ) from None
         except OSError as error:
             raise self._unwritable(error) from None
-        if not os.fstat(lock).st_nlink:  # its holder has just removed the folder
+        if not os.fstat(lock).st_nlink:  # the holder has just removed the folder
             raise self._just_made()
         return place
 
@@ -262,11 +262,11 @@ class Workspace:
         return self.folder / (f"journal-{at + 1}.db" if at else "journal.db")
 
     def _open_journal(self, at: int) -> closing[Journal]:
-        """The journal of a model, the first of which is 0."""
+        """The journal of a model; the first model has number 0."""
         path = self._journal_path(at)
         try:
             journal = Journal(path, self.check)
-        except InputError:  # damaged
+        except InputError:  # the journal is damaged
             if not self._restart:
                 raise
             for file in self.folder.glob(f"{path.name}*"):
@@ -276,7 +276,7 @@ class Workspace:
         return closing(journal)
 
     def _unwritable(self, error: OSError) -> RankmillError:
-        """A disk may be mended while the command line stays; anything else is a wrong place."""
+        """`OutputError` for a fault of the disk, which can be mended in place; otherwise `InputError`."""
         kind = OutputError if error.errno in _OF_THE_DISK else InputError
         return kind(f"cannot write {self._target}: {error.strerror or error}")
 
@@ -302,7 +302,7 @@ class Workspace:
         InputError
             The journal has results with another manifest.
         OutputError
-            The disk does not confirm that the folder stays.
+            The disk does not confirm that the folder is stored.
         """
         try:
             sync(self.folder)
@@ -317,7 +317,7 @@ class Workspace:
             self._output.clear()
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)
         if self._restart or ((changed or wrong) and not rows):
-            for journal in reversed(self.journals):  # the first last: its manifest speaks for all
+            for journal in reversed(self.journals):  # the first is last, as its manifest speaks for all
                 journal.restart(manifest)
         elif wrong:
             raise wrong
@@ -333,9 +333,9 @@ class Workspace:
 
 
 def clear_workspace(output: OutputFile) -> None:
-    """Delete the folder of an output that is in its place: its process died before it did so.
+    """Delete the folder of a finished output, which a dead process has left.
 
-    A folder in which another process works stays.
+    The folder stays if another process works in it.
     """
     if workspace_of(output.path).exists():
         with suppress(RankmillError), Workspace(output, restart=False, force=True) as work:

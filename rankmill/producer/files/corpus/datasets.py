@@ -33,12 +33,12 @@ _T = TypeVar("_T")
 
 
 def source_path(name: str, part: DatasetPart) -> AnyPath:
-    """The path of a file, of an object, or of the file with a part of a dataset (``irds:NAME``).
+    """The path of a file, of an object, or of the file made from a part of a dataset (``irds:NAME``).
 
     Raises
     ------
     InputError
-        ir_datasets has no such dataset, it lacks the part, or it cannot be had.
+        ir_datasets does not know the dataset, the dataset lacks the part, or it cannot be downloaded.
     ConfigError
         ir_datasets is not installed.
     OutputError
@@ -71,7 +71,7 @@ def _dataset_file(name: str, part: DatasetPart) -> Path:
 
 
 def _write(file: Path, what: str, part: DatasetPart, items: Iterator[Any]) -> None:
-    """Write the rows; the file appears as a whole, as another process may make it too."""
+    """Write the rows; the file appears complete or not at all, since another process may write it too."""
     import pyarrow.parquet as pq
 
     schema = _SCHEMAS[part]
@@ -88,14 +88,14 @@ def _write(file: Path, what: str, part: DatasetPart, items: Iterator[Any]) -> No
 
 
 def _row(part: DatasetPart, item: Any) -> dict[str, object]:
-    """A row of the file; a text is what the dataset says: with BEIR, ``title + " " + text``."""
+    """A row of the file; ir_datasets decides what the text is: for BEIR, ``title + " " + text``."""
     if part in {"queries", "docs"}:
         return {_SCHEMAS[part].names[0]: item[0], "text": item.default_text()}
     return {name: getattr(item, name) for name in _SCHEMAS[part].names}
 
 
 def _asked(what: str, ask: Callable[[], _T]) -> _T:
-    """What ir_datasets answers; whatever it raises, such as a download that fails, is one line."""
+    """Call ir_datasets; raise whatever it raises, such as a failed download, as an error of one line."""
     try:
         return ask()
     except RankmillError:

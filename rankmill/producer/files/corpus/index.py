@@ -1,7 +1,7 @@
-"""Texts by id: looked up in batches, in memory or in an index on disk.
+"""Looks up texts by id, in batches, in memory or in an index on disk.
 
-The index of a corpus has its ids and texts as Arrow arrays, and the sorted hashes of the ids, each in a
-file that is mapped into memory. So looking texts up needs memory only for what it returns.
+An index holds the ids and texts of a corpus as Arrow arrays, and the sorted hashes of the ids, each in a file
+that is mapped into memory. So a look-up needs memory only for the texts that it returns.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import sync
 
 SUFFIX = ".index.rankmill"
-"""Suffix of the folder of an index: its name is the corpus' name with this suffix."""
+"""Suffix of the folder of an index, which is added to the name of the corpus."""
 
 _FORMAT = 1
 _RELEASE_BYTES = 256 << 20
-"""After so many bytes of texts, mapped memory is given back to the system."""
+"""Bytes of texts after which mapped memory is given back to the system."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass
 class TextIndex:
-    """Texts by id. ``hashes`` are those of the ids, sorted, and ``rows`` the row of each hash.
+    """Finds texts by id; ``hashes`` are the sorted hashes of the ids, and ``rows`` the row of each hash.
 
-    Of rows with one id, `find` returns the one that comes first in ``rows``.
+    If several rows have the same id, `find` returns the one that comes first in ``rows``.
     """
 
     ids: pa.LargeStringArray
@@ -62,14 +62,14 @@ class TextIndex:
     _touched: int = 0
 
     def find(self, ids: pa.Array) -> Rows:
-        """Rows of the given ids (strings); -1 for those that are not there."""
+        """The rows of the given ids (strings); -1 for an id that the index does not have."""
         wanted = _hashes(ids)
-        order = np.argsort(wanted)  # in order they are found several times as quickly
+        order = np.argsort(wanted)  # sorted ids are found several times as fast
         places = np.empty(len(wanted), np.int64)
         places[order] = np.searchsorted(self.hashes, wanted[order])
         found = np.full(len(wanted), -1, np.int64)
         left = np.arange(len(wanted))
-        while len(left):  # more than once only where two ids have the same hash
+        while len(left):  # repeats only where two ids have the same hash
             left = left[places[left] < len(self.hashes)]
             left = left[self.hashes[places[left]] == wanted[left]]
             rows = np.asarray(self.rows[places[left]])
@@ -82,7 +82,7 @@ class TextIndex:
         return found
 
     def take(self, rows: Rows) -> pa.StringArray:
-        """Texts of rows; null for -1."""
+        """The texts of rows; null for -1."""
         texts = self.texts.take(pa.array(rows, mask=rows < 0)).cast(pa.string())
         self._touched += texts.nbytes
         if self._touched > _RELEASE_BYTES:
@@ -95,10 +95,10 @@ class TextIndex:
 def in_memory(
     files: Sequence[AnyPath], on_duplicate: OnDuplicate = "error", fields: TextFields = QUERIES
 ) -> TextIndex:
-    """Read all texts of `files` into memory; `fields` says which columns they are in.
+    """Read all texts of `files` into memory; `fields` names the columns.
 
-    An id may be there twice with one text. With two texts it is an error, or `on_duplicate` takes the first
-    or the last.
+    An id may occur twice with the same text. If the texts differ, `on_duplicate` raises an error, or takes
+    the first or the last text.
 
     Raises
     ------
@@ -123,10 +123,10 @@ def on_disk(
     on_duplicate: OnDuplicate = "error",
     fields: TextFields = CORPUS,
 ) -> TextIndex:
-    """The index of a corpus: the one beside its first file if it fits files and `fields`, else a new one.
+    """Open the index beside the first file of a corpus if it fits files and `fields`, else make a new one.
 
-    Ids that are there twice are treated as in `in_memory`. Where that folder cannot be written, or is in an
-    object store, the index is in the user's cache folder.
+    Ids that occur twice are treated as in `in_memory`. If the folder of the first file cannot be written, or
+    is in an object store, the index is in the user's cache folder.
 
     Raises
     ------
@@ -169,7 +169,9 @@ def on_disk(
 
 
 def _check_owners(folder: Path, kept: Path, cache: Path) -> None:
-    """Check that an index in the cache folder is no stranger's; one beside the corpus is as safe as that."""
+    """Check that no other user can write an index in the cache folder; one beside the corpus is as safe as
+    that.
+    """
     if folder == kept and (why := strangers(kept, cache, "XDG_CACHE_HOME")):
         raise InputError(why)
 
@@ -269,14 +271,14 @@ def _hashes(ids: pa.Array) -> Hashes:
 
 
 def _in_order(hashes: Hashes, on_duplicate: OnDuplicate) -> Rows:
-    """Rows in the order of their hashes; of equal hashes the row to be taken first."""
+    """The rows in the order of their hashes; of equal hashes, the row to take comes first."""
     if on_duplicate != "last":
         return np.argsort(hashes, kind="stable")
     return len(hashes) - 1 - np.argsort(hashes[::-1], kind="stable")
 
 
 def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[int]) -> None:
-    """Raise `InputError` if an id has two texts; `sizes` are numbers of rows of the files."""
+    """Raise `InputError` if an id has two texts; `sizes` are the numbers of rows of the files."""
     equal = index.hashes[1:] == index.hashes[:-1]
     if not equal.any():
         return
@@ -297,7 +299,7 @@ def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[in
 
 
 def _place_of(row: int, files: Sequence[AnyPath], sizes: Sequence[int]) -> str:
-    """Where a row of all files is."""
+    """The file of a row, and its number there, for messages; `row` counts the rows of all files."""
     file = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
     return f"row {row - sum(sizes[:file])} (counted from 0) of {files[file]}"
 

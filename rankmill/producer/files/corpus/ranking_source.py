@@ -27,15 +27,15 @@ _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.fi
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
 
 _ROWS_AT_ONCE = 16_384
-"""Rows whose passages are in one buffer. The system clears larger buffers anew each time."""
+"""Rows whose passages are in one buffer; a larger one is slower, as the system clears it anew each time."""
 
 _Labels = dict[tuple[str, str], int]
 
 
 class RankingSource(PairSource):
-    """The pairs of a run, in its order, with columns `SCHEMA`, ``query`` and ``passage``.
+    """Reads the pairs of a run, in its order, with columns `SCHEMA`, ``query`` and ``passage``.
 
-    Texts that are not there are null, so that their rows get an error; `explain` names the missing id.
+    Missing texts are null, so that their rows get an error; `explain` names the missing id.
 
     Parameters
     ----------
@@ -44,11 +44,11 @@ class RankingSource(PairSource):
     fingerprints
         The `fingerprint` of each of ``files.all``.
     allow_missing
-        Whether a missing text is a row error; else it ends the command before any work.
+        Whether a missing text is a row error; otherwise it ends the command before any work.
     on_duplicate
-        What becomes of an id with two texts in the queries or the corpus.
+        What to do with an id that has two texts in the queries or the corpus.
     queries, corpus
-        Columns of their files.
+        The columns of the files of queries and of the corpus.
     limit
         Most rows of the run to score; judged passages that these rows lack are added to them.
     shard
@@ -97,12 +97,12 @@ class RankingSource(PairSource):
         super().__init__(files.all, marks, rows, shard)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """See `PairSource.select`; only for the columns of the ranking."""
+        """See `PairSource.select`; it has only the columns of the ranking."""
         wanted = list(names)
         return (batch.select(wanted) for batch in self._ids())
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """Name the id in the errors of rows whose text is not there."""
+        """Name the missing id in the errors of rows without a text."""
         if part.errors.null_count == len(part.errors):
             return part
         errors = part.errors.to_pylist()
@@ -117,11 +117,11 @@ class RankingSource(PairSource):
         return chain.from_iterable(map(self._with_texts, self._ids(start)))
 
     def _ids(self, start: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the shard, from row `start` of them on."""
+        """Yield the rows of the shard, from its row `start` on."""
         return cut_range(self._all_ids(), self._start + start, self._stop)
 
     def _all_ids(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the run to be scored."""
+        """Yield the rows of the run that are to be scored."""
         batches = read_ranking(self._ranking)
         if self._input.depth is not None:
             batches = _cut_queries(batches, self._ranking, self._input.depth)
@@ -190,13 +190,13 @@ def _labels(path: AnyPath) -> _Labels:
 
 
 def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
-    """Texts of ids; an empty text is null, because there is nothing to ask."""
+    """The texts of ids; an empty text becomes null, because it cannot be scored."""
     texts = index.take(index.find(ids))
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, pa.string()), texts)
 
 
 def _cut_queries(batches: Iterator[pa.RecordBatch], path: AnyPath, depth: int) -> Iterator[pa.RecordBatch]:
-    """Keep the best `depth` passages of each query: by score, else by rank, else as they come."""
+    """Keep the best `depth` passages of each query: by score, else by rank, else in the order of the file."""
     seen: set[int] = set()
     rest: pa.RecordBatch | None = None
     for batch in batches:
@@ -213,7 +213,7 @@ def _cut_queries(batches: Iterator[pa.RecordBatch], path: AnyPath, depth: int) -
 def _best(
     batch: pa.RecordBatch, starts: npt.NDArray[np.int64], path: AnyPath, seen: set[int], depth: int
 ) -> pa.RecordBatch:
-    """The rows to keep of whole queries, which begin at `starts`."""
+    """The rows to keep of whole queries; `starts` are the first rows of the queries."""
     for start in starts:
         query = batch["query_id"][int(start)].as_py()
         if hash(query) in seen:
@@ -229,7 +229,7 @@ def _best(
     ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_score = best_first(numbers, scores, batch["doc_id"])
     by_rank = best_first(numbers, -ranks, None)
-    order = np.where(has_scores[by_score], by_score, by_rank)  # both have the queries at the same places
+    order = np.where(has_scores[by_score], by_score, by_rank)  # both have each query at the same places
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])
     return batch.take(pa.array(kept))

@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
         ("run_score", pa.float64()),
     ]
 )
-"""Columns of every ranking; rank and score are null where the file has none."""
+"""Columns of every ranking; rank and score are null where the file does not have them."""
 
 _ROWS = 65_536
 _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
@@ -36,8 +36,10 @@ _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
     "run_rank": [("rank", "position"), ("run_rank",)],
     "run_score": [("score", "sim", "similarity"), ("run_score",)],
 }
-"""Names of a file's columns for those of `SCHEMA`. Rank and score of the run that was scored, which an output
-has too, count where it has none of its own."""
+"""Names that a file may have for the columns of `SCHEMA`.
+
+An output has the rank and the score of the run that was scored, too; they count where it lacks its own.
+"""
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
 """Names of the grades; a table with relevance may have scores as well."""
@@ -60,7 +62,7 @@ _THREE = LineFormat(
     (),
     _RANKING.kinds,
 )
-"""A run of three fields, of which the last may be ranks or scores."""
+"""The fields of a run of three fields; the last one may hold ranks or scores."""
 
 _QRELS = LineFormat(
     pa.schema({"query_id": pa.string(), "doc_id": pa.string(), "relevance": pa.int64()}),
@@ -73,14 +75,14 @@ _QRELS = LineFormat(
 def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a ranking in order, as batches of `SCHEMA`.
 
-    Text has fields between tabs or spaces: query and passage, or these and the rank (`_third_field`) or the
-    score, or all four, or the six of TREC; or a header names them. A row of JSON or Parquet may hold lists
+    Text has fields between tabs or spaces. They are query and passage, with the rank (`_third_field`), the
+    score or both, or the six fields of TREC; or a header names them. A row of JSON or Parquet may hold lists
     of passages, ranks and scores.
 
     Raises
     ------
     InputError
-        The file is damaged, or no ranking.
+        The file is damaged, or is not a ranking.
     """
     if is_readable(path) and format_of(path) is not TSV:
         yield from _records(path)
@@ -96,7 +98,7 @@ def read_qrels(path: AnyPath) -> pd.DataFrame:
     Raises
     ------
     InputError
-        The file has none of these forms, or judges a passage twice, and not alike.
+        The file has none of these forms, or judges a passage twice with different grades.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -106,7 +108,7 @@ def read_qrels(path: AnyPath) -> pd.DataFrame:
 
 
 def check_once(frame: pd.DataFrame, path: AnyPath) -> None:
-    """Raise `InputError` if a query has a passage twice (``query_id``, ``doc_id``)."""
+    """Raise `InputError` if a passage occurs twice for a query (``query_id``, ``doc_id``)."""
     twice = frame[frame.duplicated(["query_id", "doc_id"])]
     if len(twice):
         query, passage = twice.iloc[0][["query_id", "doc_id"]]
@@ -123,12 +125,12 @@ def read_table(path: AnyPath) -> pa.Table:
 
 
 def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str:
-    """The column of a file with one of the `usual` names, the first of which go before the others.
+    """The column of a file with one of the `usual` names; each sequence goes before the next one.
 
     Raises
     ------
     InputError
-        There is none, or there are several.
+        No column has such a name, or several have.
     """
     found = _column_with(path, names, usual)
     if found is None:
@@ -143,7 +145,7 @@ def _column_with(path: AnyPath, names: Sequence[str], usual: Sequence[Sequence[s
 
 
 def frame_of(table: pa.Table, names: list[str], path: AnyPath) -> pd.DataFrame:
-    """Columns `names` as ``query_id``, ``doc_id``, ``score``; rows with a null are left out."""
+    """Columns `names` as ``query_id``, ``doc_id`` and ``score``; rows with a null are left out."""
     try:
         columns = [
             table[names[0]].cast(pa.string()),
@@ -211,7 +213,7 @@ def _column(path: AnyPath, column: pa.Array | None, field: pa.Field, rows: int, 
 
 
 def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
-    """The file's column for each of `SCHEMA` that it has; raises `InputError` if it has no ids."""
+    """The file's column for each column of `SCHEMA` that it has; raises `InputError` if it has no ids."""
     ids = {name: column_of(path, names, *_USUAL[name]) for name in ("query_id", "doc_id")}
     groups = zip(*(_USUAL[name] for name in ("run_rank", "run_score")), strict=True)
     others: dict[str, str | None] = {}
@@ -224,7 +226,7 @@ def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """What the first line of a ranking says about its fields; nothing where their number does."""
+    """The columns of the fields as the first line shows them; empty if the number of fields tells."""
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}
         return [roles.get(word, "") for word in words]
@@ -237,7 +239,7 @@ def _third_field(path: AnyPath) -> str:
     Raises
     ------
     InputError
-        They could be either: whole numbers that neither rise nor fall.
+        The field could be either, because its whole numbers neither rise nor fall.
     """
     last: dict[str, int] = {}
     rises = falls = True

@@ -31,18 +31,20 @@ _KNOWN_TEXTS: dict[Side, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _TITLE = "title"
-"""Goes before the text of a passage, as in BEIR. It is never the text by itself, unless it is named."""
+"""The column that goes before the text of a passage, as in BEIR; it is the text itself only if it is named
+so.
+"""
 
 _ROWS = 16_384
 
 
 @dataclass(frozen=True)
 class TextFields:
-    """The columns with the ids and the texts of queries, or of a corpus.
+    """Names the columns with the ids and the texts of queries, or of a corpus.
 
-    A column that is not named is guessed, if it is the only one with a known name. The last of ``texts`` is
-    the text; what the others hold goes before it, with a space between two, where it is not empty.
-    ``columns`` are all columns of CSV or TSV without a header.
+    A column that is not named is guessed if it is the only one with a known name. The last of ``texts`` is
+    the text; the values of the others go before it, separated by spaces, unless they are empty. ``columns``
+    are all columns of CSV or TSV without a header.
     """
 
     side: Side
@@ -51,20 +53,21 @@ class TextFields:
     columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """What is read, for a person."""
+        """The columns that are read, in words."""
         *before, text = self.texts
         with_title = f" behind {' and '.join(map(repr, before))}, where there is one" if before else ""
         return f"id {self.id!r}, text {text!r}{with_title}"
 
     def among(self, path: AnyPath, names: Sequence[str]) -> TextFields:
-        """The same with every column named; `names` are those that the beginning of the file shows.
+        """The same fields with every column named; `names` are the columns that the beginning of the file
+        shows.
 
         Raises
         ------
         InputError
-            A column is not there, no name is known, or several are.
+            The file lacks a column, or no name is known, or several are.
         """
-        is_json = format_of(path) in {JSON, JSONL}  # where the first record need not have all names
+        is_json = format_of(path) in {JSON, JSONL}  # in JSON, the first record may lack some names
         for option, name in (("id", self.id), *(("text", each) for each in self.texts)):
             if name and name not in names and not is_json:
                 raise InputError(
@@ -95,12 +98,12 @@ QUERIES, CORPUS = TextFields("queries"), TextFields("corpus")
 def read_texts(path: AnyPath, fields: TextFields = CORPUS) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Yield ``(ids, texts)``: string arrays of one length, in the file's order; a missing text is null.
 
-    TSV without a header has an id and a text.
+    TSV without a header has two columns: an id and a text.
 
     Raises
     ------
     InputError
-        The file has no such columns, is damaged, or has an id that is null.
+        The file lacks the columns, is damaged, or has an id that is null.
     """
     row, has_text = 0, False
     opened = _open(path, fields)
@@ -121,19 +124,19 @@ def read_texts(path: AnyPath, fields: TextFields = CORPUS) -> Iterator[tuple[pa.
 
 
 def taken_fields(path: AnyPath, fields: TextFields) -> TextFields | None:
-    """The columns that are read of a file; ``None`` for an empty one. Raises what `read_texts` does."""
+    """The columns that are read from a file; ``None`` for an empty file. Raises what `read_texts` raises."""
     opened = _open(path, fields)
     return opened and opened[0]
 
 
 def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
-    """The columns that are read of files, for a person, by the option that names the files."""
+    """The columns that are read from files, in words, by the option that names the files."""
     found = dict.fromkeys(str(each) for path in paths if (each := taken_fields(path, fields)))
     return {fields.side: "; ".join(found)}
 
 
 def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
-    """Texts with what goes before them; null where there is no text."""
+    """The texts with the values that go before them; null where the text is null."""
     whole = text
     for each in reversed(before):
         first = pc.utf8_trim_whitespace(pc.fill_null(each, ""))
@@ -144,7 +147,9 @@ def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
 
 
 def _open(path: AnyPath, fields: TextFields) -> tuple[TextFields, Iterator[pa.RecordBatch]] | None:
-    """The columns to read, by what the beginning of the file shows, and these; ``None`` for an empty file."""
+    """The columns to read, as the beginning of the file shows them, and their rows; ``None`` for an empty
+    file.
+    """
     options = ReadOptions(way_out="write the texts as Parquet", names=fields.columns)
     found = format_of(path)
     schema = open_reader(path, options=options).shown_columns()

@@ -1,1 +1,1 @@
-"""Formats of files: a module for each, with its reader and its writer; `table` names them all."""
+"""Formats of files: each module has a format's reader and writer, and `table` finds them all."""

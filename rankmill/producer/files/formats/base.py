@@ -1,4 +1,4 @@
-"""What every format of files has: a reader, which reads a file in two passes, and a writer.
+"""The interface of a file format: a reader, which reads a file in two passes, and a writer.
 
 `Reader.survey` checks a file before scoring begins, so that an error costs no work, and finds a schema that
 fits every row. `Reader.batches` then reads the rows.
@@ -24,13 +24,15 @@ NOT_UTF8 = "not valid UTF-8; convert the file first, for example: iconv -f latin
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 ROW = "\0"
-"""The column with whole rows as they are in their file, if a format has that. Other names that begin so are
-rankmill's own, too: what is behind it is the name of a column of which the text is meant."""
+"""The column with whole rows as they are in their file, if a format has it.
+
+Other names that begin so are rankmill's own, too: the rest of such a name is a column whose text is meant.
+"""
 
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Names of the columns that hold the pairs, or what is scored alone: texts, or conversations."""
+    """Names the columns of the pairs, or of the texts or conversations that are scored by themselves."""
 
     query: str
     passage: str | None = None
@@ -53,12 +55,12 @@ class TextColumns:
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """The columns for workers: these, or of conversations their JSON."""
+        """The columns that workers get: the text columns, or the JSON of conversations."""
         return tuple(f"{ROW}{name}" for name in self.names) if self.inputs == "conversations" else self.names
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options that name them."""
+        """The options that name the columns."""
         known = {"texts": ("--text-column",), "conversations": ("--messages-column",) * len(self.names)}
         return known.get(self.inputs, ("--query-column", "--passage-column"))
 
@@ -67,11 +69,12 @@ class TextColumns:
 class ReadOptions:
     """How to read a file.
 
-    ``delimiter`` is the character between two fields of CSV and TSV, or its name; ``None``: detected in CSV,
-    a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each item. ``max_field_mib`` is
-    the longest field of CSV and TSV; ``None``: as of `MAX_FIELD_MIB`; ``way_out`` says what to do where it is
-    longer. ``names`` are the columns of CSV or TSV without a header. ``typed``: JSON is read with a type for
-    each column; else all are text. ``messages`` are columns of conversations.
+    ``delimiter`` is the character between two fields of CSV and TSV, or its name; with ``None`` it is
+    detected in CSV, and a tab in TSV. ``lists`` are columns to unroll, so that a row becomes one row for each
+    item. ``max_field_mib`` is the longest field of CSV and TSV, with ``None`` `MAX_FIELD_MIB`; ``way_out``
+    tells the user what to do about a longer one. ``names`` are the columns of CSV or TSV without a header.
+    ``typed`` says whether columns of JSON get types; otherwise all are text. ``messages`` are columns of
+    conversations.
     """
 
     delimiter: str | None = None
@@ -87,8 +90,9 @@ class ReadOptions:
 class Survey:
     """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column.
 
-    ``typed`` says whether the format has types. ``as_asked`` says whether columns come with whatever types
-    they are asked for, and `ROW` too. ``mixed`` are columns that are text as their values have no one type.
+    ``typed`` says whether the format has types. ``as_asked`` says whether columns are read with any type that
+    the caller asks for, including `ROW`. ``mixed`` are columns that become text because their values do not
+    share a type.
     """
 
     schema: pa.Schema
@@ -105,19 +109,19 @@ class Reader(Protocol):
     Raises
     ------
     InputError
-        From any method: the file is damaged; the message names the file and, if known, column and row.
+        From any method: the file is damaged. The message names the file and, if known, column and row.
     """
 
     def shown_columns(self) -> pa.Schema:
-        """The columns that the beginning of the file shows; without types, a column is text."""
+        """The columns that the beginning of the file shows; in formats without types, they are text."""
         ...
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Check the whole file; `find_nulls`: ``first_null`` is needed even if this takes an extra read."""
+        """Check the whole file; `find_nulls` asks for ``first_null`` even if this takes an extra read."""
         ...
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """Read the columns of `schema` that the file has, in batches of about `rows` rows if it can."""
+        """Read the columns of `schema` that the file has, in batches of about `rows` rows if possible."""
         ...
 
 
@@ -148,11 +152,11 @@ MakeReader = Callable[[AnyPath, Sequence[str], ReadOptions], Reader]
 
 @dataclass(frozen=True)
 class Format:
-    """A format of files: what an entry point of ``rankmill.formats`` names.
+    """A format of files, which an entry point of ``rankmill.formats`` names.
 
-    ``endings`` are those of files' names; the first is the entry point's name behind a dot. Text may be
-    compressed, and its name then ends in .gz or .zst, too. ``reader`` is ``None`` if pairs cannot be read
-    from it, ``writer`` if rows cannot be written to it.
+    ``endings`` are the endings of files' names; the first is a dot and the entry point's name. Text may be
+    compressed; then .gz or .zst follows the ending. ``reader`` is ``None`` if pairs cannot be read from the
+    format, ``writer`` if rows cannot be written to it.
     """
 
     endings: Sequence[str]
@@ -162,7 +166,7 @@ class Format:
 
     @property
     def name(self) -> str:
-        """The name for --output-format."""
+        """The name that the option --output-format takes."""
         return self.endings[0].removeprefix(".")
 
 
@@ -179,9 +183,9 @@ def first_null(batch: pa.RecordBatch | pa.Table, texts: Sequence[str]) -> int | 
 def line_blocks(
     path: AnyPath, stream: pa.NativeFile, start: bytes, block_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(line, block)``: blocks of whole lines, and the number (from 1) of the first line of each.
+    """Yield ``(line, block)``: a block of whole lines, with the number (from 1) of its first line.
 
-    `start` was read from the stream already; about `block_bytes` are read at a time.
+    `start` was already read from the stream; about `block_bytes` are read at a time.
 
     Raises
     ------
@@ -204,10 +208,10 @@ def line_blocks(
 
 
 def is_empty(path: AnyPath) -> InputError:
-    """The error for a file that holds nothing at all, not even the names of its columns."""
+    """The error for a file without any content, not even the names of its columns."""
     return InputError(f"{path}: is empty; write it again, or leave it out of the input")
 
 
 def text_of(error: BaseException) -> str:
-    """What an error of a library says, in one line."""
+    """The message of another library's error, in one line."""
     return " ".join(str(error).split())

@@ -1,8 +1,9 @@
 """CSV and TSV, plain or compressed with gzip or zstd.
 
-The first line names the columns, unless the caller does. All are text, as the format has no types. An empty
-field without quotes is null. TSV has no quoting: a quote is an ordinary character, unless the file shows that
-it was written with CSV's. Quotes are checked (`formats.quotes`), as Arrow lets a stray one merge rows.
+The first line names the columns, unless the caller does. All columns are text, as the format has no types. An
+empty field without quotes is null. In TSV, a quote is an ordinary character, unless the file shows that it
+was written with the quotes of CSV. Quotes are checked (`formats.quotes`), because Arrow lets a stray quote
+merge rows.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
-"""Size of the blocks that are parsed, or that of the longest field; a row must fit into one."""
+"""Size of the blocks that are parsed, unless the longest field may be larger; a row must fit into one."""
 
 _BEGINNING_BYTES = 1 << 20
-"""What is looked at before a file is read; the header must be in it."""
+"""Bytes that are looked at before a file is read; they must contain the header."""
 
 _MAX_COLUMNS = 10_000
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 _BREAKS = r"[\t\r\n]"
-"""Characters that a TSV file cannot hold: it has no quotes."""
+"""Characters that a TSV file cannot hold, because it has no quotes."""
 
 _Types = dict[str, pa.DataType]
 
@@ -108,9 +109,9 @@ class _DelimitedReader:
         return Survey(schema, rows, null, typed=False)
 
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of `types` that the file has; its first column, if it has none of these."""
+        """Yield the columns of `types` that the file has; if it has none of these, its first column."""
         names = self._columns
-        wanted = [name for name in names if name in types] or names[:1]  # for the number of rows
+        wanted = [name for name in names if name in types] or names[:1]  # to count the rows
         block_bytes = _BLOCK_BYTES if self._longest <= MAX_FIELD_MIB else self._longest << 20
         try:
             reader = pcsv.open_csv(
@@ -131,10 +132,10 @@ class _DelimitedReader:
                     quoted_strings_can_be_null=False,
                 ),
             )
-            yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # the schema, even without rows
+            yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # gives the schema, even without rows
             yield from reader
         except (pa.ArrowException, OSError) as error:
-            if self._has_quotes and "Empty CSV file" in str(error):  # before the file's end is looked at
+            if self._has_quotes and "Empty CSV file" in str(error):  # raised before the file's end is checked
                 with self._open() as stream:
                     while stream.read(block_bytes):
                         pass
@@ -153,7 +154,7 @@ class _DelimitedReader:
         raise NotImplementedError
 
     def _header(self, beginning: str) -> list[str]:
-        """The names of the columns. Errors of Arrow give a column's number."""
+        """The names of the columns; needed because Arrow's errors give only a column's number."""
         path, given = self._path, list(self._options.names)
         first = _first_row(beginning, self._delimiter, has_quotes=self._has_quotes)
         if given and first and self._is_header(first, given):
@@ -176,7 +177,7 @@ class _DelimitedReader:
         return first
 
     def _is_header(self, first: Sequence[str], given: Sequence[str]) -> bool:
-        """Whether the first row has the names that are given, or that of a text in the text's place."""
+        """Whether the first row has the given names, or the name of a text column in that column's place."""
         same = {
             name for name, field in zip(given, first, strict=False) if field.casefold() == name.casefold()
         }
@@ -198,7 +199,7 @@ class _DelimitedReader:
         return InputError(f"{self._path}: {where} is {NOT_UTF8}")
 
     def _explained(self, error: Exception, names: list[str], block_bytes: int) -> Exception:
-        """Turn Arrow's error into `InputError` or `_Unfit`; only its text contains the column and row."""
+        """Turn Arrow's error into `InputError` or `_Unfit`; column and row are only in its message."""
         text = text_of(error)
         narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to", text)
         if narrow:
@@ -211,7 +212,7 @@ class _DelimitedReader:
 
 
 def _first_row(beginning: str, delimiter: str, *, has_quotes: bool) -> list[str] | None:
-    """The fields of the first line that is not empty; ``None`` if it is too long to be looked at."""
+    """The fields of the first line that is not empty; ``None`` if the line is too long."""
     lines = io.StringIO(beginning, newline="")
     quoting = csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
     try:
@@ -224,7 +225,7 @@ def _first_row(beginning: str, delimiter: str, *, has_quotes: bool) -> list[str]
 
 
 class CsvReader(_DelimitedReader):
-    """Reads CSV; its delimiter is detected, unless it is given."""
+    """Reads CSV; the delimiter is detected, unless it is given."""
 
     def _shows_quotes(self, beginning: str) -> bool:
         return True
@@ -232,7 +233,7 @@ class CsvReader(_DelimitedReader):
     def _usual_delimiter(self, beginning: str) -> str:
         """The delimiter with which the header has the text columns, else the most columns.
 
-        Without a header it is the one with which the first row has as many fields as there are names.
+        Without a header, it is the delimiter with which the first row has as many fields as names were given.
         """
         rows = {each: _first_row(beginning, each, has_quotes=True) or [] for each in DELIMITERS.values()}
         if names := self._options.names:
@@ -243,9 +244,10 @@ class CsvReader(_DelimitedReader):
 
 
 class TsvReader(_DelimitedReader):
-    """Reads TSV: a quote is an ordinary character, unless the beginning shows CSV's quotes, as DPR's files.
+    """Reads TSV; a quote is an ordinary character, unless the beginning shows CSV's quotes, as in DPR's
+    files.
 
-    There a column has quotes around every value, and inside of one a quote that is doubled.
+    In such files, a column has quotes around every value, and quotes inside a value are doubled.
     """
 
     def _shows_quotes(self, beginning: str) -> bool:
@@ -299,7 +301,9 @@ class CsvWriter(TextWriter):
 
 
 def _quoted(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Text in quotes where it is empty, which is not null, or would be taken for several fields or lines."""
+    """Put text in quotes where it is empty, to tell it from null, or would be read as several fields or
+    lines.
+    """
     inside = pc.replace_substring(values, '"', '""')
     quote, nothing = (pa.scalar(each).cast(values.type) for each in ('"', ""))
     whole = pc.binary_join_element_wise(quote, inside, quote, nothing)

@@ -1,4 +1,4 @@
-"""Arrow's own files (IPC): with a footer, as Feather's second version has it, or as a stream."""
+"""Arrow's IPC files: with a footer, as in Feather's second version, or as a stream."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
 MAGIC = b"ARROW1"
-"""How a file with a footer begins; all others are streams, such as those in the cache of datasets."""
+"""First bytes of a file with a footer; all others are streams, such as those in the cache of datasets."""
 
 STREAM_MAGIC = b"\xff\xff\xff\xff"
-"""How a stream begins; before Arrow 0.15 it did not."""
+"""First bytes of a stream; before Arrow 0.15, streams did not begin so."""
 
 _OLD_FEATHER = b"FEA1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""The end of a stream. Arrow reads one that was cut between two batches as if it were whole."""
+"""The end of a stream; checked because Arrow accepts a stream that was cut between two batches."""
 
 _BATCH_ROWS = 65_536
 
 
 class ArrowReader:
-    """Reads one record batch at a time. The number of rows is nowhere but in the batches."""
+    """Reads one record batch at a time; only the batches tell the number of rows."""
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts = path, texts
@@ -57,7 +57,7 @@ class ArrowReader:
 
     @contextmanager
     def _open(self, wanted: Sequence[str]) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-        """The schema, and the batches with the `wanted` of its columns."""
+        """The schema, and the batches with the `wanted` columns that the file has."""
         try:
             source = open_random(self._path)
             with pa.OSFile(str(source)) if isinstance(source, Path) else source as file:
@@ -71,7 +71,7 @@ class ArrowReader:
                 schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(file).schema
                 file.seek(0)
                 places = [place for place, name in enumerate(schema.names) if name in set(wanted)]
-                one = [*range(len(schema))][:1]  # without a column there would be no rows to count
+                one = [*range(len(schema))][:1]  # without a column, there would be no rows to count
                 options = pa.ipc.IpcReadOptions(included_fields=places or one, use_threads=False)
                 plain = pa.schema([_plain_field(field) for field in schema], schema.metadata)
                 yield plain, map(_plain_batch, _batches(file, is_file, options))
@@ -84,7 +84,7 @@ class ArrowReader:
 def _batches(file: pa.NativeFile, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[pa.RecordBatch]:
     opened = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(file, options=options)
     for batch in map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened:
-        batch.validate(full=True)  # else Arrow goes where the offsets of a damaged file point
+        batch.validate(full=True)  # Arrow follows the offsets of a damaged file anywhere
         yield batch
     if not is_file:
         end = file.tell()
@@ -103,7 +103,9 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type with text in place of views in dictionaries, as Polars has them; Arrow cannot write these."""
+    """The type with text in place of string views in dictionaries, which Polars writes and Arrow cannot
+    write.
+    """
     if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
         return pa.dictionary(kind.index_type, pa.string(), kind.ordered)
     if pa.types.is_struct(kind):
@@ -128,9 +130,9 @@ def _plain_array(array: pa.Array) -> pa.Array:
 
 
 class ArrowWriter:
-    """Writes Arrow's file with zstd. It begins with its schema, so there is no place for metadata.
+    """Writes Arrow's file with zstd; it begins with its schema, so metadata cannot be added at the end.
 
-    Columns with dictionaries are written with their values: a file has one dictionary for all rows.
+    Columns with dictionaries are written as plain values, because a file has one dictionary for all rows.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
@@ -165,4 +167,4 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 ARROW = Format((".arrow", ".feather"), ArrowReader, ArrowWriter, is_text=False)
 ARROWS = Format((".arrows",), ArrowReader, None, is_text=False)
-"""Streams; a file that ends in .arrow may be one, too."""
+"""Streams; a file that ends in .arrow may be a stream, too."""

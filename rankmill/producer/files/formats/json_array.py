@@ -15,8 +15,10 @@ from rankmill.producer.files.formats.base import MAX_LINE_BYTES, NOT_UTF8
 from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_DEPTH = 32
-"""Deepest nesting of lists and objects. Parquet files with more than 100 levels cannot be read again, and a
-list needs two or three of these levels."""
+"""Deepest nesting of lists and objects.
+
+Parquet files with more than 100 levels cannot be read again, and a list needs two or three of these levels.
+"""
 
 _READ_BYTES = 1 << 20
 _BLOCK_CHARS = 4 << 20
@@ -25,7 +27,8 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(item, block)``: lines with one item of the array each, and the first item's number (from 1).
+    """Yield ``(item, block)``: a block of lines, one for each item, with the number (from 1) of its first
+    item.
 
     Parameters
     ----------
@@ -39,7 +42,7 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
     Raises
     ------
     InputError
-        It is not a JSON array, or an item is too long.
+        The file is not a JSON array, or an item is too long.
     """
     lines: list[str] = []
     number, size = 1, 0
@@ -54,7 +57,7 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
 
 
 class _Text:
-    """The text that is read and not yet used: from ``at`` on."""
+    """The text that was read and not yet used; it begins at ``at``."""
 
     def __init__(self, path: AnyPath, stream: pa.NativeFile, start: bytes) -> None:
         self._path = path
@@ -65,13 +68,13 @@ class _Text:
         self._add(start)
 
     def more(self) -> bool:
-        """Read more; return whether there was any."""
+        """Read more text; return whether the file had any."""
         data = self._stream.read(_READ_BYTES)
         self._add(data)
         return bool(data)
 
     def next(self) -> str:
-        """The next character that is no space, or nothing at the end."""
+        """The next character that is not a space; empty at the end."""
         while True:
             self.at = _end_of_space(self.text, self.at)
             if self.at < len(self.text):
@@ -113,7 +116,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
         text.next()
         try:
             value, end = decoder.raw_decode(text.text, text.at)
-            if end < len(text.text) or not text.more():  # else it may be half a number
+            if end < len(text.text) or not text.more():  # otherwise it may be half a number
                 break
             continue
         except json.JSONDecodeError as error:
@@ -125,7 +128,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
             raise InputError(
                 f"{path}, item {number}: lists and objects nested deeper than {MAX_DEPTH}"
             ) from None
-        except ValueError as error:  # an integer of thousands of digits
+        except ValueError as error:  # the item has an integer of thousands of digits
             raise InputError(f"{path}, item {number}: {error}") from None
     raw = text.text[text.at : end]
     text.at = end
@@ -133,9 +136,9 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
 
 
 def _in_one_line(raw: str, value: Any) -> str:
-    """An item as it is written, without the ends of lines that are between its parts."""
+    """An item as it is written, without the line ends between its parts."""
     try:
-        _STRICT.raw_decode(raw)  # no string has one inside
+        _STRICT.raw_decode(raw)  # raises an error if a string contains a line end
     except ValueError:
         return json.dumps(value)
     return raw.replace("\n", " ").replace("\r", " ")

@@ -1,11 +1,12 @@
 r"""JSON Lines, or a JSON array of objects; plain or compressed with gzip or zstd.
 
-Rows stay what they are: the texts that are scored are parsed strictly, and a row that goes into JSON again
-is carried as its line. Only for formats with types, such as Parquet, types are found from all values of a
-column; a column without one type becomes text. Lone surrogates (``\ud800``), which are not valid in Unicode
-text, become U+FFFD in what is sent or converted.
+Rows are not changed: the texts that are scored are parsed strictly, and a row that is written as JSON again
+is carried as its line. Only for formats with types, such as Parquet, the type of a column is found from all
+of its values; a column whose values do not share a type becomes text. Lone surrogates (``\ud800``), which are
+not valid in Unicode text, become U+FFFD in what is sent or converted.
 
-A hostile file could be nested so deeply that parsers crash, or have a column for every row. Both are bounded.
+A hostile file could be nested so deeply that parsers crash, or have a column for every row, so the depth and
+the number of columns are bounded.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _MAX_CELLS = 20_000_000
 """Most cells (columns times rows) that are converted at a time."""
 
 _SAFE_INTEGER = 2**53
-"""Up to this size a floating-point number holds every integer."""
+"""The largest size up to which a floating-point number holds every integer."""
 
 _WAY_OUT = "--list-columns {} makes a row of each item of lists, and --messages-column is for conversations"
 
@@ -75,16 +76,17 @@ Record = dict[str, Any]
 
 
 class JsonlReader:
-    """Reads one JSON object on each line; in .json also an array of objects, whose items count as lines.
+    """Reads JSON Lines, one object on each line; in .json also an array of objects, whose items count as
+    lines.
 
-    A column is converted to the type that it is asked for. As text, strings stay as they are, and other
-    values are their JSON; but the texts of pairs must be strings. The column `ROW` has the lines.
+    A column is converted to the type that the caller asks for. As text, strings stay as they are, and other
+    values become their JSON; but the texts of pairs must be strings. The column `ROW` holds the lines.
     """
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
         self._plain: Mapping[str, pa.DataType] = {}
-        """Columns whose values are all of one plain type, as `survey` has found."""
+        """Columns whose values all have one plain type, as `survey` has found."""
 
     def shown_columns(self) -> pa.Schema:
         """See `Reader.shown_columns`: the keys of the first record."""
@@ -99,7 +101,7 @@ class JsonlReader:
         return pa.schema([])
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; parses the file once, or twice where numbers of a nested column differ."""
+        """See `Reader.survey`; parses the file once, or twice if a nested column mixes kinds of numbers."""
         rows, null = 0, None
         found = _Columns(self._path, self._texts, self._options)
         for part in _parts(self._path):
@@ -163,7 +165,7 @@ class JsonlReader:
 class JsonlWriter(TextWriter):
     """Writes one JSON object for each row; times and decimals as strings, NaN as null.
 
-    A column `ROW` has the objects, to which the other columns are added.
+    If there is a column `ROW`, it holds the objects, and the other columns are added to them.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
@@ -185,7 +187,7 @@ class JsonlWriter(TextWriter):
 
 
 def with_keys(row: str, added: Mapping[str, object]) -> str:
-    """The JSON of an object, with more keys at its end."""
+    """The JSON of an object, with more keys added at the end."""
     return _with_fields(row, _json_of(added)[1:-1]) if added else row
 
 
@@ -195,26 +197,26 @@ def _with_fields(row: str, fields: str) -> str:
 
 
 def with_items(row: str, lists: Sequence[str]) -> Iterator[str]:
-    """Yield the JSON of an object once for each item of its lists, with that in place of them."""
+    """Yield the JSON of an object once for each item of its lists; the item replaces the list."""
     record = _decode(row)
     for items in zip(*(record.get(name) or () for name in lists), strict=True):
         yield _json_of({**record, **dict(zip(lists, items, strict=True))})
 
 
 def with_text(row: str, names: Collection[str]) -> str:
-    """The JSON of an object, with text for the values of some keys."""
+    """The JSON of an object, with the values of some keys as text."""
     record = _decode(row)
     return _json_of({**record, **{name: value_as_text(record[name]) for name in names if name in record}})
 
 
 def value_as_text(value: object) -> str | None:
-    """A value as text: a string is that, and anything else is its JSON; null stays null."""
+    """A value as text: a string stays as it is, any other value becomes its JSON, and null stays null."""
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows that follow each other: their lines, what these are, and the number of each."""
+    """Consecutive rows: their lines, the parsed records, and the numbers of the lines."""
 
     path: AnyPath
     lines: Sequence[str]
@@ -233,7 +235,7 @@ class _Part:
         return [record.get(name) for record in self.records]
 
     def values_of(self, name: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
-        """The same; raises `InputError` if a value is of none of these kinds, and not null."""
+        """The values of a key; raises `InputError` if a value is not null and has none of these types."""
         values = self.values(name)
         if not set(map(type, values)) <= {*kinds, type(None)}:
             place = next(at for at, each in enumerate(values) if not isinstance(each, (*kinds, type(None))))
@@ -241,14 +243,14 @@ class _Part:
         return values
 
     def error(self, place: int, name: str, wanted: object) -> InputError:
-        """The error for a value that is not what its column holds."""
+        """The error for a value that does not have the type of its column."""
         value = value_as_text(self.records[place].get(name))
         where = f"{self.path}, line {self.numbers[place]}"
         return InputError(f"{where}: column {name!r} holds {value!r:.60}, not {wanted}")
 
 
 class _Columns:
-    """Finds the columns of a file, and their types where these are wanted."""
+    """Finds the columns of a file, and their types if the caller wants these."""
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self.types: dict[str, pa.DataType] = {}
@@ -275,7 +277,7 @@ class _Columns:
                 self._narrow(name, values)
 
     def check(self, part: _Part) -> None:
-        """Make a column text whose values do not fit its type."""
+        """Turn a column into text if values do not fit its type."""
         for name in list(self.unsure):
             try:
                 _array(part.values(name), self.types[name])
@@ -283,7 +285,7 @@ class _Columns:
                 self._mix(name)
 
     def finish(self) -> None:
-        """Make columns text that Parquet could not hold."""
+        """Turn columns into text that Parquet could not hold."""
         for name, kind in list(self.types.items()):
             if _holds_nothing(kind):
                 self._mix(name)
@@ -293,7 +295,7 @@ class _Columns:
         return (self._options.typed or name in self._options.lists) and name not in self._texts
 
     def _narrow(self, name: str, values: Sequence[Any]) -> None:
-        """Make the type of a column fit more values."""
+        """Widen the type of a column so that it fits more values."""
         known, found = self.types[name], _type_of(values)
         if found is not None and pa.types.is_integer(found):
             numbers = [each for each in values if each is not None] if None in values else values
@@ -307,14 +309,14 @@ class _Columns:
         self.types[name] = both
 
     def _mix(self, name: str) -> None:
-        """Make a column text, or lists of text if it is one to unroll."""
+        """Turn a column into text, or into lists of text if it is to be unrolled."""
         self.types[name] = pa.list_(pa.string()) if name in self._options.lists else pa.string()
         self.mixed.add(name)
         self.unsure.discard(name)
 
 
 def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -> Mapping[str, Sequence[Any]]:
-    """The values of columns, without those of rows that lack them."""
+    """The values of columns, without the rows that lack them."""
     if is_uniform:
         columns = zip(records[0], zip(*map(dict.values, records), strict=True), strict=True)
         return {name: values for name, values in columns if name in wanted}
@@ -327,7 +329,7 @@ def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
-    """The type of values; ``None`` if they have none in common."""
+    """The common type of values; ``None`` if they do not have one."""
     kinds = set(map(type, values)) - {type(None)}
     if not kinds:
         return pa.null()
@@ -349,7 +351,7 @@ _PLAIN_TYPES = (*_PLAIN.values(), pa.int64())
 
 
 def _unified(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
-    """A type for the values of both; ``None`` if there is none."""
+    """A type that fits the values of both types; ``None`` if no type does."""
     if known == found:
         return known
     try:
@@ -379,14 +381,14 @@ def _holds_nothing(kind: pa.DataType) -> bool:
 
 
 def _width(kind: pa.DataType) -> int:
-    """Number of columns that a nested type has inside, and itself."""
+    """The number of columns that a nested type has inside, including itself."""
     return 1 + sum(_width(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
     try:
         return pa.array(values, kind)
-    except UnicodeEncodeError:  # lone surrogates
+    except UnicodeEncodeError:  # the text has lone surrogates
         return pa.array([_mended(each) for each in values], kind)
 
 
@@ -411,13 +413,15 @@ def _mended(value: Any) -> Any:
 
 
 def _is_array(path: AnyPath, start: bytes) -> bool:
-    """Whether a file holds an array: its name ends in .json, and it begins with a bracket."""
+    """Whether a file holds an array: its name ends in .json, and the text begins with a bracket."""
     is_json = ".json" in [suffix.lower() for suffix in path.suffixes[-2:]]
     return is_json and start.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"["
 
 
 def _blocks(path: AnyPath) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(line, block)``: blocks of whole lines, about `_BLOCK_BYTES`, and their first line (from 1)."""
+    """Yield ``(line, block)``: about `_BLOCK_BYTES` of whole lines, and the number (from 1) of their first
+    line.
+    """
     try:
         with open_stream(path) as stream:
             start = stream.read(_BLOCK_BYTES)
@@ -436,7 +440,7 @@ def _blocks(path: AnyPath) -> Iterator[tuple[int, bytes]]:
 
 
 def _parts(path: AnyPath) -> Iterator[_Part]:
-    """Yield the rows of a file, a few at a time: with more, what they hold leaves a processor's caches."""
+    """Yield the rows of a file, a few at a time, so that their objects fit into a processor's caches."""
     for first, block in _blocks(path):
         _check_depths(path, first, block)
         yield from _parts_of(path, first, block)
@@ -455,10 +459,10 @@ def _parts_of(path: AnyPath, first: int, block: bytes) -> Iterator[_Part]:
 
 
 def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch | None:
-    """The rows of a block as Arrow reads them, in half the time; ``None`` where Python is to read them.
+    """Read the rows of a block with Arrow, in half the time; ``None`` if Python must read them.
 
-    It is for columns of which Python has read all values, as Arrow is less strict. What it refuses is for
-    Python: lone surrogates, a key that is there twice, and control characters in strings.
+    Use this only for columns whose values Python has all read before, as Arrow is less strict. Python must
+    read what Arrow refuses: lone surrogates, repeated keys, and control characters in strings.
     """
     fields = pa.schema([field for field in schema if field.name != ROW])
     try:
@@ -479,7 +483,7 @@ def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch |
 
 
 def _records(path: AnyPath, lines: Sequence[str], numbers: Sequence[int]) -> list[Record]:
-    """Parse lines; raises `InputError` if one is no JSON object."""
+    """Parse lines; raises `InputError` if one of them is not a JSON object."""
     try:
         found = [_scan(line, 0) for line in lines]
     except (ValueError, StopIteration, RecursionError):
@@ -497,12 +501,12 @@ def _utf8(path: AnyPath, number: int, line: bytes) -> str:
 
 
 def _record(path: AnyPath, number: int, line: str) -> Record:
-    """Parse one line; raises `InputError` if it is no JSON object."""
+    """Parse one line; raises `InputError` if it is not a JSON object."""
     try:
         record = _decode(line)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:  # the line has an integer of thousands of digits
         raise InputError(f"{path}, line {number}: {error}") from None
     if not isinstance(record, dict):
         raise InputError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
@@ -527,7 +531,9 @@ def _check_depth(path: AnyPath, number: int, line: bytes) -> None:
 
 
 def _for_json(column: pa.ChunkedArray) -> list[Any]:
-    """The values; 32-bit floats as the 64-bit floats with the same shortest notation: 0.1 stays 0.1."""
+    """The values; a 32-bit float becomes the 64-bit float with the same shortest notation, so that 0.1 stays
+    0.1.
+    """
     column = undictionary(column)
     if pa.types.is_float32(column.type):
         found: list[Any] = column.cast(pa.string()).cast(pa.float64()).to_pylist()
@@ -547,7 +553,7 @@ def _finite(value: Any) -> Any:
 
 def _json_of(value: object) -> str:
     if type(value) is float and math.isfinite(value):
-        return repr(value)  # as the encoder does, which takes ten times as long for one number
+        return repr(value)  # the same text as the encoder's, in a tenth of the time
     try:
         return _encode(value)
     except ValueError:  # NaN or infinity

@@ -16,13 +16,13 @@ from rankmill.producer.files.formats.jsonl import with_items
 from rankmill.producer.files.stores.paths import AnyPath
 
 _ROWS = 64
-"""Rows to read at a time; each may have a thousand passages."""
+"""Rows that are read at a time; each may have a thousand passages."""
 
 
 class ListReader:
-    """Reads another reader's rows, with their lists unrolled: one row for each item.
+    """Unrolls the lists in another reader's rows, so that each item becomes a row.
 
-    Columns that are no lists to unroll are repeated. A row whose lists are empty or null makes no pair.
+    The values of all other columns are repeated. A row whose lists are empty or null is left out.
 
     Parameters
     ----------
@@ -61,12 +61,12 @@ class ListReader:
         return replace(found, schema=schema, rows=rows, first_null=null)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """See `Reader.batches`; a batch has the pairs of some rows of the file."""
+        """See `Reader.batches`; a batch has the pairs of a few rows of the file."""
         fields = [
             field.with_type(pa.list_(field.type)) if field.name in self._lists else field for field in schema
         ]
         if not set(self._lists) & set(schema.names):
-            fields.append(self._types.field(self._lists[0]))  # it says how often a row is repeated
+            fields.append(self._types.field(self._lists[0]))  # its length says how often a row is repeated
         yield from self._unroll(pa.schema(fields))
 
     def _unroll(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Parquet."""
+"""Parquet files: their reader and writer, and the columns of earlier outputs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ParquetWriter:
 
 
 def metadata_of(path: AnyPath) -> dict[str, str]:
-    """What the footer of a file says besides its columns; raises `InputError` if it is not whole."""
+    """The metadata in the footer of a file; raises `InputError` if the file is incomplete."""
     with _open(path) as file:
         found = file.metadata.metadata or {}
     return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in found.items()}
@@ -85,7 +85,9 @@ def metadata_of(path: AnyPath) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Columns of an earlier output: their schema, the number of rows, and these, which are read once."""
+    """Columns of an earlier output: their schema, the number of rows, and the batches, which can be read
+    once.
+    """
 
     schema: pa.Schema
     rows: int
@@ -112,7 +114,7 @@ def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
 
 
 def _open(path: AnyPath) -> pq.ParquetFile:
-    """Open a file; the checksums of its pages, if it has them, are compared with what is read."""
+    """Open a file; Arrow verifies the checksums of pages that have them."""
     try:
         file = pq.ParquetFile(
             open_random(path), buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True

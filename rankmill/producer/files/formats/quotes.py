@@ -1,8 +1,9 @@
-"""The quotes of CSV: that each field in quotes ends where its writer meant it to.
+"""Checks the quotes of CSV: each field in quotes must end where its writer meant it to.
 
-Arrow reads on behind a closing quote, and takes the rest of the file for a field whose quote is never closed.
-So a stray quote would merge rows without a word. The bytes are looked at as Arrow reads them. Python's `csv`
-(strict) takes four times as long as both, names the line behind, and before Python 3.13 reads no nulls.
+Arrow reads on behind a closing quote, and treats the rest of the file as one field if a quote is never
+closed. So a stray quote would silently merge rows. The bytes are checked while Arrow reads them. Python's
+`csv` (strict) takes four times as long as both together, names the line after the wrong one, and does not
+read null characters before Python 3.13.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 MAX_FIELD_MIB = 16
-"""Longest field in quotes, where the reader is not told another bound."""
+"""Longest field in quotes, unless the reader is given another bound."""
 
 _PIECE_BYTES = 1 << 20
-"""Bytes that are looked at at once: with more, the arrays outgrow the caches of a processor."""
+"""Bytes that are checked at a time; with more, the arrays outgrow the caches of a processor."""
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
@@ -33,17 +34,17 @@ _BEHIND = (
 
 
 def open_quoted(path: AnyPath, delimiter: str, max_field_mib: int, way_out: str) -> pa.NativeFile:
-    """As `open_stream`, for CSV: reading raises `InputError` where quotes are not as they must be.
+    """Open a CSV file as `open_stream` does; reading it raises `InputError` where quotes are wrong.
 
-    That is where something other than a delimiter or a line's end follows a closing quote, where a quote is
-    never closed, and where a field in quotes is longer than `max_field_mib` MiB; `way_out` says what to do
-    with a field that is meant to be so long.
+    Quotes are wrong if a closing quote is followed by anything but a delimiter or a line end, if a quote is
+    never closed, or if a field in quotes is longer than `max_field_mib` MiB. `way_out` tells the user what to
+    do about a field that is meant to be longer.
     """
     return pa.PythonFile(_Checked(path, Quotes(delimiter, max_field_mib << 20), way_out), mode="r")
 
 
 class _Checked:
-    """A stream whose quotes are followed while it is read."""
+    """A stream that checks the quotes while it is read."""
 
     def __init__(self, path: AnyPath, quotes: Quotes, way_out: str) -> None:
         self._path = path
@@ -72,7 +73,7 @@ class _Checked:
 
 
 class Misquoted(Exception):
-    """Quotes are not as they must be; ``place`` is the byte at which the field in quotes begins."""
+    """Raised if quotes are wrong; ``place`` is the byte at which the field in quotes begins."""
 
     def __init__(self, place: int, what: str, *, is_long: bool = False) -> None:
         super().__init__(what)
@@ -83,18 +84,18 @@ class Misquoted(Exception):
 class Quotes:
     """Follows the quotes through a file, a piece at a time.
 
-    Quotes that follow each other are one *run*. A run of an even number is a field that is empty, or stands
-    for quotes inside of one: it neither opens nor closes. One of an odd number opens a field if none is open
-    and the field begins there, and closes the one that is open. In a field without quotes it means itself. So
-    whether a field is open behind a run follows from the number of runs since the last that can only close
-    one, and no loop over quotes is needed.
+    Consecutive quotes are one *run*. An even run is an empty field, or stands for quotes inside a field, so
+    it neither opens nor closes a field. An odd run closes the open field; if no field is open, it opens one
+    if a field begins there, and otherwise is part of a field without quotes. So whether a field is open after
+    a run follows from the number of runs since the last run that can only close a field, and a loop over the
+    quotes is not needed.
 
     Parameters
     ----------
     delimiter
         The character between two fields.
     longest
-        Most bytes of a field in quotes; no fewer than those of a piece.
+        Most bytes of a field in quotes; at least the bytes of a piece.
     """
 
     def __init__(self, delimiter: str, longest: int) -> None:
@@ -108,17 +109,17 @@ class Quotes:
         """The byte at which the open field begins."""
 
     def look(self, data: bytes) -> None:
-        """Look at the next bytes of the file; none at its end.
+        """Check the next bytes of the file; at its end, call this with empty `data`.
 
         Raises
         ------
         Misquoted
-            The quotes are not as they must be.
+            The quotes are wrong.
         """
         if not self._at and data.startswith(BYTE_ORDER_MARK):
             data, self._at = data[len(BYTE_ORDER_MARK) :], len(BYTE_ORDER_MARK)
         piece = self._held + data if self._held else data
-        whole = piece.rstrip(b'"') if data else piece  # what follows the last run may not be read yet
+        whole = piece.rstrip(b'"') if data else piece  # the next piece may continue the last run
         self._held = piece[len(whole) :]
         if b'"' in whole:
             self._follow(np.frombuffer(whole, np.uint8))
@@ -135,7 +136,7 @@ class Quotes:
         opens, closes = quotes[was_open::2], quotes[1 - was_open :: 2]
         if not self._are_edges(raw, opens - 1) or not self._are_edges(
             raw, closes + 1
-        ):  # as most files have it
+        ):  # most files are like this
             opens, closes = self._by_runs(raw, quotes)
         if self._open is not None and len(closes):
             self._check_length(self._open, int(closes[0]) + self._at)
@@ -145,13 +146,13 @@ class Quotes:
             self._open = int(opens[-1]) + self._at
 
     def _are_edges(self, raw: Bytes, places: Places) -> bool:
-        """Whether there is a delimiter or a line's end at all places, which are in order."""
+        """Whether all places, which are in order, hold a delimiter or a line end."""
         if not len(places):
             return True
         return places[0] >= 0 and places[-1] < len(raw) and bool(self._edges[raw[places]].all())
 
     def _by_runs(self, raw: Bytes, quotes: Places) -> tuple[Places, Places]:
-        """The quotes that open and close fields, except fields that are empty or nothing but quotes."""
+        """The quotes that open and close fields, except fields that are empty or consist of quotes."""
         gaps = np.flatnonzero(np.diff(quotes) > 1)
         first, last = quotes[np.r_[0, gaps + 1]], quotes[np.r_[gaps, len(quotes) - 1]]
         begins, ends = self._edges[raw[first - 1]], self._edges[raw[np.minimum(last + 1, len(raw) - 1)]]
@@ -181,7 +182,7 @@ class Quotes:
 
 
 def _line(path: AnyPath, place: int) -> int:
-    """The line (from 1) of a byte of the file."""
+    """The number (from 1) of the line that has a byte of the file."""
     line, last = 1, b""
     with open_stream(path) as stream:
         while place > 0 and (data := stream.read(min(place, _PIECE_BYTES))):

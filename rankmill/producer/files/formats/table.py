@@ -1,6 +1,6 @@
-"""The formats of files that are installed: what their names end in, and how they are read and written.
+"""Finds the installed formats of files by the endings of files' names.
 
-They are the entry points of ``rankmill.formats``: ours, and those of other packages.
+Formats are the entry points of ``rankmill.formats``: ours, and those of other packages.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """All formats, ours first; this imports them all."""
+    """All formats, ours first; calling this imports all of them."""
     return tuple(plugins.load("rankmill.formats", name) for name in plugins.names("rankmill.formats"))
 
 
 @cache
 def of_ending(ending: str) -> Format | None:
-    """The format of an ending such as ``.csv``; if a format has that name, no other is imported."""
+    """The format of an ending such as ``.csv``; other formats are imported only if none has that name."""
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))
     except KeyError:
@@ -34,32 +34,32 @@ def of_ending(ending: str) -> Format | None:
 
 
 def read_endings() -> str:
-    """Endings of files that are read as pairs, for messages."""
+    """The endings of files that can be read as pairs, for messages."""
     endings = (ending for each in formats() if each.reader for ending in each.endings)
     return ", ".join(endings) + " (text also as .gz or .zst)"
 
 
 def written_formats() -> tuple[Format, ...]:
-    """The formats of outputs."""
+    """The formats in which outputs can be written."""
     return tuple(each for each in formats() if each.writer)
 
 
 def format_of(path: AnyPath) -> Format | None:
-    """The format that a file's name says; ``None`` if it says none."""
+    """The format that the ending of a file's name gives; ``None`` if it gives none."""
     ending, compression = split_ending(path)
     found = of_ending(ending)
     return None if found and compression and not found.is_text else found
 
 
 def split_ending(path: AnyPath) -> tuple[str, str | None]:
-    """The ending that gives a file's format, and the compression by the one behind it."""
+    """The ending that gives a file's format, and the compression that the ending after it gives."""
     suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
     compression = COMPRESSIONS.get(suffixes[-1])
     return suffixes[-2 if compression else -1], compression
 
 
 def stem(path: AnyPath) -> str:
-    """The file's name without the endings that give its format: ``a.b`` for ``a.b.csv.gz``."""
+    """The file's name without the endings of format and compression: ``a.b`` for ``a.b.csv.gz``."""
     return (path.with_suffix("") if split_ending(path)[1] else path).stem
 
 
@@ -74,13 +74,15 @@ def is_output_name(name: str) -> bool:
 
 
 def is_readable(path: AnyPath) -> bool:
-    """Whether a file's name says that it holds pairs, or other tables."""
+    """Whether a file can be read as a table, as the ending of its name tells."""
     found = format_of(path)
     return found is not None and found.reader is not None
 
 
 def check_readable(path: AnyPath) -> MakeReader:
-    """What makes the reader of a file; raises `InputError` if its name does not say that it can be read."""
+    """The function that makes the reader of a file; raises `InputError` if the file's name ends in no known
+    format.
+    """
     found = format_of(path)
     if found is None or found.reader is None:
         raise InputError(f"{path}: cannot tell what is in it; its name must end in {read_endings()}")

@@ -1,4 +1,4 @@
-"""What the writers of text have in common: a stream, plain or compressed, and lines of fields."""
+"""The base of the writers of text: a stream, plain or compressed, and lines of fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankmill.jobs.contract.errors import InputError
 
 
 class TextWriter:
-    """A file that is written as text; a subclass turns tables into bytes."""
+    """Writes a file of text; a subclass turns tables into bytes."""
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
         self._schema = schema
@@ -26,7 +26,7 @@ class TextWriter:
             self._stream.write(self._lines(table))
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """Complete the file; text formats have no place for metadata."""
+        """Complete the file; text formats have no place for `metadata`."""
         self._stream.close()
 
     def abandon(self) -> None:
@@ -48,7 +48,7 @@ def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column as text, as Arrow prints its values; durations as ISO 8601 has it; null is empty."""
+    """The column as text, as Arrow prints its values; durations become ISO 8601, and null becomes empty."""
     column = undictionary(column)
     if pa.types.is_duration(column.type) or isinstance(column.type, pa.UuidType):
         texts = (value if value is None else str(value) for value in values_for_text(column))
@@ -58,9 +58,9 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def values_for_text(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column, with text for times and durations, at any depth.
+    """The values of a column, with times and durations at any depth as text.
 
-    Times are as Arrow prints them: Python has none with nanoseconds, or in far years.
+    Times are printed by Arrow, because Python has no times with nanoseconds, or in far years.
     """
     kind = column.type
     bare = without_times(kind)
@@ -77,7 +77,7 @@ def _holds_durations(kind: pa.DataType) -> bool:
 
 
 def _with_durations(value: Any, kind: pa.DataType) -> Any:
-    """A value of which durations are integers, with text for these; `kind` is that of the column."""
+    """A value whose durations are integers, with these as text; `kind` is the type of the column."""
     kind = undictionaried(kind)
     if value is None or not _holds_durations(kind):
         return value
@@ -92,7 +92,7 @@ def _with_durations(value: Any, kind: pa.DataType) -> Any:
 
 
 def _iso_duration(value: int, unit: str) -> str:
-    """A duration as ISO 8601 has it, to the last digit."""
+    """A duration in ISO 8601, to the last digit."""
     digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[unit]
     seconds, fraction = divmod(abs(value), 10**digits)
     minutes, seconds = divmod(seconds, 60)
@@ -103,13 +103,13 @@ def _iso_duration(value: int, unit: str) -> str:
 
 
 def undictionary(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """The column with its values, if it has places in a dictionary."""
+    """The column with plain values, if it was encoded with a dictionary."""
     kind = column.type
     return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
 
 
 def undictionaried(kind: pa.DataType) -> pa.DataType:
-    """The type of the values, if a column has places in a dictionary."""
+    """The type of the values, if `kind` is a dictionary."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -141,13 +141,13 @@ def without_times(kind: pa.DataType) -> pa.DataType:
 
 
 _NOT_CAST = (pa.types.is_list_view, pa.types.is_large_list_view, pa.types.is_run_end_encoded)
-"""Nested types of which Arrow casts no values: Python's names of these are written."""
+"""Nested types whose values Arrow cannot cast."""
 
 _LISTS = ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list))
 
 
 def cannot_be_text(kind: pa.DataType) -> bool:
-    """Whether a type holds bytes, or intervals, which Arrow does not print."""
+    """Whether a type holds bytes or intervals, which Arrow does not print."""
     kind = undictionaried(kind)
     inner = [kind.field(place).type for place in range(kind.num_fields)]
     tests = (
@@ -161,7 +161,7 @@ def cannot_be_text(kind: pa.DataType) -> bool:
 
 
 def far_time(column: pa.Array) -> int | None:
-    """The first row with a time that Arrow cannot print, as its year is too far away."""
+    """The first row with a time that Arrow cannot print, because its year is too far away."""
     text = column.cast(without_times(column.type))
     if not pa.types.is_string(text.type):
         text = pa.array(map(str, text.to_pylist()), pa.string())

@@ -24,9 +24,9 @@ _SPACES = re.compile(rb"[ \t]+")
 class LineFormat:
     """A kind of file of lines.
 
-    ``schema`` has its columns, ``by_count`` their names by the number of fields, empty for a field that is
-    not used; ``header`` are the words with which a header begins, if there is one; ``kinds`` says what the
-    lines may be, for messages.
+    ``schema`` has the columns. ``by_count`` gives the names of the fields by their number; a field that is
+    not used has an empty name. ``header`` are the words with which a header may begin. ``kinds`` says what
+    the lines may be, for messages.
     """
 
     schema: pa.Schema
@@ -38,9 +38,9 @@ class LineFormat:
 def read_lines(
     path: AnyPath, lines: LineFormat, fields_of: Callable[[Sequence[str]], Sequence[str]] = lambda words: ()
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the lines of a file in order, as batches of ``lines.schema``; what it lacks is null.
+    """Yield the lines of a file in order, as batches of ``lines.schema``; missing columns are null.
 
-    `fields_of` may say what the fields are, from the words of the first line.
+    `fields_of` gets the words of the first line, and may return the names of the fields.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def _parsed(
 def _explained(
     path: AnyPath, line: int, block: bytes, fields: Sequence[str], schema: pa.Schema, error: Exception
 ) -> InputError:
-    """The first line that has another number of fields, or a value of the wrong type."""
+    """The error for the first line with a wrong number of fields, or with a value of the wrong type."""
     for number, text in enumerate(block.split(b"\n"), line):
         words = text.split()
         if words and len(words) != len(fields):
@@ -140,4 +140,4 @@ def _explained(
 
 
 TREC = Format((".trec",), None, TrecWriter)
-"""Rankings; `corpus.rankings` reads them, as they have no texts."""
+"""Rankings; they are read by `corpus.rankings`, because they have no texts."""

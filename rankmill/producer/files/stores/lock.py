@@ -18,15 +18,15 @@ BEAT_SECONDS = 5.0
 """How often the holder of a lock writes it again."""
 
 LEASE_SECONDS = 20.0
-"""A lock unchanged for so long is free: its holder has died, or lost the store."""
+"""Seconds after which an unchanged lock is free, because its holder has died or lost the store."""
 
 logger = logging.getLogger(__name__)
 
 
 def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | None:
-    """The lock of an output in a store; ``None`` where its folder on this host is the lock.
+    """The lock of an output in a store; ``None`` if the run's folder on this host is the lock.
 
-    A repository has none either: there each write would be a commit for ever.
+    A repository does not get a lock either, because each write would be a commit that stays for ever.
     """
     if isinstance(lock, ObjectPath) and not is_in_repository(lock):
         return ObjectLock(lock, output, folder)
@@ -34,9 +34,9 @@ def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | 
 
 
 class ObjectLock:
-    """A lock: an object that its holder writes again and again. Use it as a context manager.
+    """A lock in an object store, which its holder writes again and again; use it as a context manager.
 
-    No clocks are compared: who wants a lock that is there watches whether it changes.
+    Clocks are not compared: a process that finds a lock watches whether it changes.
 
     Parameters
     ----------
@@ -75,21 +75,21 @@ class ObjectLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._periodic.stop(seconds=None)  # else it could write the lock again
+        self._periodic.stop(seconds=None)  # otherwise it could write the lock again
         with suppress(RankmillError):
             seen = self._read()
             if seen and seen["owner"] == self._owner:
                 self._lock.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise `OutputBusy` if another host has taken the lock: this one was away for long."""
+        """Raise `OutputBusy` if another host took the lock, because this one did not write it for long."""
         if self._other is not None:
             raise OutputBusy(
                 f"{self._output}: host {self._other} makes it now, as this host was away; nothing was written"
             )
 
     def _watch(self, first: dict[str, str]) -> None:
-        """Return when the lock has not changed for long; raise `OutputBusy` if it does."""
+        """Return if the lock is gone or unchanged for `LEASE_SECONDS`; raise `OutputBusy` if it changes."""
         logger.warning("host %s has begun %s; looking whether it still works", first["host"], self._output)
         until = system.monotonic() + LEASE_SECONDS
         while system.monotonic() < until:
@@ -122,7 +122,7 @@ class ObjectLock:
         return json.dumps(about).encode()
 
     def _create(self) -> bool:
-        """Write the lock if it is not there; whether it was written. Some stores cannot tell."""
+        """Write the lock if it does not exist; return whether it was written. Some stores cannot tell."""
 
         def create(store: Any, name: str) -> bool:
             try:
@@ -137,7 +137,7 @@ class ObjectLock:
         self._lock.ask(lambda store, name: store.pipe_file(name, self._content()), doing="cannot write ")
 
     def _read(self) -> dict[str, str] | None:
-        """The lock's content; ``None`` if it is not there or is damaged."""
+        """The lock's content; ``None`` if it does not exist or is damaged."""
 
         def read(store: Any, name: str) -> dict[str, str] | None:
             try:

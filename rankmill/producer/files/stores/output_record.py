@@ -1,4 +1,4 @@
-"""The files that a confined process wrote as an output: it replaces and deletes nothing else there."""
+"""Records the files that a confined process wrote as an output; it may replace and delete only these."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rankmill.producer.files.stores.paths import AnyPath, workspace_of
 from rankmill.producer.files.stores.writing import content, identity, sync
 
 _SEAL = ""
-"""In the record, in the place of a file's name."""
+"""The key of the seal in the record, in place of a file's name."""
 
 
 def record_of(output: AnyPath) -> Path:
-    """The record of an output: a hidden file, which no order can name, beside the folder of its run."""
+    """The record of an output: a hidden file beside the run's folder, which no order can name."""
     folder = workspace_of(output)
     return folder.with_name(f".{folder.name}")
 
 
 class OutputRecord:
-    """The record of an output's files: of each by its name what it was when a runner had made it.
+    """Records the state that each file of an output had when a runner had made it, by the file's name.
 
-    Whoever has the output's lock may use it.
+    Only the process that has the output's lock may use it.
     """
 
     def __init__(self, output: AnyPath) -> None:
@@ -35,7 +35,7 @@ class OutputRecord:
         self._folder = workspace_of(output)
 
     def check(self, files: Iterable[AnyPath]) -> None:
-        """Raise `RunnerError` if one of `files` is there and is not as a runner has made it."""
+        """Raise `RunnerError` if one of `files` exists and is not as a runner made it."""
         there = [path for path in files if _is_link(path) or path.exists()]
         known = self._read() if there else {}
         for path in there:
@@ -48,7 +48,8 @@ class OutputRecord:
     def note(self, files: Mapping[AnyPath, Path]) -> None:
         """Note what `files` become, before they are moved: ``{place: complete file}``.
 
-        It is written in the folder of the run, if there is one: with that it is removed if this process dies.
+        The new record is first written in the run's folder, if that exists, so that it is removed with the
+        folder if this process dies.
         """
         known = self._read()
         for path, partial in files.items():
@@ -56,11 +57,11 @@ class OutputRecord:
         self._write(known)
 
     def seal(self, run_id: str, *what: str) -> None:
-        """Note `what` the run has made, before it is moved: the server may lose its end."""
+        """Note `what` the run has made, before it is moved, because the server may lose the run's end."""
         self._write({**self._read(), _SEAL: [run_id, *what]})
 
     def sealed(self, run_id: str) -> list[str]:
-        """What `seal` has noted of the run; nothing if another one was the last."""
+        """What `seal` has noted of the run; empty if another run was the last one."""
         found = self._read().get(_SEAL, [])
         return found[1:] if found[:1] == [run_id] else []
 
@@ -72,14 +73,14 @@ class OutputRecord:
                 json.dump(known, file)
             sync(Path(name))
             Path(name).replace(self._record)
-            sync(self._record.parent)  # a part is synced in a folder of its own, and would outlast its record
+            sync(self._record.parent)  # a part is synced in its own folder, and would outlast its record
         except BaseException:
             with suppress(OSError):
                 Path(name).unlink()
             raise
 
     def _read(self) -> dict[str, list[str]]:
-        """The record; nothing is known if it is not this user's, or damaged."""
+        """The record; empty if the file is not this user's, or is damaged."""
         try:
             descriptor = os.open(self._record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
@@ -97,6 +98,6 @@ def _is_link(path: AnyPath) -> bool:
 
 
 def _state(path: AnyPath, place: AnyPath) -> str:
-    """Inode, size, time and digest of a file; of an object size and digest."""
+    """The inode, size, time and digest of a file; for an object, its size and digest."""
     own, digest = identity(path, place), content(path)
     return own if own == digest else f"{own} {digest}"

@@ -1,4 +1,4 @@
-"""A folder that is this user's alone, and that a process finds again at its path while it works in it."""
+"""Folders that belong only to this user, and that a process checks for changes while it works there."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 def kind_of(mode: int) -> str:
-    """The kind of file, in words, from its mode."""
+    """The kind of a file, in words, from its mode."""
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "a file")
 
 
 class OwnFolder:
-    """A folder that was opened without following a link; it is made if it is not there.
+    """Opens a folder of this user without following a link; the folder is made if it does not exist.
 
-    It belongs to this process's user and no other user may write in it from now on, so what is in it is what
-    was looked at here. Close it at the end.
+    The folder belongs to this process's user, and from now on no other user may write in it, so its files
+    stay as they were when they were checked here. Close it at the end.
 
     Parameters
     ----------
     path
         The folder.
     output
-        What is made in the folder, and put beside it: a process that may not write it there makes no folder.
-        That of an object is in the user's own folder, which is made, too.
+        The output that is made in the folder, and put beside it. A process that may not write the output does
+        not make the folder. The folder for an object is in the user's own folder, which is made, too.
 
     Raises
     ------
     RunnerError
         This process may not write `output`.
     InputError
-        Something else is there, or it is not this user's, or holds what no run puts there.
+        The path is not a folder, or is another user's, or the folder holds something that no run puts there.
     OSError
-        It cannot be made or opened.
+        The folder cannot be made or opened.
     """
 
     def __init__(self, path: Path, output: AnyPath) -> None:
@@ -78,14 +78,16 @@ class OwnFolder:
             raise
 
     def open(self, name: str) -> int:
-        """Open a file of the folder to read and write, as a descriptor; it is made if it is not there."""
+        """Open a file of the folder to read and write, as a descriptor; the file is made if it does not
+        exist.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
         self.watch(self.path / name, os.fstat(descriptor))
         return descriptor
 
     def watch(self, path: Path, found: os.stat_result | None = None) -> None:
-        """From now on, `check` looks whether the same file is at this path: that of `found`, or of now."""
+        """Let `check` test that `path` stays the same file: the file of `found`, or the current one."""
         found = found or path.lstat()
         self._watched[path] = found.st_dev, found.st_ino
 
@@ -114,12 +116,12 @@ class OwnFolder:
                 f"{self.path} belongs to another user ({owner}), who could change what is in it; remove it, "
                 "or name another output with -o"
             )
-        with suppress(OSError):  # of a file system without modes
+        with suppress(OSError):  # the file system may have no modes
             os.fchmod(self._descriptor, 0o700)
-        for name in os.listdir(self._descriptor):  # noqa: PTH208 -- of the folder that is open
+        for name in os.listdir(self._descriptor):  # noqa: PTH208 -- lists the folder that is open
             try:
                 found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-            except FileNotFoundError:  # of a run that ends just now
+            except FileNotFoundError:  # a run may have just ended
                 continue
             if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
                 raise _strange(self.path / name, kind_of(found.st_mode))
@@ -127,7 +129,7 @@ class OwnFolder:
                 raise _strange(self.path / name, "another user's")
 
     def _owner_here(self) -> int:
-        """Whom a file belongs to that this process makes: some file systems give all to one user."""
+        """The owner of the files that this process makes; some file systems give all files to one user."""
         with tempfile.TemporaryFile(dir=self.path.parent) as file:
             return os.fstat(file.fileno()).st_uid
 

@@ -1,4 +1,4 @@
-"""Paths of files and of objects; what is asked of a store, and waiting for one that does not serve."""
+"""Paths of files and of objects, questions to a store, and waiting for a store that does not answer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import Backoff, system
 
 WORKSPACE = ".rankmill"
-"""Suffix of a run's folder: its name is the output's name with this suffix."""
+"""Suffix of a run's folder, which is added to the output's name."""
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SECRET = re.compile(r"[^/]*//[^/]*:[^/]*@|https?://[^?]*\?", re.IGNORECASE)
 
 NOT_WRITTEN = {"memory", "data", "http", "https"}
-"""Schemes of URLs where no output can be kept."""
+"""Schemes of URLs where an output cannot be kept."""
 
 
 LOOK_SECONDS = 15.0
-"""How long a store may be away when something is looked up: at the beginning, before any work."""
+"""How long a store may be away when an object is looked up at the beginning, before any work."""
 
 WORK_SECONDS = 600.0
 """How long a store may be away while an object is read or written."""
@@ -37,7 +37,7 @@ _BACKOFF = Backoff(first=0.2, longest=10.0)
 
 _LASTING = (ImportError, NotImplementedError, TypeError, ValueError)
 _LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
-"""Names of errors of libraries that need not be installed."""
+"""Names of errors from libraries that need not be installed."""
 
 T = TypeVar("T")
 Pattern = TypeVar("Pattern", bound=PurePath)
@@ -45,21 +45,21 @@ Pattern = TypeVar("Pattern", bound=PurePath)
 logger = logging.getLogger(__name__)
 
 Guard = Callable[["ObjectPath"], Mapping[str, Any]]
-"""Returns options of fsspec for an object, or raises an error if it may not be asked for."""
+"""A function that returns options of fsspec for an object, or raises an error if it may not be used."""
 
 _guards: list[Guard] = []
 
 
 def guard(check: Guard) -> None:
-    """Have `check` called before anything is asked of a store."""
+    """Have `check` called before each use of a store."""
     _guards[:] = [check]
 
 
 class ObjectPath(PurePosixPath):
-    """The path of an object, such as ``s3://bucket/key``: no path of this host.
+    """The path of an object in a store, such as ``s3://bucket/key``.
 
-    Some of its methods are called as those of `pathlib.Path` are, and look at the store. Whatever takes an
-    `AnyPath` uses these; what a file needs beyond them, it needs of a `Path`.
+    Some methods have names of `pathlib.Path`, and look at the store. Functions that take an `AnyPath` use
+    only these.
     """
 
     @property
@@ -79,33 +79,35 @@ class ObjectPath(PurePosixPath):
         return self.parts[0].removesuffix(":")
 
     def ask(self, what: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
-        """What `what` returns of the store and the object's name in it; it waits for a store that is away.
+        """Call `what` with the store and the object's name in it, and wait if the store is away.
 
         Raises
         ------
         InputError, StoreError, RunnerError
-            As of `patiently` and `store`; the message begins with `doing`.
+            As `patiently` and `store` raise; the message begins with `doing`.
         """
         system, name = self.store
         return patiently(f"{doing}{self}", lambda: what(system, name), seconds)
 
     def about(self) -> Mapping[str, Any]:
-        """What the store says of the object, as fsspec's ``info``; raises `InputError` if it is not there."""
+        """The store's facts about the object, as fsspec's ``info``; raises `InputError` if the object does
+        not exist.
+        """
         return self.ask(_about, WORK_SECONDS)
 
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
 
     def exists(self) -> bool:
-        """Whether there is an object, or one below this name."""
+        """Whether an object has this name, or is below it."""
         return self._is("exists")
 
     def is_file(self) -> bool:
-        """Whether there is an object of this name."""
+        """Whether an object has this name."""
         return self._is("isfile")
 
     def is_dir(self) -> bool:
-        """Whether there are objects below this name."""
+        """Whether objects are below this name."""
         return self._is("isdir")
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
@@ -115,7 +117,7 @@ class ObjectPath(PurePosixPath):
     def names(
         self, what: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
     ) -> list[ObjectPath]:
-        """The paths of the names that `what` returns; `above` them all is spelled as here, not as there."""
+        """The paths of the names that `what` returns; their beginning, `above`, is spelled as here."""
         above = above or self
         names = self.ask(lambda system, name: [system.unstrip_protocol(each) for each in what(system, name)])
         return [above.joinpath(*object_path(each).parts[len(above.parts) :]) for each in names]
@@ -124,7 +126,7 @@ class ObjectPath(PurePosixPath):
         """Delete the object."""
         try:
             self.ask(lambda system, name: system.rm_file(name), WORK_SECONDS)
-        except InputError:  # some stores say so, and others do not
+        except InputError:  # some stores raise this for a missing object
             if not missing_ok:
                 raise
         self.ask(lambda system, name: system.invalidate_cache(name))
@@ -132,7 +134,7 @@ class ObjectPath(PurePosixPath):
     def _is(self, test: str) -> bool:
         def look(system: Any, name: str) -> bool:
             try:
-                about = _about(system, name)  # the tests of fsspec call every failure a no
+                about = _about(system, name)  # fsspec's own tests report every failure as false
             except FileNotFoundError:
                 return False
             return test == "exists" or (about["type"] == "file") == (test == "isfile")
@@ -141,7 +143,7 @@ class ObjectPath(PurePosixPath):
 
 
 AnyPath = Path | ObjectPath
-"""The path of a file of this host, or of an object."""
+"""The path of a file on this host, or of an object."""
 
 
 def _about(system: Any, name: str) -> Mapping[str, Any]:
@@ -151,7 +153,7 @@ def _about(system: Any, name: str) -> Mapping[str, Any]:
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is a URL, and not a path."""
+    """Whether a name is a URL, not a path."""
     return _URL.match(name) is not None
 
 
@@ -183,7 +185,7 @@ def as_path(name: str) -> AnyPath:
 
 
 def resolved(path: AnyPath) -> AnyPath:
-    """The path without links, of which a URL has none; raises `InputError` where they lead in a circle."""
+    """The path with links resolved; URLs have no links. Raises `InputError` where links lead in a circle."""
     if isinstance(path, ObjectPath):
         return path
     try:
@@ -220,7 +222,7 @@ def below(folder: AnyPath) -> list[AnyPath]:
 
 
 def workspace_of(output: AnyPath) -> Path:
-    """The folder of the run that makes `output`: beside it; that of an object is in the user's folder."""
+    """The folder of the run that makes `output`, beside it; for an object, it is in the user's folder."""
     if isinstance(output, Path):
         return output.with_name(output.name + WORKSPACE)
     home = of_user(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "XDG_STATE_HOME")
@@ -229,12 +231,12 @@ def workspace_of(output: AnyPath) -> Path:
 
 
 def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
-    """Return what `action` returns; where the store fails, do it again with growing pauses.
+    """Return what `action` returns; while the store fails, repeat `action` with growing pauses.
 
     Raises
     ------
     InputError
-        There is no such object, or its URL or the store's library is wrong.
+        The object does not exist, or its URL or the store's library is wrong.
     StoreError
         The store refuses, or fails for longer than `seconds`; `what` names the object in the message.
     """

@@ -1,4 +1,4 @@
-"""Whether an output can be written at a place, before any work: beside a file of this host, or in a store."""
+"""Checks before any work that an output can be written: beside a file of this host, or in a store."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def check_writable(path: AnyPath) -> None:
         return
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such directory to write the output to")
-    for each in (path.parent, path):  # beside a folder of parts is the run's own
+    for each in (path.parent, path):  # the run's own folder is beside a folder of parts
         if each.is_dir() and not os.access(each, os.W_OK):
             raise InputError(f"{each} is not writable; name another place with -o")
 
 
 def check_folder(folder: AnyPath) -> None:
-    """Check that parts can be written to `folder`, if need be a new one; raises `InputError` if not."""
+    """Check that parts can be written to `folder`, which need not exist; raises `InputError` if not."""
     if isinstance(folder, Path) and folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; --rows-per-part needs a folder, name one with -o")
     check_writable(folder)
 
 
 def check_replaceable(path: AnyPath) -> None:
-    """Check that what is at the place of an output, if anything, is a file; raises `InputError` if not."""
+    """Check that the place of an output is empty or holds a file; raises `InputError` if not."""
     if isinstance(path, ObjectPath):
         return
     try:
@@ -49,17 +49,17 @@ def check_replaceable(path: AnyPath) -> None:
 
 
 def is_in_repository(path: ObjectPath) -> bool:
-    """Whether the object is a file of a repository on the hub, where each write is a commit for ever."""
+    """Whether the object is a file of a repository on the hub, where each write is a commit that stays."""
     return path.protocol == "hf" and path.parts[1] != "buckets"
 
 
 def _check_container(path: ObjectPath) -> None:
-    """Check that the bucket (or what a store calls it) is there, if that may be asked.
+    """Check that the bucket (or its like in other stores) exists, if this process may ask for it.
 
     Raises
     ------
     InputError
-        It is not there, or nothing that is written to such a URL stays there.
+        The bucket does not exist, or files written to such a URL do not stay.
     """
     if path.protocol.lower() in NOT_WRITTEN:
         raise InputError(
@@ -68,7 +68,7 @@ def _check_container(path: ObjectPath) -> None:
     bucket = _container(path)
     try:
         is_there = bucket.exists()
-    except StoreError:  # who may write need not be allowed to look
+    except StoreError:  # this process may be allowed to write but not to look
         return
     if not is_there and path.protocol in _WITH_BUCKETS:
         raise InputError(f"{bucket}: no such bucket")
@@ -77,7 +77,9 @@ def _check_container(path: ObjectPath) -> None:
 
 
 def _container(path: ObjectPath) -> ObjectPath:
-    """The bucket of an object; on the hub the repository: of models without a word before owner and name."""
+    """The bucket of an object; on the hub, its repository, which for models has no word before owner and
+    name.
+    """
     if path.protocol != "hf":
         return ObjectPath(*path.parts[:2])
     return ObjectPath(*path.parts[: 4 if path.parts[1] in _HUB_KINDS else 3])

@@ -1,4 +1,4 @@
-"""Reading files and objects: an object is read ahead, in blocks, and a connection that breaks is repeated."""
+"""Reads files and objects; objects are read ahead in blocks, and a broken connection is opened again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankmill.producer.files.stores.roots import check_opened, confined
 
 _BLOCK_BYTES = 4 << 20
 _AHEAD = 2
-"""Blocks that are fetched before they are asked for."""
+"""Blocks that are fetched before they are needed."""
 
 _DIGESTED_BYTES = 64 << 10
 
@@ -33,7 +33,7 @@ _VERSIONS = ("ETag", "etag", "VersionId", "version_id", "generation", "blob_id",
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 _KEPT = 16
-"""Blocks that are kept: a row group of Parquet is read in several places."""
+"""Blocks that are kept, because a row group of Parquet is read in several places."""
 
 
 def open_stream(path: AnyPath) -> pa.NativeFile:
@@ -44,11 +44,11 @@ def open_stream(path: AnyPath) -> pa.NativeFile:
     InputError
         The file has 0 bytes.
     OSError
-        It cannot be opened.
+        The file cannot be opened.
     """
     try:
         compression = str(pa.Codec.detect(path.name.lower()).name)
-    except (ValueError, TypeError):  # the name says none
+    except (ValueError, TypeError):  # the name does not end in a compression
         compression = None
     if isinstance(path, ObjectPath):
         check_not_empty(path, path.about()["size"])
@@ -59,12 +59,12 @@ def open_stream(path: AnyPath) -> pa.NativeFile:
 
 
 def is_empty_here(path: AnyPath) -> bool:
-    """Whether a file of this host has 0 bytes; a store is asked for an object's size when that is read."""
+    """Whether a file of this host has 0 bytes; the size of an object is asked for only when it is read."""
     return isinstance(path, Path) and path.is_file() and not path.stat().st_size
 
 
 def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
-    """Raise `InputError` if the size of a file is 0; `others` are files of which that is known already."""
+    """Raise `InputError` if the size of a file is 0; `others` are files that are known to be empty."""
     if not size:
         more = f", as {len(others)} more have" if others else ""
         raise InputError(
@@ -73,7 +73,7 @@ def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
 
 
 def open_random(path: AnyPath) -> Path | pa.NativeFile:
-    """A file to be read in any order, as Arrow takes it; raises `InputError` if it has 0 bytes."""
+    """A file that Arrow can read in any order; raises `InputError` if it has 0 bytes."""
     if isinstance(path, ObjectPath):
         check_not_empty(path, path.about()["size"])
         return pa.PythonFile(ObjectReader(path), mode="r")
@@ -91,7 +91,7 @@ def open_bytes(path: AnyPath) -> BinaryIO:
 
 
 def fingerprint(path: AnyPath) -> str:
-    """Identify a file or an object, and its state; raises `InputError` if it cannot be read."""
+    """Identify a file or an object and its state; raises `InputError` if it cannot be read."""
     if isinstance(path, ObjectPath):
         known = path.about()
         version = next((f"{name} {known[name]}" for name in _VERSIONS if known.get(name)), None)
@@ -112,18 +112,19 @@ def fingerprint(path: AnyPath) -> str:
 
 @contextmanager
 def admitted(path: Path) -> Iterator[Path]:
-    """The path at which to open a file of this host: it is a file, which does not block, and may be read.
+    """The path at which to open a file of this host, after a check that it is a file, and may be read.
 
-    In a confined process it is that of what was opened and looked at, wherever `path` leads meanwhile.
+    Opening anything but a file could block. In a confined process, the path is that of the descriptor that
+    was opened and checked, wherever `path` leads meanwhile.
 
     Raises
     ------
     InputError
-        It is no file.
+        The path is not a file.
     RunnerError
-        It is outside of the roots.
+        The file is outside of the roots.
     OSError
-        It is not there, or cannot be opened.
+        The file does not exist, or cannot be opened.
     """
     _check_kind(path, path.stat().st_mode)
     if not confined():
@@ -181,7 +182,7 @@ class ObjectReader(io.RawIOBase):
         return self._place
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read `size` bytes, fewer only at the end."""
+        """Read `size` bytes; only at the end are there fewer."""
         left = self._size - self._place
         left = max(left if size is None or size < 0 else min(size, left), 0)
         found = []
@@ -194,7 +195,7 @@ class ObjectReader(io.RawIOBase):
         return found[0] if len(found) == 1 else b"".join(found)
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as there are bytes; that is how `io.BufferedReader` reads."""
+        """Fill a buffer as far as bytes are left; `io.BufferedReader` reads with this."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

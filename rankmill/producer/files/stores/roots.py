@@ -1,7 +1,7 @@
-"""What this process may read and write: everything, unless it works for others, as a runner does.
+"""Limits which files this process may read and write, if it works for other users, as a runner does.
 
-A process that is confined asks here before it reads or puts a file anywhere, and once more with what it has
-opened: a name may lead elsewhere by then.
+A confined process asks here before it reads or writes a file, and again after opening it, because the name
+may lead elsewhere by then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rankmill.producer.files.stores.paths import (
 Use = Literal["read", "write"]
 
 _NEVER = {"file", "local", "memory", "data"}
-"""Schemes of URLs that are no place to read from or write to: a folder is named by its path."""
+"""Schemes of URLs that cannot be read from or written to; a folder is named by its path instead."""
 
 
 class Roots:
@@ -47,7 +47,7 @@ class Roots:
     Raises
     ------
     ConfigError
-        One cannot be a root.
+        One of them cannot be a root.
     """
 
     def __init__(self, read: Sequence[str], write: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class Roots:
         }
 
     def allow(self, path: AnyPath, use: Use) -> bool:
-        """Whether a path is in a root when its links are resolved, and no hidden file."""
+        """Whether a path is in a root after its links are resolved, and is not a hidden file."""
         found = resolved(path)
         return any(_is_within(found, root) and not _is_hidden(found, root) for root in self._roots[use])
 
@@ -68,7 +68,7 @@ class Roots:
             raise refusal(str(path), use)
 
     def check_name(self, name: str, use: Use) -> None:
-        """Check what an order names: a path, a URL, a pattern of either, or a dataset; raises as `check`."""
+        """Check a name in an order: a path, a URL, a pattern of either, or a dataset; raises as `check`."""
         if name.startswith(DATASET):
             if not (self._datasets and use == "read"):
                 raise refusal(name, use)
@@ -81,11 +81,13 @@ class Roots:
             raise refusal(name, use)
 
     def also_read(self, folder: Path) -> None:
-        """Let files of a folder be read that this process has made itself."""
+        """Let files be read in a folder that this process has made itself."""
         self._roots["read"].append(folder)
 
     def allow_look(self, path: ObjectPath) -> bool:
-        """Whether a store may be asked for an object: a run's own, such as its lock, and buckets included."""
+        """Whether a store may be asked for an object; this includes buckets, and a run's own objects such as
+        its lock.
+        """
         roots = [root for each in self._roots.values() for root in each]
         return any(_is_within(path, root) or _is_within(root, path) for root in roots)
 
@@ -94,18 +96,18 @@ _confined: list[Roots] = []
 
 
 def confine(roots: Roots) -> None:
-    """From now on, this process reads and writes nothing outside of `roots` for an order."""
+    """Keep this process from reading or writing anything outside of `roots` for an order, from now on."""
     _confined[:] = [roots]
     guard(_options_for)
 
 
 def confined() -> Roots | None:
-    """What `confine` has said; ``None`` in a process that works for its own user."""
+    """The roots that `confine` was given; ``None`` in a process that works for its own user."""
     return _confined[0] if _confined else None
 
 
 def check_opened(descriptor: int, path: Path, use: Use) -> None:
-    """Check what was opened at `path`, wherever that led; raises `RunnerError`."""
+    """Check the file that was opened at `path`, wherever the path led; raises `RunnerError`."""
     roots = confined()
     if roots and not roots.allow(_path_of(descriptor), use):
         raise refusal(str(path), use)
@@ -113,14 +115,15 @@ def check_opened(descriptor: int, path: Path, use: Use) -> None:
 
 @contextmanager
 def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> Iterator[int]:
-    """A folder, as a descriptor: what is made by a name in it is there, whatever its path leads to by then.
+    """Open a folder as a descriptor, so that new files are made in it even if its path leads elsewhere by
+    then.
 
     Raises
     ------
     RunnerError
         This process may not write `target` there, or in the folder `below` it.
     OSError
-        There is no such folder.
+        The folder does not exist.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -155,7 +158,7 @@ def _http_options() -> dict[str, Any]:
 
 
 def refusal(name: str, use: Use) -> RunnerError:
-    """The error for what is outside of the roots."""
+    """The error for a name that is outside of the roots."""
     verb = {"read": "read", "write": "write to"}[use]
     return RunnerError(
         f"{name}: this runner may not {verb} it; its setting runner_{use} (rankmill runner --{use}) names "
@@ -177,7 +180,7 @@ def _root(name: str, use: Use) -> AnyPath:
 
 
 def _is_within(path: AnyPath, root: AnyPath) -> bool:
-    """Whether a path, without links, is a root or below one; a URL is within none of this host."""
+    """Whether a path without links is a root or below one; a URL is never within a folder of this host."""
     if isinstance(path, ObjectPath) and not _is_plain(path):
         return False
     start = resolved(root).parts
@@ -185,18 +188,18 @@ def _is_within(path: AnyPath, root: AnyPath) -> bool:
 
 
 def _is_hidden(path: AnyPath, root: AnyPath) -> bool:
-    """Whether a path below a root is hidden there, or in the folder of a run."""
+    """Whether a path below a root is hidden there, or is in the folder of a run."""
     return any(part[0] == "." or part.endswith(WORKSPACE) for part in path.parts[len(resolved(root).parts) :])
 
 
 def _is_plain(path: ObjectPath) -> bool:
-    """Whether no library takes the URL for another one: one in it (``::``), or one with dots in code."""
+    """Whether every library reads the URL alike: it contains no other URL (``::``) and no encoded dots."""
     parts = unquote(str(path)).replace("\\", "/").split("/")
     return "::" not in str(path) and not {".", ".."} & set(parts)
 
 
 def _path_of(descriptor: int) -> Path:
-    """Where an open file is."""
+    """The path of an open file."""
     if hasattr(fcntl, "F_GETPATH"):  # macOS
         raw: bytes = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024))
         return Path(os.fsdecode(raw.rstrip(b"\0")))

@@ -1,4 +1,4 @@
-"""Putting complete local files where they belong: they are there as a whole, and to stay, or not at all."""
+"""Puts complete local files into their places, where they appear as a whole and stay, or do not appear."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from rankmill.producer.files.stores.reading import ObjectReader
 from rankmill.producer.files.stores.roots import opened_folder
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
-"""Stores in which an object appears when its upload is complete."""
+"""Stores in which an object appears only when its upload is complete."""
 
 _READ_BYTES = 4 << 20
 
 _UNFINISHED = ".rankmill-*"
-"""The folders in which files are written before they are put beside them; one whose process died stays."""
+"""The folders in which files are written before they are moved; one stays if its process dies."""
 
 logger = logging.getLogger(__name__)
 
 
 def put(file: Path, target: AnyPath) -> None:
-    """Move a synced file to `target`, which is replaced; its folder is created if it is not there.
+    """Move a synced file to `target`, and replace it; the folder of `target` is made if it does not exist.
 
     Parameters
     ----------
     file, target
-        The file, and where it is to be.
+        The file, and its new path.
 
     Raises
     ------
     OSError, StoreError
-        It cannot be written.
+        The file cannot be written.
     OutputError
-        It is in its place, but may not stay there.
+        The file is in its place, but may not stay there after a power failure.
     RunnerError
-        Its folder is outside of the roots.
+        The folder of `target` is outside of the roots.
     """
     if isinstance(target, ObjectPath):
         target.ask(lambda system, name: _send(system, name, file, target), WORK_SECONDS, "cannot write ")
@@ -69,9 +69,9 @@ def whole_file(target: AnyPath) -> Iterator[Path]:
     Raises
     ------
     OutputError
-        It cannot be written.
+        The file cannot be written.
     StoreError
-        The store of `target` does not take it.
+        The store of `target` does not accept the file.
     """
     local = target if isinstance(target, Path) else None
     try:
@@ -87,19 +87,19 @@ def whole_file(target: AnyPath) -> Iterator[Path]:
 
 @contextmanager
 def _private_folder(target: Path | None) -> Iterator[Path]:
-    """A folder for the block, beside `target`, by a name that nobody knows: under it there is no link."""
+    """A folder for the block, beside `target`; its name is random, so that nobody can put a link there."""
     above = target.parent if target else Path(tempfile.gettempdir())
     name = _UNFINISHED.replace("*", secrets.token_hex(8))
     with ExitStack() as stack:
         opened = stack.enter_context(opened_folder(above, target))
-        for _ in range(2):  # a signal may break off the first: a runner's, that has lost its run
+        for _ in range(2):  # a signal, as of a runner that lost its run, may break off the first
             stack.callback(shutil.rmtree, name, ignore_errors=True, dir_fd=opened)
         os.mkdir(name, 0o700, dir_fd=opened)
         yield above / name
 
 
 def _confirm(folder: int, target: Path) -> None:
-    """Sync the folder in which `target` is now."""
+    """Sync the folder that now contains `target`."""
     try:
         system.fsync(folder)
     except OSError as error:
@@ -110,7 +110,7 @@ def _confirm(folder: int, target: Path) -> None:
 
 
 def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
-    """Delete files of a folder, if they are there, so that none is there again after a power failure."""
+    """Delete files of a folder, if they exist, so that they stay deleted after a power failure."""
     for file in files:
         file.unlink(missing_ok=True)
     if isinstance(folder, Path) and folder.is_dir():
@@ -118,7 +118,7 @@ def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
 
 
 def clear_unfinished(folder: AnyPath) -> None:
-    """Delete what processes that died have left of files that they wrote for a folder."""
+    """Delete the unfinished files of dead processes in a folder."""
     if isinstance(folder, Path):
         for left in folder.glob(_UNFINISHED):
             if left.is_dir():
@@ -128,7 +128,7 @@ def clear_unfinished(folder: AnyPath) -> None:
 
 
 def discard(file: Path) -> None:
-    """Delete a file that is not needed any more, if it is there; a failure is only logged."""
+    """Delete a file that is no longer needed, if it exists; a failure is only logged."""
     try:
         file.unlink(missing_ok=True)
     except OSError as error:
@@ -136,7 +136,7 @@ def discard(file: Path) -> None:
 
 
 def identity(path: AnyPath, place: AnyPath) -> str:
-    """The identity of a complete file once it is at `place`: inode, size, time; in a store its `content`."""
+    """The inode, size and time of a complete file once it is at `place`; in a store, its `content`."""
     if not (isinstance(place, Path) and isinstance(path, Path)):
         return content(path)
     found = path.stat()
@@ -154,7 +154,7 @@ def content(path: AnyPath) -> str:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or a folder's list of files, to disk."""
+    """Sync a file, or the list of files in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         system.fsync(descriptor)
