@@ -24,9 +24,9 @@ from rankmill.jobs.system import system
 from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [
-    "score", "submit", "wait", "runner", "serve", "merge", "evaluate", "mine", "workers", "status", "runs",
-    "errors", "cancel", "jobs", "tune", "experiment", "check-precision", "quantize", "models", "keys",
-    "usage", "exporter", "config",
+    "score", "merge", "wait", "mine", "submit", "serve", "keys", "runner", "status", "workers", "runs",
+    "errors", "cancel", "jobs", "usage", "exporter", "config", "quantize", "models", "tune", "experiment",
+    "check-precision", "evaluate",
 ]  # fmt: skip
 
 
