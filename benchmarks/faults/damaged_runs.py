@@ -182,7 +182,7 @@ class RunDamages:
             keys.results,
             keys.errors,
             keys.progress,
-            keys.precision,
+            keys.settled,
             keys.refusals,
             keys.scored_rows,
         ]

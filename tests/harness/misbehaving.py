@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.contract.errors import WorkerError
-from rankmill.jobs.contract.spec import ScoreSpec, settled
+from rankmill.jobs.contract.spec import ScoreSpec, in_precision
 from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.workers.backends.base import Backend, OutOfMemory, Pending
 from rankmill.workers.batches.tokens import Batch
@@ -178,7 +178,7 @@ class OddWorker(ScoringWorker):
         if spec.precision == os.environ.get("LACKS"):
             raise WorkerError(f"precision {spec.precision} is not supported on cpu; use another")
         if spec.precision == "auto" and "AUTO" in os.environ:
-            spec = settled(spec, os.environ["AUTO"])
+            spec = in_precision(spec, os.environ["AUTO"])
         return super().load(spec)
 
     def _prepare(self, settings: WorkerSettings) -> None:

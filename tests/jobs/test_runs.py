@@ -15,7 +15,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload, attempt
 from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
-from rankmill.jobs.contract.run import Progress, Run
+from rankmill.jobs.contract.run import Progress, Run, Settled
 from rankmill.jobs.protocol.queues import QueueCapacity, write_capacity
 from rankmill.jobs.protocol.recovery import enqueue_due
 from rankmill.jobs.protocol.runs import RunStore
@@ -120,6 +120,20 @@ def test_an_attempt_at_a_run_that_is_gone_leaves_nothing(
     monkeypatch.setattr(store.redis, "unlink", lambda *_: pytest.fail("it might die before this"))
     assert store.count_attempts(run, {0: 1}) == []
     assert store.redis.keys("*") == [keys.queues().encode()]
+
+
+def test_each_fact_is_settled_by_the_first_who_says_it(store: RunStore, run: Run) -> None:
+    first, other = Settled("fp32", None), Settled("bf16", "commit", "cpu")
+    assert store.settle(run, first) == first
+    assert store.settle(run, other) == Settled("fp32", "commit", "cpu")
+    assert 0 < store.redis.ttl(keys.settled(run.id)) <= run.ttl
+    assert store.settle(run, other, over=True) == store.settle(run, first) == other
+    store.redis.delete(keys.settled(run.id))
+    store.redis.set(keys.settled(run.id), "damaged")
+    assert store.settle(run, first) == store.settle(run, first) == first
+    store.cancel(run)
+    store.settle(run, first)
+    assert not store.redis.exists(keys.settled(run.id))
 
 
 def test_a_chunk_that_is_sent_again_after_a_lost_reply_gets_no_attempt_more(

@@ -303,7 +303,7 @@ KEPT = (
     _kept("The server evicts what a run is scored with, and another worker settles it anew with its own "
           "precision: the producer takes none of its results, and says again what it was. A break found "
           "this.",
-          "unknown", _run(200, 1.0, "live", "bulk"), Fault(3.0, "evict_any", target=":precision"),
+          "unknown", _run(200, 1.0, "live", "bulk"), Fault(3.0, "evict_any", target=":settled"),
           workers=(0.05, 0.05), machines=(0, 1)),
     *(_kept("A runner stands still when it has put the output in its place. Its successor ends the run, "
             "and cannot remove the folder that the first has: it stayed beside the output, as the first "

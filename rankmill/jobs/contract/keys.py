@@ -104,19 +104,9 @@ def failed_attempts(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:submissions"
 
 
-def precision(run_id: str) -> str:
-    """String: the precision that ``auto`` means for the run; the first worker that scores the run sets it."""
-    return f"{PREFIX}:run:{run_id}:precision"
-
-
-def revision(run_id: str) -> str:
-    """String: commit or content of the model that scores the run; its first worker sets it."""
-    return f"{PREFIX}:run:{run_id}:revision"
-
-
-def kind(run_id: str) -> str:
-    """String: the kind of device that scores a deterministic run; its first worker sets it."""
-    return f"{PREFIX}:run:{run_id}:kind"
+def settled(run_id: str) -> str:
+    """Hash: what all chunks of a run are scored with, as its first worker says (`Settled`)."""
+    return f"{PREFIX}:run:{run_id}:settled"
 
 
 def counted(run_id: str) -> str:
@@ -139,8 +129,7 @@ def of_run(run_id: str) -> list[str]:
     included.
     """
     state = (run, results, progress, errors, detached, failed_attempts, scored_rows, counted)
-    workers = (precision, revision, kind, refusals)
-    return [name(run_id) for name in (*state, *workers)]
+    return [name(run_id) for name in (*state, settled, refusals)]
 
 
 def runs() -> str:

@@ -18,7 +18,7 @@ from rankmill.jobs.contract.priority import (
     priority_of,
 )
 from rankmill.jobs.contract.schema import FORMAT, Count, Inputs, Seconds, Weight, WireModel, none_if_empty
-from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec
 from rankmill.jobs.system import system
 
 MAX_ROW_ERRORS = 200
@@ -87,6 +87,12 @@ class Settled(NamedTuple):
     precision: str | None
     revision: str | None
     kind: str | None = None
+
+
+def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str | None) -> Settled:
+    """What who scores so settles: the precision only where it is open, and the answers depend on it."""
+    is_open = spec.precision in OPEN_PRECISIONS and spec.inputs != "tokens"
+    return Settled(precision if is_open else None, revision, kind)
 
 
 class Progress(WireModel):

@@ -221,7 +221,7 @@ def complaint(error: ValidationError, known: Iterable[str]) -> str:
     return f"{'.'.join(map(str, wrong[0]['loc']))}: {wrong[0]['msg']}"
 
 
-def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
+def in_precision(spec: ScoreSpec, precision: str) -> ScoreSpec:
     """`spec` with an open precision replaced by `precision`, as a backend names it."""
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})

@@ -45,7 +45,7 @@ _AT_ONCE = 500
 """Jobs whose keys one command asks for or deletes, which takes a millisecond."""
 
 _COUNT_ATTEMPTS = Script("jobs/protocol/lua/count_attempts.lua")
-_UNSETTLED = Script("jobs/protocol/lua/unsettled.lua")
+_SETTLE = Script("jobs/protocol/lua/settle.lua")
 _SENT_AGAIN = Script("jobs/protocol/lua/sent_again.lua")
 
 _CANCEL = Script("jobs/protocol/lua/cancel.lua")
@@ -179,15 +179,10 @@ class RunStore:
         With `over`, a producer that has results writes over what others have settled since, because the
         server may have lost the settlement of those results.
         """
-        names = (keys.precision(run.id), keys.revision(run.id), keys.kind(run.id))
-        with self.redis.pipeline() as pipe:
-            for key, value in zip(names, mine, strict=True):
-                if value is not None:
-                    pipe.set(key, value, nx=not over, ex=run.ttl)
-            pipe.mget(names)
-            _UNSETTLED.run(pipe, [keys.run(run.id), *names])
-            *_, found, _ = pipe.execute()
-        return Settled(*(value and value.decode(errors="replace") for value in found))
+        facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
+        places = keys.run(run.id), keys.settled(run.id)
+        found = _SETTLE.run(self.redis, places, run.ttl, int(over), *facts)
+        return mine if found is None else Settled(*(fact.decode(errors="replace") or None for fact in found))
 
     def exists(self, run_id: str) -> bool:
         """Whether the run exists, so that it is not cancelled, finished or expired."""
@@ -518,9 +513,7 @@ class RunStore:
     def _touch(self, pipe: Pipeline, run: Run) -> None:
         """Renew the run's expiry in `pipe`; has no effect if the run is gone."""
         pipe.expire(keys.run(run.id), run.ttl)
-        pipe.expire(keys.precision(run.id), run.ttl)
-        pipe.expire(keys.revision(run.id), run.ttl)
-        pipe.expire(keys.kind(run.id), run.ttl)
+        pipe.expire(keys.settled(run.id), run.ttl)
         pipe.zadd(keys.runs(), {run.id: system.now() + run.ttl}, xx=True)
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 

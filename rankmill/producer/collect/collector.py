@@ -23,8 +23,8 @@ from rankmill.jobs.contract.results import (
     ChunkScores,
     ChunkStats,
 )
-from rankmill.jobs.contract.run import Run, Settled
-from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec
+from rankmill.jobs.contract.run import Run, Settled, settled_by
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.contract.usage import Amounts, joined, used_by
 from rankmill.jobs.runtime.logs import about
 from rankmill.producer.collect.earlier import EarlierScores
@@ -160,9 +160,7 @@ class HowScored:
         return None
 
     def _of(self, stats: ChunkStats) -> Settled:
-        """The facts in which workers may differ; the precision is one only if the run leaves it open."""
-        precision = stats.precision if self._spec.precision in OPEN_PRECISIONS else None
-        return Settled(precision, stats.revision, stats.kind)
+        return settled_by(self._spec, stats.precision, stats.revision, stats.kind)
 
 
 class Collector:

@@ -28,8 +28,8 @@ from rankmill.jobs.contract.job import asks_for_row_tokens, attempt
 from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
-from rankmill.jobs.contract.run import Run, Settled
-from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec, settled, weights_key
+from rankmill.jobs.contract.run import Run, Settled, settled_by
+from rankmill.jobs.contract.spec import ScoreSpec, in_precision, weights_key
 from rankmill.jobs.contract.usage import used_by
 from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
@@ -388,12 +388,11 @@ class ChunkScorer:
         engine = self._engines.get(spec)
         if run.id in self._settled:
             return engine
-        is_open = spec.precision in OPEN_PRECISIONS and run.inputs != "tokens"  # tokens do not depend on it
         model = engine.model
-        mine = Settled(model.backend.precision if is_open else None, model.revision, model.kind)
+        mine = settled_by(spec, model.backend.precision, model.revision, model.kind)
         found = claim.settle(run, rows, mine)
         if found.precision and found.precision != mine.precision:
-            spec = settled(spec, found.precision)
+            spec = in_precision(spec, found.precision)
         if found.revision:
             spec = spec.model_copy(update={"revision": found.revision})
         if found != mine:

@@ -26,10 +26,11 @@ from rankmill.jobs.contract.results import (
     ChunkScores,
 )
 from rankmill.jobs.contract.run import new_run
+from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.accounts import read_accounts
 from rankmill.jobs.protocol.recovery import failure_handler
-from rankmill.producer.collect.collector import Collector, Piece
+from rankmill.producer.collect.collector import Collector, HowScored, Piece
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.sizing import WindowSize
@@ -112,6 +113,13 @@ def test_every_row_is_finished_once_and_in_order(rows: list[int], random: Random
     assert all(count <= RETRIES + 1 for count in tries.values())
     assert {tries[failure.chunk] for failure in given_up} <= {RETRIES + 1}
     assert (collector.rows.progress.rows, collector.pieces) == (sum(rows), {})
+
+
+@pytest.mark.parametrize("inputs", ["texts", "tokens"])
+def test_tokens_are_alike_in_all_precisions(inputs: Inputs) -> None:
+    how = HowScored(ScoreSpec(model="m", inputs=inputs), STATS)
+    objection = how.objection(STATS.model_copy(update={"precision": "bf16"}))
+    assert objection == (None if inputs == "tokens" else "it is in bf16, and the run in fp32")
 
 
 @pytest.mark.parametrize("second", ["unusable", "lost"])

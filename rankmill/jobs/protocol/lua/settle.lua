@@ -1,0 +1,16 @@
+-- Settles what all chunks of a run are scored with; nothing if the run is gone: whoever settles may be cut off
+-- or killed before it hears that.
+-- KEYS: the run, what is settled. ARGV: its expiry (s), 1 to write over what others have settled, else 0; for
+-- each fact its name and its value (empty: not known). Returns the values; nil if the run is gone.
+if redis.call('EXISTS', KEYS[1]) == 0 then return false end
+if type(redis.pcall('HGET', KEYS[2], '')) == 'table' then redis.call('UNLINK', KEYS[2]) end  -- it is no hash
+local found = {}
+for at = 3, #ARGV, 2 do
+  local name, value = ARGV[at], ARGV[at + 1]
+  if value ~= '' and (ARGV[2] == '1' or not redis.call('HGET', KEYS[2], name)) then
+    redis.call('HSET', KEYS[2], name, value)
+  end
+  found[#found + 1] = redis.call('HGET', KEYS[2], name) or ''
+end
+redis.call('EXPIRE', KEYS[2], ARGV[1])
+return found
