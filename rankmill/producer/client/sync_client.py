@@ -592,10 +592,17 @@ class Client:
             return self._start(pairs, columns, **options)
         return self._start_split(choice, pairs, columns, **options)
 
-    def _start(self, pairs: Rows, columns: tuple[str, ...] | None, **options: Any) -> ScoringRun:
-        """Start a run of `pairs`; `options` are as in `start`."""
+    def _start(
+        self,
+        pairs: Rows,
+        columns: tuple[str, ...] | None,
+        *,
+        chunk_size: int | None = None,
+        **options: Any,
+    ) -> ScoringRun:
+        """Start a run of `pairs`; `options` are as in `start`, `chunk_size` is as in `sizing`."""
         inputs, columns = self._kind(columns, options)
-        sizing, rows = self.sizing(), _rows(pairs)
+        sizing, rows = self.sizing(chunk_size), _rows(pairs)
         tables = cut_pairs(pairs, columns, sizing, inputs)
         return self.start(tables, columns, sizing, rows=rows, **options)
 
