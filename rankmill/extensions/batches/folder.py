@@ -1,4 +1,4 @@
-"""Where the bytes of files lie: a folder, here or at a URL, that gateways and runners see."""
+"""The folder with the bytes of files and batches, here or at a URL, which gateways and runners share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def files_folder(name: str) -> FilesFolder:
-    """What the setting ``gateway_files`` names; raises `ConfigError` if there is no such folder."""
+    """The folder that the setting ``gateway_files`` names; raises `ConfigError` if it does not exist."""
     path = as_path(name)
     if not isinstance(path, Path):
         return FilesFolder(path)
@@ -30,7 +30,7 @@ def files_folder(name: str) -> FilesFolder:
 
 
 class FilesFolder:
-    """The files in a store: it has no folders to be made or deleted, and rules of expiry of its own."""
+    """Keeps files in a store, which needs no folders to be made or deleted, and expires files itself."""
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
@@ -40,15 +40,15 @@ class FilesFolder:
         return self.path.joinpath(*place.split("/"))
 
     def make(self, name: str) -> None:
-        """Make a folder in it that stays. Raises `OutputError` if it cannot be made."""
+        """Make a folder in this one that stays; raises `OutputError` if it cannot be made."""
 
     def save(self, source: BinaryIO, place: str) -> None:
-        """Write what is read from `source` to a place: as a whole, and to stay, or not at all.
+        """Write the bytes of `source` to a place; the file appears as a whole and stays, or does not appear.
 
         Raises
         ------
         OutputError, StoreError
-            It cannot be written.
+            The file cannot be written.
         """
         target = self.at(place)
         self.make(place.partition("/")[0])
@@ -60,24 +60,24 @@ class FilesFolder:
             raise OutputError(f"the file cannot be kept: {why}") from None
 
     def expire_early(self, name: str, seconds: float) -> None:
-        """Let `sweep` delete a folder so many seconds before others that were made at the same time."""
+        """Let `sweep` delete a folder `seconds` earlier than others that were made at the same time."""
 
     def read(self, place: str) -> Iterator[bytes]:
-        """The bytes at a place, in blocks; raises `FileNotFoundError` if there are none."""
+        """The bytes at a place, in blocks; raises `FileNotFoundError` if there is no file."""
         return _blocks(open_bytes(self.at(place)))
 
     def delete(self, place: str) -> None:
-        """Delete what is at a place."""
+        """Delete the file at a place."""
         target = self.at(place)
         target.unlink(missing_ok=True)
         record_of(target).unlink(missing_ok=True)
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
-        """Delete folders of files and batches that are `seconds` old and in no record."""
+        """Delete folders of files and batches that are `seconds` old and not in any record."""
 
 
 class LocalFolder(FilesFolder):
-    """A folder that all gateways and runners see."""
+    """Keeps files in a folder that all gateways and runners see."""
 
     path: Path
 
@@ -85,7 +85,7 @@ class LocalFolder(FilesFolder):
         """See `FilesFolder.make`."""
         try:
             (self.path / name).mkdir(exist_ok=True)
-            sync(self.path)  # else all in it is lost with the power
+            sync(self.path)  # otherwise its files may be lost with the power
         except OSError as error:
             raise OutputError(f"the file cannot be kept: {error.strerror}") from None
 
@@ -97,7 +97,7 @@ class LocalFolder(FilesFolder):
     def delete(self, place: str) -> None:
         """See `FilesFolder.delete`."""
         super().delete(place)
-        with suppress(OSError):  # others are in it
+        with suppress(OSError):  # other files are in it
             (self.path / place).parent.rmdir()
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Lines of a batch: requests as OpenAI's batches have them, the pairs in them, and their answers."""
+"""Lines of a batch: the requests of OpenAI's batches, the pairs in them, and their answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def endpoints() -> Mapping[str, ScorePath]:
 
 
 class RequestLine(BaseModel):
-    """A line of the input; fields that are not here are ignored."""
+    """A line of the input; other fields are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,7 +45,7 @@ _FIELDS = RequestLine.model_fields.keys()
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A line that was read: what it asks for, or why it is refused."""
+    """A line that was read: its request, or the reason for refusing it."""
 
     number: int
     line: RequestLine
@@ -56,11 +56,11 @@ class BatchRequest:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows to score; none if it is refused."""
+        """The rows to score; empty if the line is refused."""
         return self.asked.rows() if self.asked else []
 
     def refused(self, refusal: Refusal) -> BatchRequest:
-        """The request, refused after all."""
+        """The request, marked as refused."""
         return replace(self, refusal=refusal)
 
 
@@ -70,7 +70,7 @@ def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
     Raises
     ------
     WrongFile
-        A line is no request for `endpoint`, or has the ``custom_id`` of an earlier one; the message names it.
+        A line is not a request for `endpoint`, or repeats a ``custom_id``; the message names the line.
     """
     seen: dict[str, int] = {}
     prefix, _, rest = endpoint.removeprefix("/").partition("/")
@@ -89,7 +89,7 @@ def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
 
 
 def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
-    """The first request of a file that can be scored, else the first; raises as `read_requests`."""
+    """The first request of a file that can be scored, or the first of all; raises as `read_requests`."""
     first = None
     for request in read_requests(path, endpoint):
         first = first or request
@@ -100,12 +100,12 @@ def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
 
 
 def holds_requests(path: AnyPath) -> bool:
-    """Whether the lines of a file are requests, and not pairs, as the first says.
+    """Whether the lines of a file are requests, not pairs; the first line tells.
 
     Raises
     ------
     WrongFile
-        It says neither, or there is no line.
+        The first line is neither, or the file has no lines.
     """
     for number, raw in _lines(path):
         try:
@@ -128,14 +128,14 @@ def answer(
     labels: tuple[str, ...],
     tokens: int,
 ) -> str:
-    """The output's line for a request with scores; with `labels`, each score has one for each label."""
+    """The output's line for a scored request; with `labels`, each score has a value for each label."""
     scored = RequestScores(scores, model, tokens, id=_id(batch, request), created=int(created), labels=labels)
     assert request.body
     return _answered(request, batch, 200, request.body.answer(scored))
 
 
 def failure(request: BatchRequest, batch: str) -> str:
-    """The line of the errors for a request that is refused."""
+    """The line in the list of errors for a request that is refused."""
     assert request.refusal
     dialect = request.form.dialect
     status = dialect.status(request.refusal)
@@ -154,7 +154,7 @@ def _id(batch: str, request: BatchRequest) -> str:
 
 
 def _lines(path: AnyPath) -> Iterator[tuple[int, bytes]]:
-    """Number (from 1) and content of each line that is not empty."""
+    """The number (from 1) and the content of each line that is not empty."""
     with open_bytes(path) as file:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):

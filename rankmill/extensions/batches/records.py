@@ -1,4 +1,4 @@
-"""What Redis knows of files and batches: whose they are, and where their bytes lie."""
+"""Records in Redis of files and batches: their owners, and the places of their bytes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.system import system
 
 EVERYBODY = "*"
-"""The owner that stands for all of them; no key has this name."""
+"""The owner that stands for all owners; no key has this name."""
 
 _MOST = 10_000
-"""Records of an owner that are read, at most; the latest."""
+"""Most records of an owner that are read; the latest are kept."""
 
 _FILE = "file-"
 _BATCH = "batch_"
@@ -27,7 +27,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 def new_file_id() -> str:
-    """A new id of a file that is uploaded."""
+    """A new id for an uploaded file."""
     return _FILE + system.unique_id()
 
 
@@ -47,10 +47,12 @@ def errors_id(batch: str) -> str:
 
 
 class _Owned(WireModel):
-    """A record of an owner: the name of the API keys whose it is; empty without keys."""
+    """A record with an owner, which is the name of an API key; the owner is empty without keys."""
 
     noun: ClassVar[str]
-    """What people call it. A subclass also has the key of a record by its id, and of an owner's index."""
+    """The word for such a record in messages. A subclass also has the key of a record, and of an owner's
+    index.
+    """
 
     id: str
     owner: str
@@ -58,14 +60,14 @@ class _Owned(WireModel):
 
 
 class FileRecord(_Owned):
-    """A file: one that was uploaded, or what a batch has made.
+    """The record of a file that was uploaded, or that a batch has made.
 
     Attributes
     ----------
     name
-        Its name, as its uploader said.
+        The file's name, as the client gave it.
     place
-        Where its bytes lie, below the gateway's folder.
+        The place of its bytes below the gateway's folder.
     """
 
     noun, key, index = "file", staticmethod(keys.gateway_file), staticmethod(keys.gateway_files)
@@ -78,7 +80,7 @@ class FileRecord(_Owned):
 
 
 class BatchRecord(_Owned):
-    """A batch as it was submitted; what has become of it is in the record of its run."""
+    """The record of a batch as it was submitted; the record of its run tells the outcome."""
 
     noun, key, index = "batch", staticmethod(keys.batch), staticmethod(keys.batches)
 
@@ -90,7 +92,7 @@ class BatchRecord(_Owned):
 
 
 class BatchCounts(WireModel):
-    """Lines of a batch, those with an answer, and those with an error instead."""
+    """Numbers of a batch: all lines, lines with an answer, and lines with an error instead."""
 
     total: Count
     completed: Count = 0
@@ -129,7 +131,7 @@ class BatchStore:
             pipe.execute()
 
     def find(self, kind: type[R], record_id: str) -> R | None:
-        """The record of a file or batch, if there is one."""
+        """The record of a file or batch; ``None`` if there is none."""
         return self._read(kind.key(record_id), kind) if _ID.fullmatch(record_id) else None
 
     def all(self, kind: type[R], owner: str) -> list[R]:
@@ -148,7 +150,7 @@ class BatchStore:
         return found
 
     def delete(self, record: FileRecord) -> None:
-        """Forget a file."""
+        """Delete the record of a file."""
         with self.redis.pipeline() as pipe:
             pipe.delete(record.key(record.id))
             for owner in (record.owner, EVERYBODY):
@@ -156,14 +158,14 @@ class BatchStore:
             pipe.execute()
 
     def count(self, batch_id: str, counts: BatchCounts) -> None:
-        """Note how far a batch is; its record is kept for as long as this."""
+        """Note the progress of a batch; its record is kept as long as this note."""
         with self.redis.pipeline() as pipe:
             pipe.set(keys.batch_counts(batch_id), counts.written(), ex=self.ttl)
             pipe.expire(keys.batch(batch_id), self.ttl)
             pipe.execute()
 
     def counts(self, batch_id: str) -> BatchCounts | None:
-        """How far a batch is; ``None`` until that is known."""
+        """The progress of a batch; ``None`` until it is known."""
         return self._read(keys.batch_counts(batch_id), BatchCounts)
 
     def _read(self, key: str, kind: type[T]) -> T | None:

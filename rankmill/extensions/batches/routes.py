@@ -1,4 +1,4 @@
-"""What batches add to the gateway: the paths of files and batches, as OpenAI's API has them, and a sweep."""
+"""Adds batches to the gateway: the paths of files and batches in OpenAI's API, and a sweep of old files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ router = new_router("batches", "/v1")
 
 
 class BatchPaths(Addition):
-    """Files and batches, if the settings name a folder for them."""
+    """Serves files and batches, if the settings name a folder for them."""
 
     router = router
 
@@ -78,7 +78,7 @@ class BatchPaths(Addition):
         """Once an hour, delete the bytes of files and batches that have expired."""
         while self.batches:
             try:
-                with waiting(most=MOST_WAIT):  # the end of the process waits for the thread
+                with waiting(most=MOST_WAIT):  # a stopping process waits for the thread
                     await asyncio.to_thread(self.batches.sweep)
             except (*EXPECTED, OSError) as error:
                 logger.warning("expired files are not deleted yet: %s", error)
@@ -188,13 +188,13 @@ def cancel_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, An
     responses={200: {"content": {"text/event-stream": {}}}},
 )  # fmt: skip
 async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, batch_id: Id) -> Response:
-    """The batch whenever it changes, until its end."""
+    """The batch each time that it changes, until it ends."""
     batch = await asyncio.to_thread(batches.find, BatchRecord, key, batch_id)
     return event_stream(_events(gateway, batches, batch), AsyncExitStack())
 
 
 async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> AsyncGenerator[bytes]:
-    """Each state of a batch as an event ``batch``, and the last one as ``done``; or ``error``."""
+    """Yield each state of a batch as an event ``batch``, and the last state as ``done``; or an ``error``."""
     last = None
     while not gateway.is_stopping:  # the client asks another gateway, or this one again
         try:
@@ -206,7 +206,7 @@ async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> Asy
             if found != last:
                 yield event("batch", found)
             last = found
-        except RedisUnavailable:  # the server is asked again
+        except RedisUnavailable:  # the next round asks the server again
             pass
         except EXPECTED as error:
             refusal = refusal_of(error, gateway.names)

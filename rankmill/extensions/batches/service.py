@@ -1,6 +1,6 @@
-"""What the gateway does with files and batches, for whoever may see them.
+"""Serves files and batches to the callers that may see them.
 
-Its methods wait for disks and the server: call them in a thread.
+The methods wait for disks and the server, so call them in a thread.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _OF_PAIRS = (
 _fields: dict[str, Any] = {name: (FileRequest.model_fields[name].annotation, FileRequest.model_fields[name])
                            for name in _OF_PAIRS}  # fmt: skip
 PairsOptions = create_model("PairsOptions", __config__=ConfigDict(extra="forbid"), **_fields)
-"""How a file of pairs is scored: options of score-file by name."""
+"""Options of score-file, by name, for a file of pairs."""
 
 
 class ExpiresAfter(BaseModel):
-    """How long files are kept after they were made."""
+    """How long a file is kept after it was made."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -68,7 +68,7 @@ class ExpiresAfter(BaseModel):
 
 
 class NewFile(BaseModel):
-    """The fields of an upload beside the file and its purpose."""
+    """The fields of an upload besides the file and its purpose."""
 
     expires_after: ExpiresAfter | None = None
 
@@ -90,17 +90,17 @@ class NewBatch(BaseModel):
 
 
 class Batches:
-    """Files and batches of one server.
+    """The files and batches of one server.
 
     Parameters
     ----------
     settings, redis_url
-        Where files lie, how large they may be, and the server.
+        The settings of files, such as their folder and their largest size; and the server.
 
     Raises
     ------
     ConfigError
-        There is no such folder.
+        The folder does not exist.
     """
 
     def __init__(self, settings: Settings, redis_url: str) -> None:
@@ -120,12 +120,13 @@ class Batches:
     def upload(
         self, key: ApiKey | None, name: str, source: BinaryIO, size: int, after: ExpiresAfter | None = None
     ) -> FileRecord:
-        """Keep a file, for as long as others or less.
+        """Keep a file, as long as other files or shorter.
 
         Raises
         ------
         Refusal
-            Its name says no format, the caller has too many bytes here, or it is to be kept for too long.
+            The file's name does not give a format, the caller has too many bytes here, or asks to keep it too
+            long.
         """
         seconds = self._seconds("expires_after[seconds]", after)
         ending = next((each for each in _ENDINGS if name.lower().endswith(each)), None)
@@ -180,12 +181,12 @@ class Batches:
     def create(
         self, key: ApiKey | None, asked: NewBatch, served: Callable[[str | None], ServedModel]
     ) -> dict[str, Any]:
-        """Submit a batch; `served` is the model for a request that names one, or none.
+        """Submit a batch; `served` finds the model for the name in a request, or for none.
 
         Raises
         ------
         Refusal
-            It cannot be worked on.
+            The batch cannot be scored.
         """
         if asked.endpoint not in endpoints():
             raise Refusal("invalid", f"endpoint: one of {', '.join(endpoints())}", param="endpoint")
@@ -241,7 +242,7 @@ class Batches:
         return self.view(batch)
 
     def view(self, batch: BatchRecord) -> dict[str, Any]:
-        """A batch as it is now."""
+        """The present state of a batch."""
         try:
             run = self._runs.load(batch.run)
         except RunExpired:
@@ -272,14 +273,14 @@ class Batches:
             return False
 
     def _seconds(self, field: str, after: ExpiresAfter | None) -> int:
-        """For how long files are kept; raises `Refusal` if that is longer than any is kept here."""
+        """Seconds for which a file is kept; raises `Refusal` if they are more than the limit."""
         most = self._store.ttl
         if after and after.seconds > most:
             raise wrong(field, f"files are kept for {most:,} s here, and not for {after.seconds:,}")
         return after.seconds if after else most
 
     def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:
-        """The request for a file of pairs; its output has the same format, unless another is asked for."""
+        """The request for a file of pairs; the output has the same format unless the options name another."""
         given = options.model_dump()
         ending = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
         output = f"{batch_id}/output.{given['output_format'] or ending}"

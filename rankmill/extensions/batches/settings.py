@@ -8,7 +8,7 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class BatchSettings(ExtensionSettings):
-    """Where the files of batches lie, and how large they may be."""
+    """Settings of batches: the folder of the files, and their largest size."""
 
     gateway_files: str | None = Field(min_length=1)
     gateway_file_mib: int = Field(ge=1)

@@ -15,7 +15,7 @@ _STATES = {"waiting": "validating", "done": "completed", "failed": "failed", "ca
 _LINE = re.compile(r"line (\d+): ")
 
 ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
-"""States after which nothing more happens to a batch."""
+"""The final states of a batch."""
 
 
 def file_view(file: FileRecord) -> dict[str, Any]:
@@ -45,11 +45,11 @@ def batch_view(
     Parameters
     ----------
     batch, run, counts
-        What Redis knows of it; ``None``: nothing any more, or not yet.
+        The records in Redis; ``None`` if they have expired or are not written yet.
     files
-        Ids of its output, and of the list of its errors.
+        The ids of its output, and of the list of its errors.
     cancelling
-        Whether it was cancelled, and its runner does not know yet.
+        Whether the batch was cancelled but its runner does not know yet.
     """
     state = _state(run, cancelling=cancelling)
     ended = int(run.ended) if run and run.ended else None
@@ -81,12 +81,12 @@ def batch_view(
 def page(
     found: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
 ) -> dict[str, Any]:
-    """A page of a list, whose records come with the latest first.
+    """A page of a list whose latest records come first.
 
     Raises
     ------
     Refusal
-        There is no record `after`: from the beginning, a client would read the list for ever.
+        The record `after` does not exist. Starting over would let a client read the list for ever.
     """
     records = list(reversed(found)) if oldest_first else list(found)
     places = [place for place, each in enumerate(records) if each.id == after]
@@ -116,7 +116,7 @@ def _state(run: FileRun | None, *, cancelling: bool) -> str:
 
 
 def _counts(run: FileRun | None, counts: BatchCounts | None) -> dict[str, int]:
-    """The counts at the end; until then as many of the lines as of the rows are taken to be done."""
+    """The counts at the end; until then, an estimate from the share of the rows that are done."""
     rows = (run and run.rows) or 0
     total = counts.total if counts else rows
     if counts and counts.completed + counts.failed:

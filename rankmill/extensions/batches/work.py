@@ -1,7 +1,7 @@
-"""A runner's work on a batch: its pairs are scored as a file is, and its answers are put where it says.
+"""Carries out a batch in a runner: scores its pairs like a file, and writes the answers to their place.
 
-Each step leaves a file in the batch's folder as a whole, or none. A runner that follows one that has died
-takes the steps that are left.
+Each step leaves a complete file in the batch's folder, or none. If a runner dies, the next one takes the
+remaining steps.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from rankmill.producer.files.workspace import OutputFile, clear_workspace
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
-"""The columns of rows that are scored alone, by their kind."""
+"""The columns of rows with a single text or conversation, by their kind."""
 
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 _TOKENS = "tokens"
-"""The column of a row's tokens beside the scores."""
+"""The column with the tokens of a row, beside the scores."""
 
 
 class BatchWork:
-    """The work on one batch.
+    """Carries out one batch.
 
     Parameters
     ----------
     run
         The run, whose order has a batch.
     store
-        Where the records of its files go.
+        The store for the records of its files.
     score, keep
-        What its runner does with files.
+        The functions of the runner that score a file and keep an outcome.
     """
 
     def __init__(self, run: FileRun, store: BatchStore, score: Score, keep: Keep) -> None:
@@ -79,12 +79,12 @@ class BatchWork:
         self._keep = keep
 
     def do(self) -> None:
-        """Score the input, and make the files.
+        """Score the input, and write the files.
 
         Raises
         ------
         WrongFile
-            A line is no request, or asks for another model than the first.
+            A line is not a request, or asks for another model than the first line.
         """
         if self._batch.endpoint is None:
             self._score(self._request, self._keep_scored)
@@ -115,20 +115,20 @@ class BatchWork:
         self._keep(outcome, output.partial, output.path)
 
     def _note_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
-        """Note the scores of a batch of requests, whose answers are to be written."""
+        """Note the outcome of a batch of requests, whose answers are not written yet."""
         self._outcome = outcome
         self._keep(outcome)
 
     @property
     def _schema(self) -> pa.Schema:
-        """The columns of what all lines ask for."""
+        """The columns for the rows of all lines."""
         column = _ALONE.get(str(self._batch.asked.get("inputs")))
         if column is None:
             return _PAIRS
         return pa.schema([("line", pa.int64()), (column, pa.string())])
 
     def _write_pairs(self, target: AnyPath, endpoint: str) -> None:
-        """Write the rows of all lines, unless a runner that has died has done so."""
+        """Write the rows of all lines, unless an earlier runner has done this."""
         if target.exists():
             return
         lines = 0
@@ -180,7 +180,7 @@ class BatchWork:
     def _write_lines(
         self, scored: AnyPath, endpoint: str, answers: IO[bytes], errors: IO[bytes]
     ) -> BatchCounts:
-        """Write the line of each request; returns how many have an answer, and how many an error."""
+        """Write the line of each request; returns the numbers of answers and of errors."""
         completed = failed = 0
         labels = _labels(scored)
         for request, scores, tokens in self._scored(scored, endpoint):
@@ -195,7 +195,7 @@ class BatchWork:
         return BatchCounts(total=completed + failed, completed=completed, failed=failed)
 
     def _scored(self, scored: AnyPath, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int]]:
-        """Each request with its scores and its tokens; one that has a row without a score is refused."""
+        """Each request with its scores and tokens; a request with a row that lacks a score is refused."""
         reasons = _reasons(_errors_of(scored))
         row, found = 0, _scores(scored)
         for request in read_requests(self._input, endpoint):
@@ -237,22 +237,22 @@ class BatchWork:
 
 
 class BatchOrders:
-    """How runners carry out batches, for the seam ``rankmill.orders``."""
+    """Tells runners how to carry out batches, for the seam ``rankmill.orders``."""
 
     def check(self, run: FileRun) -> None:
-        """Raise `InputError` unless the output is where a batch's answers lie."""
+        """Raise `InputError` unless the output is in the folder of the batch's answers."""
         output = as_path(run.order.request.output or "")
         assert run.order.batch
         if not run.order.batch.id == new_batch_id(run.id) == output.parent.name:
             raise InputError(f"{output}: a batch's output is in a folder that is called for its run")
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
-        """Score a batch, and make its files."""
+        """Score a batch, and write its files."""
         with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
             BatchWork(run, BatchStore(client, settings.file_run_ttl), score, keep).do()
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """Why a batch has failed, for its caller, who does not know where its files lie."""
+        """The reason why a batch failed, without the paths of its files, which its caller does not know."""
         request = order.request
         names = dict.fromkeys(request.inputs, "the file") | {request.output or "": "the output"}
         if order.spec.model.startswith("/"):
@@ -260,12 +260,12 @@ class BatchOrders:
         return _OPTION.sub(_as_field, told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """The scored pairs of a batch of requests; ``None`` for a batch of pairs, which are its output."""
+        """The place of the scored pairs of a batch of requests; ``None`` for a batch of pairs."""
         assert order.batch
         return None if order.batch.endpoint is None else _scored_place(as_path(order.request.output or ""))
 
     def clear(self, order: FileOrder) -> None:
-        """Delete what was made on the way to the output of a batch, also by a runner that has died."""
+        """Delete what was made on the way to the output of a batch, even by an earlier runner."""
         _clear_batch(as_path(order.request.output or ""))
 
 
@@ -278,7 +278,7 @@ BATCHES = BatchOrders()
 
 
 def _write_for_callers(errors: Path) -> None:
-    """Leave out of a list of row errors what says more of the workers than of the rows."""
+    """Leave details about the workers out of a list of row errors."""
     shown = errors.with_name("errors-for-callers.jsonl")
     with errors.open(encoding="utf-8") as found, shown.open("w", encoding="utf-8") as file:
         for each in map(json.loads, found):
@@ -296,26 +296,26 @@ def _clear_batch(output: AnyPath) -> None:
 
 
 def _scored_place(output: AnyPath) -> OutputFile:
-    """What is scored on the way to the output of a batch of requests."""
+    """The place of the scores from which the output of a batch of requests is made."""
     return OutputFile(_steps(output)[1])
 
 
 def _steps(output: AnyPath) -> tuple[AnyPath, AnyPath]:
-    """The pairs of a batch of requests, and the same with their scores."""
+    """The files of a batch of requests: its pairs, and the same with their scores."""
     return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
 
 
 def _labels(scored: AnyPath) -> tuple[str, ...]:
-    """Names of the labels, if each row has a score for each; empty if it has one score."""
+    """The names of the labels; empty if a row has a single score."""
     every = open_reader(scored).shown_columns().names
     names = [name for name in every if name not in {*_PAIRS.names, *_ALONE.values(), _TOKENS}]
     return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)
 
 
 def _scores(scored: AnyPath) -> Iterator[tuple[object, int | None]]:
-    """The scores of a file, row by row, with labels a list for each, and the row's tokens.
+    """The scores of a file and the tokens of each row; with labels, the score of a row is a list.
 
-    A row without a score has ``None`` twice.
+    For a row without a score, both are ``None``.
     """
     labels = _labels(scored)
     names = [f"score_{label}" for label in labels] or ["score"]
@@ -328,7 +328,7 @@ def _scores(scored: AnyPath) -> Iterator[tuple[object, int | None]]:
 
 
 def _reasons(errors: AnyPath) -> dict[int, str]:
-    """Why rows have no score."""
+    """The reasons why rows have no score, by row."""
     if not errors.exists():
         return {}
     with open_bytes(errors) as file:

@@ -1,4 +1,4 @@
-"""The gateway's application: what a request passes on its way to its path, and what becomes of a refusal."""
+"""The gateway's application: the middleware of a request, and the answers to refusals."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
     Parameters
     ----------
     gateway
-        Its parts.
+        The gateway's parts.
     is_loopback
-        Whether it is served on an address that only this host reaches: then, as with `gateway_hosts`, it
-        answers to known names only.
+        Whether it is served on an address that only this host reaches. Then, as with `gateway_hosts`, it
+        answers only requests for known host names.
     """
     own = gateway.own
 
@@ -89,14 +89,16 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
 
 
 class _App(FastAPI):
-    """The application, whose document says how keys come."""
+    """The application, whose OpenAPI document says how a request carries its key."""
 
     def openapi(self) -> dict[str, Any]:
         return with_keys(super().openapi())
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """The answer in the form of the request's dialect, or of that which its path suggests."""
+    """The answer to a refusal, in the form of the request's dialect, or of the dialect that its path
+    suggests.
+    """
     path = request.url.path
     dialect = dialects().get(observation(request.scope).dialect) or dialect_at(path)
     if isinstance(error, RequestValidationError):

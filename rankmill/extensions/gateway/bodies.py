@@ -1,4 +1,4 @@
-"""Reading the body of a request within limits, before anything is made of it: JSON, a form, or a stream."""
+"""Reads the body of a request within limits, before it is parsed: JSON, a form, or a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankmill.extensions.gateway.refusals import Refusal, wrong
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""Longest time in which a body is read: a client that sends none takes a request's place."""
+"""Longest time in which a body is read; a client that sends nothing takes the place of another request."""
 
 _PACE_SECONDS = 60.0
 _LEAST_SPEED = 16 << 10
@@ -27,14 +27,14 @@ _LEAST_SPEED = 16 << 10
 of waiting may be owed."""
 
 _BODIES = 8
-"""How many bodies of the largest size may be in memory at a time."""
+"""Number of bodies of the largest size that may be in memory at a time."""
 
 _FORM_BYTES = 1 << 20
-"""Bytes that a form may have beside its file."""
+"""Bytes that a form may have besides its file."""
 
 
 class BodyMemory:
-    """Bounds the bytes of all bodies that are worked on.
+    """Limits the bytes of all bodies in progress.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class BodyMemory:
 
     @contextmanager
     def body(self) -> Iterator[RequestBody]:
-        """The body of a request, whose bytes count until the end of the ``with`` block."""
+        """The body of a request; its bytes count until the end of the ``with`` block."""
         body = RequestBody(self)
         try:
             yield body
@@ -64,12 +64,12 @@ class RequestBody:
         self.size = 0
 
     async def read(self, request: Request) -> bytes:
-        """The body, read no further than allowed.
+        """Read the body, within the allowed size.
 
         Raises
         ------
         Refusal
-            It is too large, not JSON by its type, or does not come.
+            The body is too large, is not JSON by its type, or does not arrive in time.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
@@ -90,7 +90,7 @@ class RequestBody:
         return b"".join(parts)
 
     def count(self, size: int) -> None:
-        """Count `size` bytes more; raises `Refusal` if they are too many."""
+        """Count `size` more bytes; raises `Refusal` if there are too many."""
         self._check(self.size + size)
         if self._memory.taken + size > _BODIES * self._memory.most:
             raise Refusal("overloaded", "too many large requests are in progress", retry_after=1)
@@ -110,7 +110,7 @@ def parse(raw: bytes) -> JsonObject:
     Raises
     ------
     Refusal
-        It is not JSON, too deep, or no object.
+        The text is not JSON, is nested too deeply, or is not an object.
     """
     try:
         found: Any = from_json(raw, allow_inf_nan=False)
@@ -122,10 +122,10 @@ def parse(raw: bytes) -> JsonObject:
 
 
 class UploadedBody:
-    """A body that is not kept in memory, read as it comes; make it in the event loop of the request.
+    """A body that is read as it arrives, without keeping it in memory; make it in the request's event loop.
 
-    It ends an upload that does not come, or comes so slowly that it only keeps others waiting. The time in
-    which the gateway works on what has come does not count.
+    It ends an upload that does not arrive, or so slowly that it only keeps others waiting. The time in which
+    the gateway works on the received bytes does not count.
 
     Parameters
     ----------
@@ -134,12 +134,12 @@ class UploadedBody:
     most
         Most bytes of the body.
     too_large
-        Said of a body that is larger.
+        The message for a body that is larger.
 
     Raises
     ------
     Refusal
-        It is larger, by its header or when it is read.
+        The body is larger, by its header or when it is read.
     """
 
     def __init__(self, request: Request, most: int, too_large: str) -> None:
@@ -153,7 +153,7 @@ class UploadedBody:
         self._check(_stated_bytes(request))
 
     async def receive(self) -> Message:
-        """The next message of the request; raises `Refusal` if it is too much, or comes too late."""
+        """The next message of the request; raises `Refusal` if the body is too large, or arrives too late."""
         began = system.monotonic()
         try:
             async with asyncio.timeout(self._seconds_left):
@@ -172,12 +172,12 @@ class UploadedBody:
         return message
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes, none at the end; called in a thread.
+        """Read at most `size` bytes, or none at the end; called in a thread.
 
         Raises
         ------
         Refusal
-            The body is too large, or it does not come.
+            The body is too large, or does not arrive in time.
         """
         while not self._rest and not self._is_whole:
             message = asyncio.run_coroutine_threadsafe(self.receive(), self._loop).result()
@@ -194,12 +194,12 @@ class UploadedBody:
 
 @asynccontextmanager
 async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFile, dict[str, str]]]:
-    """The file of a form, which lies on disk, and not in memory; and the parts of its ``expires_after``.
+    """The file of a form, which is on disk, not in memory, and the parts of the form's ``expires_after``.
 
     Raises
     ------
     Refusal
-        The file has more than `most` bytes, or does not come, or the body is no such form.
+        The file has more than `most` bytes, or does not arrive in time, or the body is not such a form.
     """
     too_large = f"the file is larger than {most >> 20} MiB, the most that is kept"
     upload = UploadedBody(request, most + _FORM_BYTES, too_large)
@@ -223,6 +223,6 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
 
 
 def _stated_bytes(request: Request) -> int:
-    """How long the body is, by its header; 0 if that says nothing."""
+    """The length of the body by its header; 0 if the header does not say it."""
     stated = request.headers.get("content-length", "")
     return int(stated) if stated.isdecimal() and len(stated) < 19 else 0

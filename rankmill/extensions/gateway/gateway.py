@@ -1,4 +1,4 @@
-"""The gateway's parts, made once for a process, and what extensions add to them."""
+"""The gateway: its parts, made once for each process, and what extensions add to it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from rankmill.producer.client.aio.connection import LoopRedis
 _WARM_SECONDS = 10.0
 
 _END_SECONDS = 5.0
-"""Longest time that requests take to cancel their runs, at the end."""
+"""Longest time at the end in which requests may cancel their runs."""
 
 Right = Literal["admin", "manage_models"]
-"""Rights of a key, apart from scoring."""
+"""Rights of a key besides scoring."""
 
 _RIGHTS: dict[Right, str] = {
     "admin": FOR_ADMINS,
@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 
 
 class Addition:
-    """What an extension adds to the gateway.
+    """The base of additions that extensions make to the gateway.
 
-    An extension overrides what it needs of this class, and names its own class in an entry point of the group
-    ``rankmill.routes``. A gateway makes one of each, and uses it in its event loop.
+    An extension overrides the methods that it needs, and names its class in an entry point of the group
+    ``rankmill.routes``. A gateway makes one object of each class, and uses it in its event loop.
 
     Attributes
     ----------
@@ -56,9 +56,9 @@ class Addition:
         Its paths. Routers of `rankmill.extensions.gateway.http.dependencies.new_router` count their requests,
         and find the gateway in a parameter of the type ``TheGateway``.
     hosts
-        The hosts where it listens itself: where others reach one of them, requests need keys.
+        The hosts on which the addition itself listens; if others can reach one of them, requests need keys.
     keeps_data
-        Whether it keeps something in Redis that is nowhere else.
+        Whether it keeps data in Redis that exists nowhere else.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Addition:
     Raises
     ------
     ConfigError
-        A setting does not fit.
+        A setting is not valid.
     """
 
     router: APIRouter | None = None
@@ -79,14 +79,14 @@ class Addition:
         self.settings = settings
 
     def attach(self, gateway: Gateway) -> None:
-        """Take what it needs of the gateway, before all requests."""
+        """Take the needed parts of the gateway, before all requests."""
 
     def advice(self, redis_url: str) -> str | None:
-        """What the user has to start where ``rankmill serve`` itself starts a server and workers."""
+        """What the user must start if ``rankmill serve`` itself starts a server and workers."""
         return None
 
     async def listen(self) -> str | None:
-        """Listen where it listens itself; returns this address, as the user is told it.
+        """Listen on the addition's own address; returns this address in words for the user.
 
         Raises
         ------
@@ -96,22 +96,22 @@ class Addition:
         return None
 
     async def work(self) -> None:
-        """Do what goes on beside requests, until the task is cancelled at the gateway's end."""
+        """Do work beside requests, until the task is cancelled at the gateway's end."""
 
     def stop(self) -> None:
-        """Take nothing new: the gateway is about to end."""
+        """Accept nothing new, because the gateway is about to end."""
 
     async def close(self) -> None:
-        """Wait for the end of what is in progress."""
+        """Wait for the end of work in progress."""
 
 
 def load_additions(settings: Settings) -> list[Addition]:
-    """What the installed extensions add to a gateway.
+    """The additions of the installed extensions to a gateway.
 
     Raises
     ------
     ConfigError
-        A setting does not fit, or an extension cannot be imported.
+        A setting is not valid, or an extension cannot be imported.
     """
     return [plugins.load("rankmill.routes", name)(settings) for name in plugins.names("rankmill.routes")]
 
@@ -120,7 +120,7 @@ A = TypeVar("A", bound=Addition)
 
 
 class Gateway:
-    """All that the paths of the gateway share. It belongs to the event loop that uses it first.
+    """The parts that all paths of the gateway share; they belong to the event loop that uses them first.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Gateway:
     needed
         Whether a request must have a key.
     additions
-        What extensions add; default: what the installed ones add.
+        The additions of extensions; by default, those of the installed extensions.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ class Gateway:
         A client whose commands wait in the event loop; one for threads, whose commands do not wait for a
         server that cannot serve.
     names
-        What callers call paths and URLs that messages name; an extension adds its own.
+        The names that callers know for paths and URLs in messages; an extension adds its own.
     """
 
     def __init__(
@@ -170,35 +170,35 @@ class Gateway:
             addition.attach(self)
 
     def addition(self, kind: type[A]) -> A:
-        """The one addition of a kind."""
+        """The only addition of a kind."""
         return next(addition for addition in self.additions if isinstance(addition, kind))
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
-        """The key in a request's headers; raises `Refusal` if it needs one and has none."""
+        """The key in a request's headers; raises `Refusal` if a key is needed but missing."""
         key = await self.admission.identify(key_text(headers))
         if key:
             note.key = key.name
         return key
 
     def require(self, key: ApiKey | None, right: Right) -> None:
-        """Let a caller through whose key allows more than scores.
+        """Admit a caller whose key has a right besides scoring.
 
         Raises
         ------
         Refusal
-            It does not; without keys, the gateway serves everybody, not only this host.
+            The key lacks the right; or the gateway has no keys, and serves others than this host.
         """
         if not (getattr(key, right) if key else self._needed == "if there are any"):
             raise Refusal("forbidden", _RIGHTS[right])
 
     @asynccontextmanager
     async def admitted(self, note: Observation, headers: Mapping[str, str]) -> AsyncIterator[ApiKey | None]:
-        """Let a request for scores in, before its body is read; it is in progress within the block.
+        """Admit a request for scores before its body is read; it counts as in progress within the block.
 
         Raises
         ------
         Refusal
-            There is no room for it, it needs a key and has none, or the key has enough requests in progress.
+            The gateway is full, a key is needed but missing, or the key has too many requests in progress.
         """
         with self.load.request():
             key = await self.identify(note, headers)
@@ -213,7 +213,7 @@ class Gateway:
             metrics.stages.labels(stage).observe(seconds)
 
     async def warm(self) -> None:
-        """While no worker has the gateway's model, have one load it, without waiting for a request."""
+        """Until a worker has the gateway's model, have one load it, without waiting for a request."""
         while True:
             try:
                 if self.load.unready:
@@ -235,18 +235,18 @@ class Gateway:
             )  # fmt: skip
 
     def stop(self) -> None:
-        """End what would go on by itself, and what takes requests beside HTTP, which takes no more."""
+        """Stop background work, and the additions that listen beside HTTP, which accept nothing more."""
         self.is_stopping = True
         for addition in self.additions:
             addition.stop()
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Wait for all additions and the end of cancelled requests, end `tasks`, and disconnect."""
+        """Wait for all additions and cancelled requests to end, end `tasks`, and disconnect."""
         for addition in self.additions:
             await addition.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
-                while self.load.requests:  # they cancel their runs
+                while self.load.requests:  # requests cancel their runs
                     await asyncio.sleep(0.02)
         for task in tasks:
             task.cancel()

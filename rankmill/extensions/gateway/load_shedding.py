@@ -1,4 +1,4 @@
-"""What the gateway takes on: how many requests at a time, and how many may wait for the workers."""
+"""Load shedding: limits how many requests the gateway accepts, and how many may wait for the workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rankmill.producer.client.aio import bridge
 _LOOK_SECONDS = 1.0
 
 _SPEED_SECONDS = 5.0
-"""How often the workers' reports are read, for their speed."""
+"""Seconds between two reads of the workers' reports, which give their speed."""
 
 _MOST_RETRY = 60
 
@@ -34,20 +34,20 @@ _AT_FIRST = 2048
 """Most pairs in progress (a single request excepted) until the workers' speed is known."""
 
 _ENOUGH_TOKENS = 10_000
-"""A worker that has computed fewer says nothing of its speed: its first batches are slow."""
+"""Tokens that a worker must have computed before its speed counts, because its first batches are slow."""
 
 _TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
-"""Of English, until requests have been scored here."""
+"""Characters for each token in English, used until requests have been scored here."""
 
 _TELLING_CHARS = 50_000
 """A request of so many characters with more tokens than expected says how many the next one has: in other
 scripts they are four times as many."""
 
 _SHARE = 0.05
-"""What any other request adds to the means."""
+"""Weight of any other request in the means."""
 
 _REPORT_SECONDS = 60.0
-"""How long a request that was scored stands for a worker that has not reported its model yet."""
+"""Seconds for which a scored request counts for a worker that has not reported its model yet."""
 
 _FORWARD = STAGES.index("forward")
 
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadShedder:
-    """Lets requests begin while there is room for them; nothing is read of those that it refuses.
+    """Admits requests while there is room for them; the body of a refused request is not read.
 
     Parameters
     ----------
@@ -73,7 +73,8 @@ class LoadShedder:
     workers
         Workers of the queue that take work.
     unready
-        Why requests for the gateway's model would wait, in a line; ``None`` if a worker has had it.
+        The reason why requests for the gateway's model would wait, in a line; ``None`` if a worker has had
+        the model.
     """
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
@@ -83,25 +84,25 @@ class LoadShedder:
         self.requests = 0
         self._pairs_per_job = 1.0
         self._speed: float | None = None
-        """Tokens a second, of all workers."""
+        """Tokens a second of all workers together."""
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._tokens_per_pair = _TOKENS_PER_PAIR
         self._reported: float | None = None
-        """Tokens of a pair, as workers report them, until requests here say how many theirs have."""
+        """Tokens of a pair, as workers report them, until requests here give their own number."""
         self._has_scored = False
         self._taken = 0
-        """Tokens of the requests in progress here, as far as their characters tell."""
+        """Tokens of the requests in progress here, estimated from their characters."""
         self._pairs_taken = 0
         self._tenants: set[str] = set()
-        """Whose bulk work waits in the queue, by the groups in ids."""
+        """Tenants whose bulk work waits in the queue, by the groups in ids."""
         self._read = -math.inf
         self.backlog_seconds = 0.0
         self.workers = 0
         self.unready: str | None = "the workers have not been looked at yet"
         self._able: set[str] = set()
-        """Workers that have the gateway's model, or have had it: they can load it again."""
+        """Workers that have or had the gateway's model, and so can load it again."""
         self._scored = -math.inf
-        """When one of them last scored a request with it."""
+        """The time when one of them last scored a request with it."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -110,7 +111,7 @@ class LoadShedder:
         Raises
         ------
         Refusal
-            ``overloaded``: there are too many, or too many wait for the workers.
+            The gateway is ``overloaded``: it has too many requests, or too many wait for the workers.
         """
         if self.requests >= self._own.gateway_requests:
             raise Refusal("overloaded", f"{self.requests:,} requests are in progress", retry_after=1)
@@ -130,12 +131,13 @@ class LoadShedder:
 
     @contextmanager
     def work(self, chars: int, pairs: int, priority: Priority, tenant: str) -> Iterator[None]:
-        """Count a request of a tenant while it is scored: the characters of its pairs, and their number.
+        """Count a tenant's request while it is scored, with the number and the characters of its pairs.
 
         Raises
         ------
         Refusal
-            ``overloaded``: the workers would need too long for it and for what has been taken.
+            The gateway is ``overloaded``: the workers would need too long for this request and the accepted
+            ones.
         """
         tokens = self._tokens_per_char * chars
         if self._reported:
@@ -171,11 +173,11 @@ class LoadShedder:
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
 
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
-        """Note a request that was scored, in how many jobs, and its model as workers call it."""
+        """Note a scored request, with its number of jobs, and its model by the name that workers use."""
         if tokens and chars:
             self._has_scored, self._reported = True, None
             more = tokens / chars - self._tokens_per_char
-            # Where there are fewer, long texts may have been cut.
+            # If fewer tokens were found, long texts may have been cut.
             share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
             self._tokens_per_char += max(share, _SHARE) * more
             self._tokens_per_pair += _SHARE * (tokens / pairs - self._tokens_per_pair)
@@ -184,7 +186,7 @@ class LoadShedder:
         self._pairs_per_job += _SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
-        """Look at the queue from time to time, for ever."""
+        """Read the state of the queue from time to time, for ever."""
         while True:
             try:
                 await bridge.run(self.look)
@@ -193,7 +195,7 @@ class LoadShedder:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Estimate how long the workers need for the requests that wait."""
+        """Estimate how long the workers need for the waiting requests."""
         with redis_errors(), waiting(most=_LOOK_SECONDS):
             waiting_jobs, self._tenants = RunStore(self._redis).queue(self._settings.queue).count_waiting()
             if system.monotonic() - self._read > _SPEED_SECONDS:
@@ -210,9 +212,9 @@ class LoadShedder:
         metrics.backlog.set(self.backlog_seconds)
 
     def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
-        """Why none of the workers that are there now is known to have the model.
+        """The reason why none of the present workers is known to have the model.
 
-        A worker whose report cannot be read here says nothing of its models.
+        If a worker's report cannot be read here, its models are not known.
         """
         settings = self._settings
         live = {name: report for name, report in reports.items() if not (report and report.drained)}
@@ -227,12 +229,12 @@ class LoadShedder:
 
 
 def _without_version(model: str) -> str:
-    """The name of a model; workers load versions of a name in a registry."""
+    """The name of a model without its version; workers load versions of a name in a registry."""
     return model.partition("@")[0]
 
 
 def speed(reports: list[WorkerReport]) -> float | None:
-    """Tokens a second of all workers together; one that has scored few counts as fast as the others."""
+    """Tokens a second of all workers together; a worker that has scored few counts as fast as the others."""
     known = [
         report.tokens / report.stage_seconds[_FORWARD]
         for report in reports

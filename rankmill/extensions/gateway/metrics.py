@@ -1,4 +1,4 @@
-"""Metrics of this gateway. One process is one gateway, so they are globals of this module."""
+"""Metrics of this gateway, which are globals because one process is one gateway."""
 
 from __future__ import annotations
 

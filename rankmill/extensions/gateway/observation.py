@@ -18,7 +18,7 @@ from rankmill.jobs.system import system
 
 HEADER = "x-request-id"
 SCOPE_KEY = "rankmill.observation"
-"""Where a request has its `Observation` in its scope."""
+"""Key in a request's scope under which its `Observation` is kept."""
 
 _VALID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Observation:
-    """The facts of a request, for metrics: each part adds its own.
+    """The facts of a request for metrics, to which each part of the gateway adds its own.
 
-    ``status`` is the HTTP status of the answer, or gRPC's name of it.
+    ``status`` is the HTTP status of the answer, or the name of its gRPC status.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Observation:
 
 
 def observation(scope: Scope) -> Observation:
-    """The facts of the request with this scope."""
+    """The observation of the request with this scope."""
     found: Observation = scope[SCOPE_KEY]
     return found
 
@@ -53,9 +53,9 @@ def observing(given: str, status: int | str) -> Iterator[Observation]:
     Parameters
     ----------
     given
-        The id that the client gave it, or an empty text; one that is not valid is replaced.
+        The id that the client gave, or an empty text; an id that is not valid is replaced.
     status
-        Its status if the client goes before there is an answer.
+        The status if the client goes before the answer.
     """
     request_id = given if _VALID.fullmatch(given) else system.unique_id()
     note = Observation(request_id, status, began=time.perf_counter())

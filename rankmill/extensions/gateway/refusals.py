@@ -1,4 +1,4 @@
-"""Why a request is not answered, in the words of no dialect; what HTTP and gRPC call it."""
+"""Refusals of requests, independent of dialects, and their codes in HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ class Refusal(Exception):  # it is an answer
     Parameters
     ----------
     kind, message
-        What the trouble is; one line for the caller: what is wrong, and the way out.
+        The kind of trouble, and one line for the caller, which says what is wrong and how to fix it.
     retry_after
-        Seconds after which the same request may succeed, if that can be told.
+        Seconds after which the same request may succeed, if known.
     param
-        Name of the field of the body that is wrong, if it is one.
+        Name of the wrong field of the body, if a field is wrong.
     tokens
-        Of a row that is too long: its tokens, and how many are taken.
+        The tokens of a row that is too long, and the most tokens allowed.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ def wrong(param: str, why: str) -> Refusal:
 
 
 class WrongFile(InputError):
-    """What a caller has sent is wrong; the message was written for the caller."""
+    """Raised for wrong input of a caller; its message was written for the caller."""
 
 
 def unscorable(row: int, reason: str) -> Refusal:
@@ -131,7 +131,7 @@ def unscorable(row: int, reason: str) -> Refusal:
 
 
 def row_reason(reason: str) -> str:
-    """Why a row has no score, for callers: what an exception says of a worker's host is only logged."""
+    """The reason why a row has no score, for callers; details about a worker's host are only logged."""
     what, _, rest = reason.partition(": ")
     is_of_worker = what.startswith("given up after attempt") and rest != "its worker died"
     if not is_of_worker and not _PRIVATE.search(reason) and not _CODE.search(reason):
@@ -141,10 +141,10 @@ def row_reason(reason: str) -> str:
 
 
 EXPECTED = (Refusal, RankmillError, redis.RedisError)
-"""What ends a request with an answer that says why. `refusal_of` words it; all else is a bug."""
+"""Errors that end a request with an answer by `refusal_of`; all other errors are bugs."""
 
 _RIGHTS = ("NOPERM", "ACL failure")
-"""The server's reply to a user without the right, directly or in a script."""
+"""The server's reply to a user without the needed right, directly or in a script."""
 
 _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (NoWorkers, "no worker is there that could do it: ask again later"),
@@ -156,10 +156,10 @@ _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (WrongScores, "a worker computes wrong scores, and has stopped: ask again"),
     (RunFailed, "the workers cannot score it with this model"),
 )
-"""What callers are told of errors that concern the operator: the first that fits."""
+"""Messages for callers about errors that concern the operator; the first match counts."""
 
 _OF_CALLERS = (ConfigError, InputError, RegistryError, RunTimeout)
-"""Errors whose messages are for callers, unless something in them is not."""
+"""Errors whose messages are for callers, unless they contain private details."""
 
 _PRIVATE = re.compile(
     r"""\w+://\S  # a URL
@@ -176,14 +176,15 @@ _CODE = re.compile(r"\.(?:py|cc|cpp|cu|hpp|so)\b")
 def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refusal:
     """The refusal for one of the errors in `EXPECTED`.
 
-    Callers are told what they can mend. What needs the operator, who does not see the answer, is logged.
+    Callers are told about errors that they can fix. Errors for the operator, who does not see the answer, are
+    logged.
 
     Parameters
     ----------
     error
         The error.
     names
-        What callers call paths and URLs that they do not know.
+        The names for callers of paths and URLs that they do not know.
     """
     if isinstance(error, Refusal):
         return error
@@ -197,7 +198,7 @@ def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refu
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:
-    """What a caller is told of an error; the rest is logged. `names` as of `refusal_of`."""
+    """The message of an error for a caller; the rest is logged. `names` is as in `refusal_of`."""
     whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     if isinstance(error, WrongFile):
         return message

@@ -15,19 +15,19 @@ SpecFields: TypeAlias = dict[str, str | int | None]
 """Fields of a `ScoreSpec` that a request asks for."""
 
 MOST_ENCODED = 1 << 18
-"""Most characters, or ids, of a request for tokens: its answer has many times as many bytes."""
+"""Most characters, or ids, of a request for tokens; its answer has many times as many bytes."""
 
 ONE_LABEL = "LABEL_0"
-"""What the only output of a model is called, as transformers calls it."""
+"""The name of a model's only output, as in transformers."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
     """A request for scores.
 
-    ``queries`` is one text for all passages, or one for each; ``None``: each of `passages` is scored alone,
-    or asks for tokens, as ``spec`` says.
-    ``model`` is ``None`` for the gateway's own. ``spec`` has other fields of `ScoreSpec` for this request.
+    ``queries`` is one text for all passages, or one for each. With ``None``, each of `passages` is scored by
+    itself, or asks for tokens, as ``spec`` says. ``model`` is ``None`` for the gateway's own. ``spec`` has
+    other fields of `ScoreSpec` for this request.
     """
 
     queries: str | Sequence[str] | None
@@ -36,7 +36,7 @@ class ScoreRequest:
     spec: Mapping[str, str | int | None] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows to score, in order: pairs, or texts alone."""
+        """The rows to score, in order; they are pairs or single texts."""
         if self.queries is None:
             return [(text,) for text in self.passages]
         if isinstance(self.queries, str):
@@ -45,13 +45,13 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """The request to score texts alone: what a setting says of pairs is not for them."""
+    """The request to score single texts; settings for pairs do not apply to them."""
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
 
 
 def encoding(asked: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
-    """The request for tokens, or for their texts; raises `Refusal` for too many."""
+    """The request for tokens, or for the texts of tokens; raises `Refusal` for too many."""
     size = sum(each.size for each in asked)
     if size > MOST_ENCODED:
         why = f"{size:,} characters or ids are more than the {MOST_ENCODED:,} of a request for tokens"
@@ -60,15 +60,14 @@ def encoding(asked: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
 
 
 def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
-    """The fields of a request's spec, as far as the gateway's settings leave them to it.
+    """The fields of a request's spec that the gateway's settings leave open.
 
-    Nothing is too long where texts are split into windows, of which the best is that of one label. A
-    conversation is never split.
+    If texts are split into windows, no text is too long. A conversation is never split.
 
     Raises
     ------
     Refusal
-        It wants longer pairs than the gateway takes.
+        The request asks for longer pairs than the gateway takes.
     """
     most, wanted = settings.max_length, spec.get("max_length")
     if most is not None and isinstance(wanted, int) and wanted > most:

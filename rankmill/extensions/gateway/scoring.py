@@ -1,4 +1,4 @@
-"""Scoring the requests of all dialects and protocols: which models are served, and a run for each request."""
+"""Scores the requests of all dialects and protocols: finds their models, and makes a run for each request."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NO_WORKERS_SECONDS = 15.0
 _ABOUT_SECONDS = 60.0
 
 _ANY_MODEL = "*"
-"""In the setting ``gateway_models``: requests may name any."""
+"""The entry of the setting ``gateway_models`` that lets requests name any model."""
 
 _OF_THE_CALLER = frozenset({"max_length", "instruction", "max_passage_tokens"})
-"""Fields of a spec with values of the caller's own, which may not fit a model."""
+"""Fields of a spec with values from the caller, which may not fit a model."""
 
 
 class ServedModel(NamedTuple):
-    """A model by the name that requests and answers have, and by that which workers load."""
+    """A model with two names: the name in requests and answers, and the name that workers load."""
 
     name: str
     model: str
@@ -62,7 +62,7 @@ class ServedModels:
         found = [_served(entry) for entry in entries if entry != _ANY_MODEL]
         if settings.model not in {each.model for each in found}:
             found.insert(0, _served(settings.model))
-        found.sort(key=lambda each: each.model != settings.model)  # the default first
+        found.sort(key=lambda each: each.model != settings.model)  # the default model goes first
         self._named: dict[str, ServedModel] = {}
         for each in found:
             other = self._named.setdefault(each.name, each)
@@ -80,12 +80,12 @@ class ServedModels:
         return list(self._named.values())
 
     def resolve(self, name: str | None) -> ServedModel:
-        """The model for a request that names one, or none.
+        """The model for the name in a request, or for a request without one.
 
         Raises
         ------
         Refusal
-            The gateway does not serve it.
+            The gateway does not serve the model.
         """
         if not name:
             return self.default
@@ -99,11 +99,11 @@ class ServedModels:
         return found or ServedModel(name, name)
 
     def public(self, model: str) -> str:
-        """What callers call a model, be it served here or not."""
+        """The name of a model for callers, whether or not it is served here."""
         return (self._by_model.get(model) or _served(model)).name
 
     def known(self, name: str) -> str:
-        """The model of a name; the name itself if none has it."""
+        """The model with a name; the name itself if no model has it."""
         return self._named[name].model if name in self._named else name
 
 
@@ -116,19 +116,19 @@ def _served(entry: str) -> ServedModel:
 
 
 class Scoring:
-    """Scores requests with the workers of a queue. It belongs to the event loop that uses it first.
+    """Scores requests with the workers of a queue; it belongs to the event loop that uses it first.
 
     Parameters
     ----------
     settings, redis_url
-        The server, the queue, and what every request asks for unless it says otherwise.
+        The server, the queue, and the defaults of every request.
     served, admission, load
-        The models; what holds callers to the limits of their keys, and requests to what workers can do.
+        The models, and the parts that enforce the limits of keys and of the workers' capacity.
 
     Raises
     ------
     ConfigError
-        The settings ask for all outputs of a model: an answer has one score for each text.
+        The settings ask for all outputs of a model, but an answer has one score for each text.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Scoring:
         Raises
         ------
         Refusal
-            No worker tells.
+            No worker answers.
         """
         async with self._asking:
             if self._about is None or system.monotonic() - self._told > _ABOUT_SECONDS:
@@ -171,7 +171,7 @@ class Scoring:
             return self._about
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
-        """Score a request; if its task is cancelled, its run is too.
+        """Score a request; if its task is cancelled, its run is cancelled, too.
 
         Raises
         ------
@@ -225,12 +225,12 @@ class Scoring:
             raise Refusal("invalid", refusal.message, param=None if talks else error.option) from None
 
     async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
-        """Submit rows; a server that cannot serve is waited for only briefly."""
+        """Submit rows, and wait only briefly for a server that cannot serve."""
         with waiting(most=MOST_WAIT):
             return await self.client.begin(rows, **options)
 
     def _check(self, rows: Sequence[tuple[str, ...]]) -> int:
-        """The characters of a request's rows; raises `Refusal` if it has none, or too many."""
+        """The number of characters of a request's rows; raises `Refusal` if it has no rows, or too many."""
         most = self._own.gateway_pairs
         if not rows:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
@@ -248,7 +248,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class RowScores:
-    """Scores of some rows that follow each other, from row `first` on; NaN for those in `errors`."""
+    """Scores of consecutive rows, from row `first` on; NaN for rows in `errors`."""
 
     first: int
     scores: Sequence[Any]
@@ -261,13 +261,14 @@ class SubmittedRequest:
     Parameters
     ----------
     run, priority
-        Its run.
+        The run of the request, and its priority.
     seconds
         Most time for its scores.
     name
-        What the answer calls the model; ``None``: as the run does, with the version that scored.
+        The model's name in the answer; with ``None``, the name of the run's model, with the version that
+        scored.
     began
-        When it was submitted, by `time.perf_counter`; ``None``: now.
+        The time of submission, by `time.perf_counter`; with ``None``, the present time.
     encodes
         Whether it asks for tokens, not for scores.
     """
@@ -288,12 +289,12 @@ class SubmittedRequest:
         self._began = time.perf_counter() if began is None else began
 
     async def chunks(self) -> AsyncIterator[RowScores]:
-        """The scores of each chunk, in order, as soon as they are there.
+        """Yield the scores of each chunk, in order, as soon as they arrive.
 
         Raises
         ------
         Refusal
-            They do not come in time, or the workers cannot score them.
+            The scores do not arrive in time, or the workers cannot score the rows.
         """
         values: list[Any] = []
         first = 0
@@ -336,7 +337,7 @@ class SubmittedRequest:
         )  # fmt: skip
 
     def _found(self) -> list[TokensFound]:
-        """What was found of each row of a request for tokens."""
+        """The tokens or texts that were found for each row of a request for tokens."""
         rows = [each for each in self._run.found if each is not None]
         if self._encodes and len(rows) != self._run.stats.rows:
             raise Refusal("backend", "a worker has answered without the tokens that were asked for")

@@ -1,4 +1,4 @@
-"""What gRPC adds to the gateway: a second address to listen on."""
+"""Adds gRPC to the gateway: a second address on which it listens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rankmill.extensions.grpc.server import GrpcServer
 
 PORT = 9810
-"""The port for an address that names none."""
+"""The port if an address does not name one."""
 
 
 class GrpcListener(Addition):
-    """Listens for calls of gRPC, if the settings name an address."""
+    """Listens for gRPC calls, if the settings name an address."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -1,4 +1,4 @@
-"""The gRPC server: services, health, reflection, TLS; calls are let in, observed and counted as requests."""
+"""The gRPC server: services, health, reflection and TLS; calls are admitted and counted as requests."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 _REFUSED_AT_ONCE = 64
-"""Calls beyond those in progress that are told when to come again; gRPC itself refuses further ones."""
+"""Calls beyond those in progress that are told when to try again; gRPC itself refuses more calls."""
 
 logger = logging.getLogger(__name__)
 
 
 class GrpcServer:
-    """A server of one event loop. Calls in progress at its end have `gateway_stop_seconds`.
+    """A gRPC server in one event loop; when it stops, calls in progress get `gateway_stop_seconds` to end.
 
     Parameters
     ----------
     gateway
-        What all its ways in share.
+        The parts that HTTP and gRPC share.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -55,7 +55,7 @@ class GrpcServer:
         self._stopping: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Serve at `host`; returns the port, where `port` is 0 any free one.
+        """Serve at `host`; returns the port, which is any free one if `port` is 0.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class GrpcServer:
         return found
 
     def stop(self) -> asyncio.Task[None]:
-        """Take no more calls; what is returned ends with the last of those in progress."""
+        """Take no more calls; the returned task ends with the last call in progress."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         return self._stopping
@@ -100,12 +100,15 @@ class GrpcServer:
         return names
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-        """The handler of a method: that of the services with its name, as Python writes it."""
+        """The handler of a method, which calls the method of the services with the same name in Python's
+        spelling.
+        """
         do = getattr(self._services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
         service = method.containing_service
         route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
 
-        # A lone message is read as a stream of one: gRPC itself would wait for it before the call is let in.
+        # A single message is read as a stream of one; otherwise gRPC would wait for it before the call is
+        # admitted.
         async def one(requests: AsyncIterator[Any], context: _Context) -> Any:
             async with self._call(context, route, scores=scores) as call:
                 return await do(requests if method.client_streaming else await _only(requests), call)
@@ -131,7 +134,7 @@ class GrpcServer:
 
     @asynccontextmanager
     async def _call(self, context: _Context, route: str, *, scores: bool) -> AsyncIterator[Call]:
-        """Let a call in as requests by HTTP are, if it asks for `scores`; a refusal is its status."""
+        """Admit a call, as an HTTP request is, if it asks for `scores`; a refusal is the call's status."""
         metadata = context.invocation_metadata() or ()
         headers = {str(name): value for name, value in metadata if isinstance(value, str)}
         with observing(headers.get(HEADER, ""), grpc.StatusCode.CANCELLED.name) as note:
@@ -166,7 +169,7 @@ class GrpcServer:
 
 
 async def _only(requests: AsyncIterator[Any]) -> Any:
-    """The one message of a call."""
+    """The only message of a call."""
     try:
         async with asyncio.timeout(READ_SECONDS):
             async for request in requests:
@@ -177,7 +180,7 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
 
 
 async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoReturn:
-    """End the call; what knows of gRPC's retries waits as long as the refusal says."""
+    """End the call with a refusal; clients that know gRPC's retries wait as long as it says."""
     trailing = [(HEADER, note.id)]
     if refusal.retry_after is not None:
         seconds = max(math.ceil(refusal.retry_after), 1)
@@ -187,7 +190,9 @@ async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoRe
 
 
 def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
-    """The server's certificate, and who signs those of its clients; ``None`` if it has none."""
+    """The server's certificate, and the authority for its clients' certificates; ``None`` without a
+    certificate.
+    """
     files = (settings.gateway_grpc_key, settings.gateway_grpc_cert)
     if not any((*files, settings.gateway_grpc_client_ca)):
         return None

@@ -1,4 +1,4 @@
-"""The services of ``tei.v1``."""
+"""The services of ``tei.v1``, TEI's gRPC interface."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from rankmill.jobs.contract.encodings import MAX_TOKEN_ID, TokensAsked, TokensFo
 
 _ROWS = 256
 _WAIT_SECONDS = 0.002
-"""How long a batch of messages waits for one more."""
+"""How long a batch of messages waits for one more message."""
 
 _Row: TypeAlias = tuple[str, ...]
-"""A pair, or a text alone."""
+"""A pair, or a single text."""
 
 _Predict: TypeAlias = tei.PredictRequest | tei.PredictPairRequest
 
@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Call:
-    """A call that was let in: what is observed of it, and its key."""
+    """A call that was admitted: its observation, and its key."""
 
     note: Observation
     key: ApiKey | None
@@ -55,7 +55,7 @@ class TeiServices:
     Parameters
     ----------
     gateway
-        What all its ways in share.
+        The parts that HTTP and gRPC share.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -63,16 +63,16 @@ class TeiServices:
         self._most_bytes = gateway.own.gateway_body_mib << 20
 
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
-        """What the gateway serves."""
+        """Facts about the model and the gateway."""
         gateway = self._gateway
         about = await gateway.scoring.about_model()
         scored = gateway.scoring.contracts[gateway.settings.model]
         known = known_info(gateway.settings, gateway.served.default.name, about, scored, gateway.load.workers)
-        del known["served_model_name"]  # gRPC's message has no such field
+        del known["served_model_name"]  # gRPC's message does not have this field
         return tei.InfoResponse(**known, model_type=tei.MODEL_TYPE_RERANKER)
 
     async def predict(self, request: tei.PredictRequest, call: Call) -> tei.PredictResponse:
-        """Score one text alone."""
+        """Score a single text."""
         (found,) = await self._predict([request], call)
         return found
 
@@ -84,13 +84,13 @@ class TeiServices:
     def predict_stream(
         self, requests: AsyncIterator[tei.PredictRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
-        """Score texts as they come; what has come is scored together, and answered in its order."""
+        """Score texts as they arrive, those that arrive together in one run; answers keep the order."""
         return self._in_turn(requests, self._predict, call)
 
     def predict_pair_stream(
         self, requests: AsyncIterator[tei.PredictPairRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
-        """Score pairs as they come, as `predict_stream`."""
+        """Score pairs as they arrive, as `predict_stream` does."""
         return self._in_turn(requests, self._predict, call)
 
     async def rerank(self, request: tei.RerankRequest, call: Call) -> tei.RerankResponse:
@@ -102,7 +102,7 @@ class TeiServices:
     async def rerank_stream(
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
-        """Order texts that come one by one, each with its query, when all are there."""
+        """Order texts, each with its query, after all have arrived one by one."""
         found = await _gather(requests, self._gateway.own.gateway_pairs, self._most_bytes)
         if len({(each.truncate, each.truncation_direction) for each in found}) > 1:
             raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
@@ -111,14 +111,14 @@ class TeiServices:
         return _ranking(scored, pairs, with_text=found[0].return_text)
 
     async def tokenize(self, request: tei.EncodeRequest, call: Call) -> tei.EncodeResponse:
-        """The tokens of a text, uncut."""
+        """The tokens of a text, without truncation."""
         (found,) = await self._tokenize([request], call)
         return found
 
     def tokenize_stream(
         self, requests: AsyncIterator[tei.EncodeRequest], call: Call
     ) -> AsyncIterator[tei.EncodeResponse]:
-        """The tokens of texts as they come, as `predict_stream`."""
+        """The tokens of texts as they arrive, as `predict_stream` does."""
         return self._in_turn(requests, self._tokenize, call)
 
     async def decode(self, request: tei.DecodeRequest, call: Call) -> tei.DecodeResponse:
@@ -129,7 +129,7 @@ class TeiServices:
     def decode_stream(
         self, requests: AsyncIterator[tei.DecodeRequest], call: Call
     ) -> AsyncIterator[tei.DecodeResponse]:
-        """The texts of tokens as they come, as `predict_stream`."""
+        """The texts of tokens as they arrive, as `predict_stream` does."""
         return self._in_turn(requests, self._decode, call)
 
     async def _in_turn(
@@ -138,7 +138,7 @@ class TeiServices:
         answer: Callable[[Sequence[M], Call], Awaitable[list[R]]],
         call: Call,
     ) -> AsyncIterator[R]:
-        """Answer messages in their order, those that have come together."""
+        """Answer messages in order; messages that arrived together are answered together."""
         async for batch in _batches(requests, self._most_bytes):
             for found in await answer(batch, call):
                 yield found
@@ -204,7 +204,7 @@ class TeiServices:
 
 
 def _pieces(asked: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
-    """What was asked, in as few requests as may have it."""
+    """Divide what was asked into as few requests as possible."""
     piece: list[TokensAsked] = []
     for each in asked:
         if piece and sum(one.size for one in piece) + each.size > MOST_ENCODED:
@@ -241,7 +241,7 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
     took = scored.stages()
     return tei.Metadata(
         compute_chars=sum(len(text) for row in rows for text in row),
-        compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,  # of others as well
+        compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,  # else it has others' tokens
         total_time_ns=round(scored.seconds * 1e9),
         tokenization_time_ns=round(took.get("tokenize", 0.0) * 1e9),
         queue_time_ns=round(took["queue"] * 1e9),
@@ -250,7 +250,9 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
 
 
 async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[list[M]]:
-    """Batches of up to 256 messages and `most_bytes`, in order; none waits for messages that do not come."""
+    """Yield batches of up to 256 messages and `most_bytes`, in order; a batch does not wait for late
+    messages.
+    """
     messages = aiter(stream)
     coming = asyncio.ensure_future(anext(messages, None))
     try:
@@ -275,7 +277,7 @@ async def _gather(stream: AsyncIterable[M], most: int, most_bytes: int) -> list[
     Raises
     ------
     Refusal
-        They are more than `most`, or have more than `most_bytes`.
+        The stream has more than `most` messages, or more than `most_bytes`.
     """
     found: list[M] = []
     size = 0

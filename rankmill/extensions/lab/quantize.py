@@ -39,7 +39,7 @@ _FREE = 0.02
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino")
 
 _INT8: Precision = "int8-128"
-"""What is measured: of the kinds of int8 the one that ranks worst, on any machine the same."""
+"""The kind of int8 that is measured: it ranks worst, and is the same on any machine."""
 
 
 class Calibrated(BaseModel):

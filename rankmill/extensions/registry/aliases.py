@@ -48,14 +48,14 @@ def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, 
 def target(
     registry: RegistryStore, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
 ) -> Target:
-    """What `by` lets an alias stand for: `version` with the share that `others` leave, and a shadow.
+    """The target of an alias, set by `by`: `version` with the share that `others` leave, and a shadow.
 
     Raises
     ------
     NotInRegistry
         A version is not in the registry.
     InputError
-        The shares leave nothing.
+        The shares leave nothing for `version`.
     """
     rest = 1 - sum(others.values())
     if version.tag in others:
@@ -74,7 +74,7 @@ def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> 
     Raises
     ------
     RegistryConflict
-        There is a version of that name.
+        A version has the name of the alias.
     """
     if is_numbered(reference.tag) or reference.tag in registry.taken(reference.name):
         raise RegistryConflict(f"{reference} is the name of a version; an alias needs another")
@@ -85,14 +85,14 @@ def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> 
 
 
 def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alias:
-    """Let an alias stand for what it stood for before; once more goes one further back. `by`: who does it.
+    """Let an alias stand for its previous target; repeated, for the one before that. `by` is the person.
 
     Raises
     ------
     NotInRegistry
-        There is no such alias.
+        The alias does not exist.
     RegistryConflict
-        It has stood for nothing else, or that is not there any more.
+        The alias has no previous target, or that target no longer exists.
     """
     alias = registry.find_alias(reference)
     if alias is None:
@@ -121,16 +121,16 @@ def remove_version(
     registry, reference
         The version.
     client
-        A server whose runs may use it.
+        A server whose runs may use the version.
     by
-        Who removes it.
+        The person who removes it.
 
     Raises
     ------
     NotInRegistry
-        There is no such version.
+        The version does not exist.
     RegistryConflict
-        An alias stands for it, or a live run uses it.
+        An alias stands for the version, or a live run uses it.
     """
     manifest = registry.manifest(reference)
     aliases = [
@@ -164,7 +164,7 @@ _PAGE = 500
 
 
 class NotWarm(RankmillError):
-    """A worker has not loaded the version, so the alias stands for what it stood for."""
+    """A worker has not loaded the version, so the alias keeps its target."""
 
 
 def promote(
@@ -181,18 +181,18 @@ def promote(
     Parameters
     ----------
     registry, alias, wanted
-        The alias, and what it is to stand for.
+        The alias, and its new target.
     client
         The server whose workers load the versions.
     wait_seconds
         Longest wait for each version.
     on_outcome
-        Told what each worker did.
+        Called with what each worker did.
 
     Raises
     ------
     NoWorkers
-        There is no live worker.
+        No worker is live.
     RegistryConflict
         The alias has the name of a version.
     NotWarm

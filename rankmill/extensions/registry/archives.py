@@ -1,4 +1,4 @@
-"""Models as tar archives: uploads, which anybody may have made, are unpacked, and versions are packed."""
+"""Unpacks uploaded tar archives, which may be hostile, and packs versions of models into archives."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.system import system
 
 _MOST_ENTRIES = 4 * MAX_FILES
-"""The most files and folders that an archive may have, left out ones included."""
+"""Most files and folders of an archive, including those that are left out."""
 
 _MOST_HEADER = 16 << 10
-"""Most bytes of a name, or of what else an archive says of a file; they are read into memory."""
+"""Most bytes of a name, or of other metadata of a file in an archive; these are read into memory."""
 
 _HEADERS = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
@@ -32,7 +32,7 @@ _NO_ARCHIVE = "this is no tar archive, or a part of one: send the output of tar 
 
 _PREFIX = "rankmill-upload-"
 _NEW_SECONDS = 60
-"""A folder that is younger may not have its lock yet."""
+"""Seconds during which a new folder may not have its lock yet."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def workspace() -> Iterator[Path]:
 
 
 def _remove_if_left(folder: Path) -> None:
-    with suppress(OSError):  # it is another user's, or in use, or gone meanwhile
+    with suppress(OSError):  # the folder is another user's, in use, or gone meanwhile
         if folder.stat().st_mtime > system.now() - _NEW_SECONDS:
             return
         with (folder / "lock").open("rb") as lock:
@@ -59,22 +59,23 @@ def _remove_if_left(folder: Path) -> None:
 
 
 class Readable(Protocol):
-    """What an archive is read from."""
+    """The source of an archive."""
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` bytes; empty at the end."""
 
 
 def unpack(source: Readable, folder: Path) -> Path:
     """Unpack the files of a model; returns the folder with its ``config.json``.
 
-    That is `folder`, or the only folder in it. Hidden files are left out, as by ``rankmill models push``.
+    The returned folder is `folder`, or the only folder in it. Hidden files are left out, as by
+    ``rankmill models push``.
 
     Raises
     ------
     InputError
-        The archive is not whole, or has a link, a path that leads out of it, too many files, or a file that
-        is not pushed.
+        The archive is incomplete, or has a link, a path that leads out of it, too many files, or a file that
+        cannot be pushed.
     OSError
         A file cannot be written.
     """
@@ -125,13 +126,13 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
     except ValueError as error:
         raise InputError(f"the archive: {error}") from None
     if entry.isdir():
-        return  # made with its first file
+        return  # the folder is made with its first file
     if not entry.isreg() or entry.issparse():
         raise InputError(f"{name} is a link or no file; a model has files and folders only")
     check_kind(Path(name))
     target = folder / name
     opened = archive.extractfile(entry)
-    assert opened  # it is a file
+    assert opened  # the entry is a file
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with opened, target.open("xb") as out:
@@ -150,9 +151,9 @@ class ModelArchive:
     manifest
         The version.
     folder
-        Has its files.
+        The folder with the version's files.
     held
-        What the folder needs. It is closed with the last piece, or when the reader stops.
+        A context that keeps the folder; it is closed after the last piece, or when the reader stops.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, held: ExitStack) -> None:
@@ -163,12 +164,12 @@ class ModelArchive:
 
     @property
     def size(self) -> int:
-        """Length of the archive."""
+        """The length of the archive in bytes."""
         entries = sum(len(head) + file.bytes + _gap(file.bytes) for file, head in self._entries)
         return entries + len(self._end)
 
     def pieces(self) -> Iterator[bytes]:
-        """The archive, piece by piece."""
+        """Yield the archive in pieces."""
         with self._held:
             for file, head in self._entries:
                 yield head

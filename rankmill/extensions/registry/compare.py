@@ -1,4 +1,4 @@
-"""Two models side by side on a file: how they rank, how fast they are, and where they differ."""
+"""Compares two models on a file: how they rank, how fast they are, and where they differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Side:
 
     @property
     def figures(self) -> dict[str, str]:
-        """The figures as text, by what they are."""
+        """The figures as text, by their labels."""
         measured = self.measured
         where = f"{measured.backend}, {measured.device}, {measured.precision}"
         return {"runs on": where, "pairs/s": f"{self.pairs_per_second:,.0f}", **measured.figures}
@@ -48,9 +48,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Both models, the first as the reference, and the queries that differ most, the worst first.
+    """Both models, the first as the reference, and the queries that differ most, sorted by difference.
 
-    ``spearman`` has the rank correlation of each query with at least two different scores.
+    ``spearman`` has the rank correlation of each query that has at least two different scores.
     """
 
     sides: tuple[Side, Side]
@@ -74,7 +74,7 @@ def compare_models(
     models
         Names of the models; the second is compared with the first.
     inputs, columns, label_column, sample
-        As of `rankmill.extensions.lab.precision.check_precisions`.
+        As in `rankmill.extensions.lab.precision.check_precisions`.
     shown
         Most queries in ``differences``.
     settings
@@ -91,7 +91,7 @@ def compare_models(
         table = file_sample(inputs, sample, columns, label_column)
         found = []
         for model in (first, second):
-            few = table.slice(0, _WARM_ROWS)  # for which the model is loaded
+            few = table.slice(0, _WARM_ROWS)  # loads the model
             for rows in (few, table):
                 scored = score_sample(session, rows, columns, f"with {model}", model=model)
             found.append(scored)
@@ -113,7 +113,7 @@ def _by_query(
     one: npt.NDArray[np.float32],
     two: npt.NDArray[np.float32],
 ) -> list[Difference]:
-    """Each query with at least two different scores of both models, the least alike first."""
+    """Each query with at least two different scores of both models, sorted by falling difference."""
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
     found = []
     for query, theirs in rows.groupby("query", sort=False):

@@ -1,4 +1,4 @@
-"""The documents of a registry: names, manifests of versions, targets of aliases."""
+"""The JSON documents of a registry: names, manifests of versions, and targets of aliases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankmill.jobs.contract.schema import Count, Seconds
 from rankmill.jobs.model_files import digest_of
 
 ALIASES = "aliases"
-"""Folder of a model's aliases; no version can be called so."""
+"""The folder of a model's aliases; a version cannot have this name."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?")
 
@@ -30,12 +30,12 @@ class Reference(NamedTuple):
 
 
 def check_name(text: str, what: str) -> str:
-    """Return `text` if it can be a name; `what` says of what.
+    """Return `text` if it can be the name of `what`.
 
     Raises
     ------
     InputError
-        It cannot: a name is a part of a path and of a URL.
+        It cannot be a name, which is a part of a path and of a URL.
     """
     if _NAME.fullmatch(text) and ".." not in text and text != ALIASES:
         return text
@@ -54,7 +54,7 @@ def parse_reference(model: str) -> Reference | None:
     Raises
     ------
     InputError
-        It has an ``@``, and the names around it cannot be in a registry.
+        The name has an ``@``, but the parts around it cannot be names in a registry.
     """
     if "@" not in model or model.startswith(("/", ".", "~")) or ("/" in model and Path(model).is_dir()):
         return None
@@ -75,7 +75,7 @@ class _Document(BaseModel):
 
     @classmethod
     def read(cls, raw: bytes, what: str) -> Self:
-        """Read JSON; a `RegistryError` names `what` is damaged."""
+        """Read JSON; raises `RegistryError` with the name `what` if it is damaged."""
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:
@@ -93,7 +93,7 @@ class _Document(BaseModel):
 
 
 def check_path(path: str) -> str:
-    """Return `path`, or raise `ValueError` if it is no path inside a model's folder."""
+    """Return `path`; raises `ValueError` if it is not a path inside a model's folder."""
     parts = path.split("/")
     plain = path.isprintable() and "\\" not in path and len(path) <= 300
     if not plain or any(part in {"", ".", ".."} for part in parts) or PurePosixPath(path).is_absolute():
@@ -115,24 +115,24 @@ class ModelFile(_Document):
 
 
 class Manifest(_Document):
-    """A version of a model. It is written last, so a version with a manifest is whole.
+    """The manifest of a version of a model; it is written last, so a version with a manifest is complete.
 
     Attributes
     ----------
     name, version
-        What the version is called.
+        The names of the model and of the version.
     content
-        Digest of the paths and contents of all files.
+        The digest of the paths and contents of all files.
     files
         The files, by path.
     family
         Transformers' model type.
     by, at
-        Who pushed it, and when (seconds since 1970).
+        The person who pushed it, and the time (seconds since 1970).
     notes
         Text of the person who pushed it.
     precision
-        What ``rankmill check-precision --json`` found; ``None`` if it was not given.
+        The result of ``rankmill check-precision --json``; ``None`` if it was not given.
     """
 
     format: Literal[1] = 1
@@ -148,7 +148,7 @@ class Manifest(_Document):
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
+        """The size of all files."""
         return sum(file.bytes for file in self.files)
 
     def __str__(self) -> str:
@@ -169,9 +169,10 @@ def content_of(files: Iterable[ModelFile]) -> str:
 
 
 class Target(_Document):
-    """What an alias stands for.
+    """The target of an alias.
 
-    ``versions`` has each version's share of the queries; ``shadow`` scores as well, and answers nothing.
+    ``versions`` has each version's share of the queries; ``shadow`` also scores them, but its scores are not
+    returned.
     """
 
     versions: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, max_length=20)
@@ -194,7 +195,7 @@ class Target(_Document):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """All versions that it names."""
+        """All versions in the target."""
         return (*self.versions, *([self.shadow] if self.shadow else []))
 
     def __str__(self) -> str:
@@ -205,19 +206,19 @@ class Target(_Document):
 
 
 class Alias(_Document):
-    """What an alias stands for now, and what it stood for before, the latest first."""
+    """An alias: its present target, and its earlier targets, latest first."""
 
     format: Literal[1] = 1
     now: Target
     before: tuple[Target, ...] = Field(default=(), max_length=_MAX_BEFORE)
 
     def then(self, target: Target) -> Alias:
-        """The alias after a change."""
+        """The alias after it was given a new target."""
         return Alias(now=target, before=(self.now, *self.before)[:_MAX_BEFORE])
 
 
 def target_of(versions: Mapping[str, float], *, shadow: str | None, by: str, at: float) -> Target:
-    """A target that a person asked for; raises `InputError` if there can be no such."""
+    """A target that a person asked for; raises `InputError` if it is not valid."""
     try:
         return Target(versions=dict(versions), shadow=shadow, by=by, at=at)
     except ValidationError as error:

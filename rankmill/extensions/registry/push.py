@@ -1,4 +1,4 @@
-"""Pushing a version, which becomes visible when all of it is there, and pulling one into a folder."""
+"""Pushes versions, which become visible when they are complete, and pulls them into folders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _DATA = frozenset(
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file to push, and its size and time of change when it was found."""
+    """A file to push, with its size and its time of change when it was found."""
 
     path: str
     source: Path
@@ -62,13 +62,13 @@ class LocalFile:
 
 
 def find_files(folder: Path) -> list[LocalFile]:
-    """All files of a model, those in its folders included; hidden ones are left out.
+    """All files of a model, including those in subfolders, without hidden files.
 
     Raises
     ------
     InputError
-        The folder holds no model, or something that is neither weights in safetensors nor data. Or its files
-        name one that is not pushed.
+        The folder does not hold a model, or holds a file that is neither weights in safetensors nor data, or
+        a file names another that is not pushed.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -101,12 +101,12 @@ def _walk(folder: Path, top: Path) -> Iterator[LocalFile]:
 
 
 def is_left_out(name: str) -> bool:
-    """Whether a file or folder of this name is not pushed."""
+    """Whether a file or folder with this name is not pushed."""
     return name.startswith(".") or name == "__pycache__"
 
 
 def check_kind(path: Path) -> None:
-    """Raise `InputError` if a file of this name is neither weights in safetensors nor data."""
+    """Raise `InputError` if a file with this name is neither weights in safetensors nor data."""
     if path.suffix in _DATA | WORDS or path.name in PLAIN:
         return
     kind = path.suffix or "files without an ending"
@@ -124,7 +124,7 @@ def _check_config(path: Path) -> None:
 
 
 def _check_named(folder: Path, pushed: Sequence[LocalFile]) -> None:
-    """Refuse a model without weights, or one that needs a file which the registry will not have."""
+    """Refuse a model without weights, or one that needs a file that will not be in the registry."""
     try:
         weights = weight_files(folder)
         lacking = model_files(folder).keys() - {file.path for file in pushed}
@@ -140,7 +140,7 @@ def _check_named(folder: Path, pushed: Sequence[LocalFile]) -> None:
 
 
 def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[ModelFile, ...]:
-    """The files with their SHA-256; `on_bytes` is told the size of each piece read.
+    """The files with their SHA-256; `on_bytes` is called with the size of each piece that was read.
 
     Raises
     ------
@@ -177,7 +177,7 @@ class Steps:
 
     @contextmanager
     def measured(self, what: str, size: int) -> Iterator[Callable[[int], None]]:
-        """Show a step of `size` bytes; call what this gives with the size of each piece that is done."""
+        """Show a step of `size` bytes; yields a function to call with the size of each finished piece."""
         columns = TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn()
         with self._progress(*columns) as progress:
             task = progress.add_task(what, total=size)
@@ -189,7 +189,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Pushed:
-    """A version that is in the registry now; ``before``: it was there already."""
+    """A version that is now in the registry; ``before`` says whether it was already there."""
 
     manifest: Manifest
     before: bool
@@ -212,22 +212,23 @@ def push(
     Parameters
     ----------
     registry, folder, name
-        Where it goes, where it is, and what it is called.
+        The registry, the model's folder, and the model's name.
     version
-        Name of the version; ``None``: the next number, or that of the latest version if it is the same model.
+        Name of the version. With ``None``, it is the latest version if that is the same model, else the next
+        number.
     trial
         Tries the model in a folder.
     steps
         Shows progress.
     by, notes, precision
-        Who pushes it, and the rest of the manifest.
+        The person who pushes it, and other values for the manifest.
 
     Raises
     ------
     InputError
         The model cannot be scored or is not safe.
     RegistryConflict
-        There is, or was, another version of this name, or an alias.
+        Another version has or had this name, or an alias has it.
     RegistryAway
         The registry cannot be written.
     """
@@ -278,7 +279,7 @@ def _check_version(registry: RegistryStore, reference: Reference) -> None:
 
 
 def _free_version(registry: RegistryStore, name: str, content: str) -> str:
-    """The latest version if it is the same model, or an unfinished push of it; else the next number."""
+    """The latest version if it is the same model, or an unfinished push of it; otherwise the next number."""
     taken = registry.taken(name)
     for version in reversed(taken):
         reference = Reference(name, version)
@@ -308,7 +309,7 @@ def _upload(registry: RegistryStore, manifest: Manifest, local: Sequence[LocalFi
     registry.folder.tidy(*path)
     there = registry.folder.sizes(*path)
     for file in local:
-        if there.get(file.path) == file.bytes:  # from a push that was interrupted
+        if there.get(file.path) == file.bytes:  # left by an interrupted push
             on_bytes(file.bytes)
             continue
         registry.folder.upload(file.source, on_bytes, *path, *file.path.split("/"))
@@ -327,7 +328,7 @@ def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps
     InputError
         The folder exists and is not empty.
     RegistryError
-        A file is not there or is not what the manifest says.
+        A file is missing or does not match the manifest.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} exists already; name a folder that does not")

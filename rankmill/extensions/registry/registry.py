@@ -1,4 +1,4 @@
-"""Reading a registry: what its names stand for, and the files of a version, each verified.
+"""Reads a registry: resolves its names, and fetches and verifies the files of a version.
 
 ``NAME/VERSION/manifest.json`` makes a version visible; its files are in ``NAME/VERSION/files-<content>/``, so
 that two writers of one version cannot mix their files. ``NAME/aliases/ALIAS.json`` is an alias.
@@ -43,18 +43,18 @@ PIECE = 8 << 20
 """Bytes that are read or copied at a time."""
 
 _S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 2}}}
-"""botocore would wait for minutes for a server that is away."""
+"""Options for S3; by default, botocore waits for minutes for a server that is away."""
 
 HIDDEN = "."
-"""Files whose names begin so are not finished."""
+"""Prefix of the names of unfinished files."""
 
 MANIFEST = "manifest.json"
 REMOVED = "removed.json"
-"""In the place of a version that was removed: versions never change, so the name is not used again."""
+"""The file that replaces a removed version, so that its name is not used again; versions never change."""
 
 
 class RegistryFolder:
-    """Files by their paths, whose parts are given one by one.
+    """Reads files in a registry's folder; the parts of a path are separate arguments.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class RegistryFolder:
     Raises
     ------
     RegistryAway
-        From all methods: the folder cannot be reached, is not there, or may not be used.
+        From all methods: the folder cannot be reached, does not exist, or may not be used.
     """
 
     def __init__(self, url: str) -> None:
@@ -80,7 +80,7 @@ class RegistryFolder:
         return system, str(root).rstrip("/"), "file" in system.protocol
 
     def read(self, *path: str, most: int = 4 << 20) -> bytes | None:
-        """A small file; ``None`` if it is not there."""
+        """The content of a small file; ``None`` if the file does not exist."""
         with self.opened(*path) as (system, place, _):
             try:
                 raw = bytes(system.cat_file(place, start=0, end=most + 1))
@@ -91,7 +91,7 @@ class RegistryFolder:
             return raw
 
     def read_piece(self, start: int, end: int, *path: str) -> bytes:
-        """Bytes `start` to `end` of a file; raises `RegistryError` if there is no such file."""
+        """Bytes `start` to `end` of a file; raises `RegistryError` if the file does not exist."""
         with self.opened(*path) as (system, place, _):
             try:
                 return bytes(system.cat_file(place, start=start, end=end))
@@ -99,7 +99,7 @@ class RegistryFolder:
                 raise RegistryError(f"{'/'.join((self.url, *path))} is not there") from None
 
     def names(self, *path: str) -> list[str]:
-        """Names of what is in a folder; none if there is no such folder."""
+        """The names in a folder; empty if the folder does not exist."""
         with self.opened(*path) as (system, place, _):
             try:
                 found = system.ls(place, detail=False)
@@ -125,7 +125,7 @@ class RegistryFolder:
                 f"the registry {self.url} needs a package that is not installed ({error}); "
                 f"{install_line('s3')} brings that of s3://"
             ) from None
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has its own errors
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise RegistryAway(f"the registry {self.url} cannot be used: {mask_passwords(reason)}") from error
 
@@ -145,11 +145,11 @@ class Resolved:
 
     @property
     def only(self) -> str | None:
-        """``NAME@VERSION`` if there is only one."""
+        """``NAME@VERSION`` if the target is a single version; otherwise ``None``."""
         return self.first if len(self.versions) == 1 and not self.shadow else None
 
     def one(self, asked: object) -> str:
-        """Like `only`; raises `InputError` if what was `asked` for stands for several versions."""
+        """Like `only`; raises `InputError` if the name `asked` for stands for several versions."""
         if self.only is None:
             shown = ", ".join([*self.versions, *([self.shadow] if self.shadow else [])])
             raise InputError(f"{asked} stands for several versions ({shown}); name one, as {self.first}")
@@ -157,12 +157,12 @@ class Resolved:
 
 
 class Registry:
-    """The models in a folder.
+    """Reads the models of a registry.
 
     Parameters
     ----------
     url
-        As of `RegistryFolder`, which says what all methods raise.
+        As in `RegistryFolder`, whose errors all methods raise.
     """
 
     def __init__(self, url: str) -> None:
@@ -171,7 +171,7 @@ class Registry:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The registry that the settings name; raises `ConfigError` if they name none."""
+        """The registry that the settings name; raises `ConfigError` if they do not name one."""
         if not settings.registry:
             raise ConfigError(
                 "no registry is named: give --registry or set RANKMILL_REGISTRY to its folder or URL"
@@ -187,7 +187,7 @@ class Registry:
         return [each for each in self.taken(name) if self._has(name, each)]
 
     def taken(self, name: str) -> list[str]:
-        """Like `versions`, with those that were removed or whose push has not ended."""
+        """Like `versions`, but including removed versions and unfinished pushes."""
         return sorted(filter(_is_name, self.folder.names(check_name(name, "a model"))), key=_in_order)
 
     def _has(self, name: str, version: str) -> bool:
@@ -195,12 +195,12 @@ class Registry:
         return MANIFEST in inside and REMOVED not in inside
 
     def find_manifest(self, reference: Reference) -> Manifest | None:
-        """The manifest of a version; ``None`` if there is no such version.
+        """The manifest of a version; ``None`` if the version does not exist.
 
         Raises
         ------
         RegistryError
-            It is damaged.
+            The manifest is damaged.
         """
         name, version = reference
         raw = self.folder.read(name, version, MANIFEST)
@@ -214,14 +214,14 @@ class Registry:
         return found
 
     def manifest(self, reference: Reference) -> Manifest:
-        """Like `find_manifest`; raises `NotInRegistry` if there is no such version."""
+        """Like `find_manifest`; raises `NotInRegistry` if the version does not exist."""
         found = self.find_manifest(reference)
         if found is None:
             raise self._unknown(reference)
         return found
 
     def was_removed(self, reference: Reference) -> bool:
-        """Whether the version was there and is removed."""
+        """Whether the version existed and was removed."""
         return self.folder.read(*reference, REMOVED) is not None
 
     def aliases(self, name: str) -> dict[str, Alias]:
@@ -232,20 +232,20 @@ class Registry:
         return {each: alias for each, alias in found.items() if alias}
 
     def find_alias(self, reference: Reference) -> Alias | None:
-        """An alias; ``None`` if there is no such."""
+        """An alias; ``None`` if it does not exist."""
         name, alias = reference
         raw = self.folder.read(name, ALIASES, f"{alias}.json", most=64 << 10)
         return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")
 
     def resolve(self, reference: Reference) -> Resolved:
-        """The present target of a version or an alias; an alias may name another.
+        """The present target of a version's name or of an alias; an alias may name another alias.
 
         Raises
         ------
         NotInRegistry
-            There is no such version or alias.
+            The version or alias does not exist.
         RegistryError
-            Aliases name each other in a circle, or one names a version that is not there.
+            Aliases name each other in a circle, or one names a version that does not exist.
         """
         name, tag = reference
         followed: list[str] = []
@@ -266,7 +266,7 @@ class Registry:
         return Resolved(name, {tag: 1.0})
 
     def version(self, reference: Reference) -> Reference:
-        """The version that a version's name or an alias stands for; raises as `resolve`, `Resolved.one`."""
+        """The version that a version's name or an alias stands for; raises as `resolve` and `one`."""
         return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
 
     def _checked(self, reference: Reference, target: Target) -> Resolved:
@@ -311,21 +311,21 @@ def fetch_files(
     parts: Path,
     on_bytes: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Fetch what `target` lacks of a version's files.
+    """Fetch the files of a version that `target` does not have.
 
     Parameters
     ----------
     registry, manifest
-        Where the version is, and its manifest.
+        The registry with the version, and its manifest.
     target, parts
-        Folders of the whole files and of unfinished ones, on one file system.
+        Folders of complete files and of unfinished files, on one file system.
     on_bytes
-        Called with the size of each piece that is there.
+        Called with the size of each piece that has arrived.
 
     Raises
     ------
     RegistryError
-        A file is not there or has another checksum than in the manifest.
+        A file is missing or has another checksum than in the manifest.
     RegistryAway
         The registry cannot be reached.
     OSError
@@ -354,7 +354,7 @@ def fetch_files(
 def _fetch(
     registry: Registry, manifest: Manifest, file: ModelFile, part: Path, on_bytes: Callable[[int], None]
 ) -> str:
-    """Fetch what `part` lacks of a file; the digest of the whole."""
+    """Fetch the rest of a file that `part` has the beginning of; returns the digest of the whole file."""
     path = (manifest.name, manifest.version, files_folder(manifest.content), *file.path.split("/"))
     digest = hashlib.sha256()
     with part.open("a+b") as out:
@@ -369,7 +369,7 @@ def _fetch(
             digest.update(piece)
             on_bytes(len(piece))
             if len(piece) < wanted:
-                break  # it is shorter than its manifest says
+                break  # the file is shorter than its manifest says
         out.flush()
         system.fsync(out.fileno())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What names of models stand for, for processes that ask often and outlive a registry that is away."""
+"""Resolves names of models, for processes that ask often and must survive a registry that is away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.system import system
 
 _FRESH_SECONDS = 5.0
-"""How long an answer of the registry is used again."""
+"""Seconds for which an answer of the registry is used again."""
 
 _NUMBERED = re.compile(r"v[0-9]+")
 
@@ -27,10 +27,10 @@ class _Known:
 
 
 class Resolver:
-    """Resolves ``NAME@ALIAS`` to versions. Safe to share between threads.
+    """Resolves ``NAME@ALIAS`` to versions; threads may share it.
 
-    While the registry is away, an alias stands for what it last stood for, and ``v1``, ``v2``, … need no
-    registry: no alias is called so.
+    While the registry is away, an alias keeps its last target. The names ``v1``, ``v2``, … do not need a
+    registry, because an alias cannot have such a name.
 
     Parameters
     ----------
@@ -44,16 +44,16 @@ class Resolver:
         self._known: dict[Reference, _Known] = {}
 
     def choice(self, model: str) -> Resolved | None:
-        """The versions that a name stands for; ``None`` if it names no model of a registry.
+        """The versions that a name stands for; ``None`` if it is not a name in a registry.
 
         Raises
         ------
         ConfigError
-            It is an alias, and there is no registry.
+            The name is an alias, but no registry is set.
         InputError
-            The registry has no such version or alias.
+            The registry does not have the version or alias.
         RegistryError
-            The registry is damaged, or away and the alias not known yet.
+            The registry is damaged, or it is away and the alias is not known yet.
         """
         reference = parse_reference(model)
         if reference is None:
@@ -78,7 +78,7 @@ class Resolver:
         Raises
         ------
         InputError
-            It stands for several; otherwise as `choice` does.
+            The name stands for several versions; other errors are those of `choice`.
         """
         choice = self.choice(model)
         return model if choice is None else choice.one(model)
@@ -112,5 +112,5 @@ def _is_fresh(known: _Known) -> bool:
 
 
 def is_numbered(tag: str) -> bool:
-    """Whether a tag can only be a version's: ``v1``, ``v2``, …"""
+    """Whether a tag has the form of a version: ``v1``, ``v2``, …"""
     return bool(_NUMBERED.fullmatch(tag))

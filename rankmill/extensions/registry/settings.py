@@ -8,6 +8,6 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class RegistrySettings(ExtensionSettings):
-    """How large a model may be that is uploaded to a gateway."""
+    """The setting of a registry behind a gateway: how large an uploaded model may be."""
 
     gateway_model_gib: float = Field(gt=0)

@@ -1,4 +1,4 @@
-"""Writing to a registry: each change of what is visible in it is made at once or not at all."""
+"""Writes to a registry, each visible change at once or not at all."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.system import system
 
 _UNFINISHED_SECONDS = 3600
-"""Nobody writes to an unfinished file that has not changed for so long."""
+"""Seconds without a change after which an unfinished file is taken to be abandoned."""
 
 
 class WritableFolder(RegistryFolder):
-    """A registry's folder in which a file appears whole or not at all."""
+    """A registry's folder in which a file appears complete or not at all."""
 
     def sizes(self, *path: str) -> dict[str, int]:
-        """Sizes of all files below a folder, by their paths in it."""
+        """The sizes of all files below a folder, by their paths in it."""
         with self.opened(*path) as (system, place, _):
             try:
                 found = system.find(place, detail=True)
@@ -36,7 +36,7 @@ class WritableFolder(RegistryFolder):
             return {name: size for name, size in inside.items() if not Path(name).name.startswith(HIDDEN)}
 
     def create(self, value: bytes, *path: str) -> bool:
-        """Write a small file unless it is there; whether it was written."""
+        """Write a small file unless it exists; returns whether it was written."""
         with self.opened(*path) as (system, place, is_local):
             try:
                 if is_local:
@@ -49,7 +49,7 @@ class WritableFolder(RegistryFolder):
             return True
 
     def replace(self, value: bytes, *path: str) -> None:
-        """Write a small file, also in the place of one."""
+        """Write a small file; an existing one is replaced."""
         with self.opened(*path) as (system, place, is_local):
             if not is_local:
                 system.pipe_file(place, value)
@@ -58,7 +58,7 @@ class WritableFolder(RegistryFolder):
                 file.write(value)
 
     def upload(self, source: Path, on_bytes: Callable[[int], None], *path: str) -> None:
-        """Copy a file of this host; `on_bytes` is told the size of each piece."""
+        """Copy a file of this host; `on_bytes` is called with the size of each piece."""
         with self.opened(*path) as (system, place, is_local):
             if not is_local:
                 system.put_file(str(source), place, callback=_callback(on_bytes))
@@ -77,7 +77,7 @@ class WritableFolder(RegistryFolder):
                         file.unlink()
 
     def remove(self, *path: str) -> None:
-        """Remove a file, or a folder with all that is in it; nothing if it is not there."""
+        """Remove a file, or a folder with its contents, if it exists."""
         with self.opened(*path) as (system, place, _), suppress(FileNotFoundError):
             system.rm(place, recursive=True)
 
@@ -92,7 +92,7 @@ class RegistryStore(Registry):
         self.folder = WritableFolder(url)
 
     def publish(self, manifest: Manifest) -> bool:
-        """Make a version visible whose files are there; ``False`` if another push was faster."""
+        """Make a version visible whose files are complete; ``False`` if another push was faster."""
         return self.folder.create(manifest.written(), manifest.name, manifest.version, MANIFEST)
 
     def write_alias(self, reference: Reference, alias: Alias) -> None:
@@ -104,7 +104,7 @@ class RegistryStore(Registry):
         self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
 
     def remove(self, reference: Reference, about: bytes) -> None:
-        """Remove a version: it is invisible at once, then its files go. `about` is kept in its place."""
+        """Remove a version; it becomes invisible at once, then its files are deleted. `about` replaces it."""
         self.folder.replace(about, *reference, REMOVED)
         for name in self.folder.names(*reference):
             if name != REMOVED:
@@ -112,7 +112,7 @@ class RegistryStore(Registry):
 
 
 def next_version(taken: Iterable[str]) -> str:
-    """``v1``, ``v2``, …: the first after all that are taken."""
+    """The first of ``v1``, ``v2``, … after all `taken` names."""
     numbers = [int(each[1:]) for each in taken if re.fullmatch(r"v[0-9]{1,9}", each)]
     return f"v{max(numbers, default=0) + 1}"
 
@@ -149,7 +149,7 @@ def _callback(on_bytes: Callable[[int], None]) -> Any:
 
 
 def reference(text: str, what: str = "VERSION") -> Reference:
-    """The reference that a command line names; raises `InputError` if it is none."""
+    """The reference that a command line names; raises `InputError` if it is not a reference."""
     found = parse_reference(text)
     if found is None:
         raise InputError(f"{text} is not of the form NAME@{what}")
@@ -157,7 +157,7 @@ def reference(text: str, what: str = "VERSION") -> Reference:
 
 
 def who() -> str:
-    """The person at this command, and their host, as manifests and aliases say it."""
+    """The person at this command, and their host, as written in manifests and aliases."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name

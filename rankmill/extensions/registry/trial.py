@@ -1,4 +1,4 @@
-"""Asks a worker of this host about a model: its description, and a trial before a push."""
+"""Asks a worker process of this host about a model: its description, and a trial before a push."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankmill.producer.local.offline import ask
 
 
 class TriedModel(BaseModel):
-    """A model that can be scored: transformers' model type, and what ran it here."""
+    """The result for a model that can be scored: transformers' model type, and what ran it here."""
 
     family: str
     backend: str
@@ -27,7 +27,7 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
     Raises
     ------
     InputError
-        It cannot be scored; the message says why.
+        The model cannot be scored; the message says why.
     ProcessFailed
         The process was killed, or the time was over.
     """
@@ -56,19 +56,19 @@ class ModelReport(BaseModel):
     outputs
         Names of the outputs.
     activation
-        Dotted path of the function that it was saved with; ``None`` if it has none.
+        Dotted path of the activation function that the model was saved with; ``None`` if it has none.
     max_length
-        Most tokens of a pair; ``None``: any number.
+        Most tokens of a pair; ``None`` if any number is allowed.
     instruction, prompts
         The instruction in use, and the model's own by name.
     prompt
-        What it reads of a pair; ``None``: the two texts.
+        The text that the model reads for a pair; ``None`` if it reads the two texts.
     refused
-        Why it cannot be scored with these settings; ``None`` if it can.
+        The reason why the model cannot be scored with these settings; ``None`` if it can.
     device
         The device of this host.
     backends
-        For each backend and precision, why it cannot run the model here; ``None`` if it can.
+        For each backend and precision, the reason why it cannot run the model here; ``None`` if it can.
     """
 
     model: str
@@ -112,7 +112,7 @@ def model_report(settings: Settings) -> ModelReport:
     Raises
     ------
     InputError
-        There is no such model, or its files are damaged.
+        The model does not exist, or its files are damaged.
     ProcessFailed
         The process was killed.
     """

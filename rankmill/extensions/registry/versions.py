@@ -1,6 +1,6 @@
-"""Versions of a registry's models in this host's cache.
+"""Keeps versions of a registry's models in this host's cache.
 
-They are fetched once, however many workers want them, verified, and removed when there is no room.
+A version is fetched once for all workers, verified, and removed when its room is needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @dataclass(frozen=True)
 class _Entry:
-    """A version or a conversion: its folder, its bytes, the time of its last use, and its lock, if any."""
+    """A version or a conversion in the cache, with its folder, bytes, time of last use, and lock if any."""
 
     folder: Path
     bytes: int
@@ -56,12 +56,12 @@ def version_folder(cache: Path, name: str, version: str) -> Path:
 
 
 def version_lock(cache: Path, name: str, version: str) -> Path:
-    """A file that is locked by all that use a version; it stays when the version is removed."""
+    """A file that every user of a version locks; it stays when the version is removed."""
     return cache / REGISTRY / _LOCKS / f"{name}@{version}"
 
 
 def make_room(cache: Path, limit: int | None, *, needed: int = 0, keep: Path | None = None) -> int:
-    """Remove what was not used for longest until `needed` more bytes fit; returns by how many they do not.
+    """Remove the entries unused for longest until `needed` more bytes fit; returns how many bytes do not fit.
 
     Versions that a process uses stay, and so does the folder `keep`.
     """
@@ -83,7 +83,7 @@ def _entries(cache: Path) -> Iterator[_Entry]:
         if folder.is_dir() and folder.parent.name != _LOCKS:
             held = version_lock(cache, folder.parent.name, folder.name)
             yield from _entry(folder, held)
-    for backend in backends():  # each keeps what it makes of models in a folder of its name
+    for backend in backends():  # each backend keeps its conversions in a folder of its name
         for folder in (cache / backend).glob("*"):
             yield from _entry(folder, None)
 
@@ -95,7 +95,7 @@ def _entry(folder: Path, held: Path | None) -> Iterator[_Entry]:
 
 
 def _remove(entry: _Entry) -> bool:
-    """Remove an entry; whether it could be."""
+    """Remove an entry; returns whether it was removed."""
     held: Locked | None = None
     try:
         if entry.lock is not None:
@@ -103,7 +103,7 @@ def _remove(entry: _Entry) -> bool:
             if held is None:
                 return False
         gone = entry.folder.with_name(f".removed-{system.unique_id()}")
-        entry.folder.rename(gone)  # at once: no reader finds half of it
+        entry.folder.rename(gone)  # at once, so that no reader finds a part of it
         shutil.rmtree(gone)
     except FileNotFoundError:
         return True
@@ -118,7 +118,7 @@ def _remove(entry: _Entry) -> bool:
 
 @dataclass(frozen=True)
 class Version:
-    """A version on this host: its folder and the digest of its content. It stays while ``held`` is open."""
+    """A version on this host: its folder and the digest of its content; it stays while ``held`` is open."""
 
     folder: Path
     content: str
@@ -126,16 +126,16 @@ class Version:
 
 
 class VersionStore:
-    """The versions in a cache folder.
+    """Fetches and keeps versions in a cache folder.
 
     Parameters
     ----------
     cache
         The folder.
     registry
-        Where versions come from: URL of a registry; ``None`` if there is none.
+        URL of the registry that has the versions; ``None`` if there is none.
     limit
-        Most bytes in the folder; ``None`` is no limit.
+        Most bytes in the folder; with ``None`` there is no limit.
     """
 
     def __init__(self, cache: Path, registry: str | None, limit: int | None) -> None:
@@ -144,18 +144,19 @@ class VersionStore:
         self._limit = limit
 
     def get(self, reference: Reference, content: str | None) -> Version:
-        """A version, fetched now if it is not here; `content` is the digest that it must have, if known.
+        """A version, fetched now if this host lacks it; `content` is the digest that it must have, if known.
 
         Raises
         ------
         WorkerError
-            It is not here and cannot be fetched, or has other content. Another worker may have it.
+            This host lacks the version and cannot fetch it, or it has other content. Another worker may have
+            it.
         """
         name, version = reference
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
         with ExitStack() as stack:
             try:
-                held = lock(file, shared=True)  # no other process removes it now
+                held = lock(file, shared=True)  # no other process removes it from now on
                 assert held
                 stack.callback(held.close)
                 if why := strangers(folder / _MODEL, self._cache):
@@ -178,7 +179,7 @@ class VersionStore:
         return Version(folder / _MODEL, manifest.content, held)
 
     def _whole(self, folder: Path) -> Manifest | None:
-        """The manifest of a version that is here with all its files, and each is what the manifest says."""
+        """The manifest of a version whose files are all here and match the manifest; otherwise ``None``."""
         try:
             manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
             found = [file_digest(folder / _MODEL / file.path, self._cache) for file in manifest.files]
@@ -196,11 +197,11 @@ class VersionStore:
         return manifest
 
     def trim(self) -> None:
-        """Remove what is over the limit."""
+        """Remove entries until the folder is within the limit."""
         make_room(self._cache, self._limit)
 
     def _fetch(self, reference: Reference, folder: Path) -> Manifest:
-        """Fetch and verify; the manifest is written last, so that a folder with one is whole."""
+        """Fetch and verify a version; the manifest is written last, so that a folder with one is complete."""
         if self._registry is None:
             raise WorkerError(
                 f"model {reference} is a version in a registry, and worker host {socket.gethostname()} "
@@ -246,7 +247,7 @@ class VersionStore:
 
 @contextmanager
 def _removed_if_full(folder: Path) -> Iterator[None]:
-    """Remove what is there of a version where the disk is full: it is in the way of others."""
+    """If the disk is full, remove the parts of a version that are here, as they take room from others."""
     try:
         yield
     except OSError as error:
@@ -256,7 +257,7 @@ def _removed_if_full(folder: Path) -> Iterator[None]:
 
 
 def _foreign(manifest: Manifest, folder: Path) -> list[str]:
-    """Files of a model that lie with a version, and are none of its."""
+    """Model files that lie in a version's folder but do not belong to it."""
     return sorted(model_files(folder / _MODEL).keys() - {file.path for file in manifest.files})
 
 
@@ -272,7 +273,7 @@ def _gib(size: int) -> str:
 
 
 class Aliases:
-    """Finds the versions that aliases of a registry (its URL, or ``None``) stand for."""
+    """Finds the versions that aliases of a registry stand for; the registry is a URL or ``None``."""
 
     def __init__(self, registry: str | None) -> None:
         self._resolver = Resolver(registry)
@@ -283,7 +284,7 @@ class Aliases:
         Raises
         ------
         WorkerError
-            This worker cannot find out: its registry is away, or has no such alias.
+            This worker cannot find the version, because its registry is away, or does not have the alias.
         """
         try:
             return self._resolver.pinned(spec)

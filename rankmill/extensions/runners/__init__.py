@@ -1,4 +1,4 @@
-"""Submitted runs: files that are scored by runners, wherever they are, and the webhooks of their end."""
+"""Submitted runs: files that runners score on any host, and the webhooks at their end."""
 
 COMMANDS = {
     "submit": (

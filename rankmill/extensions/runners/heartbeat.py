@@ -41,7 +41,7 @@ class RunnerHeartbeat:
         self._renewals = Renewals(settings.heartbeat_seconds, settings.lease_seconds)
         self._periodic = Periodic("heartbeat", self._beat, settings.heartbeat_seconds)
         self.held: LeaseState = "held"
-        """What the last heartbeat learned of the run."""
+        """What the last heartbeat learned about the run."""
 
     def start(self) -> None:
         """Announce the runner and start the thread."""
@@ -61,12 +61,12 @@ class RunnerHeartbeat:
         self._periodic.wake()
 
     def ailment(self) -> str | None:
-        """Why the runner cannot go on, if it cannot."""
+        """The reason why the runner cannot go on; ``None`` if it can."""
         return None if self._periodic.is_alive else "the heartbeat has ended"
 
     @property
     def claim(self) -> RunLease:
-        """The run as it is now; there must be one."""
+        """The present state of the claimed run; the runner must hold one."""
         assert self._claim is not None
         return self._claim
 
@@ -78,9 +78,9 @@ class RunnerHeartbeat:
 
     def write(self) -> LeaseState:
         """Write the run's record now, and return whether the runner still holds the run."""
-        with self._writing:  # else an older record could be written after a newer one
+        with self._writing:  # otherwise an older record could be written after a newer one
             claim = self._claim
-            if claim is None:  # released meanwhile, by the other thread
+            if claim is None:  # the other thread released it meanwhile
                 return "held"
             held = self._store.renew(claim, self._lease)
             with self._lock:
@@ -89,7 +89,7 @@ class RunnerHeartbeat:
         return self.held
 
     def release(self) -> RunLease:
-        """Renew no lease any more; returns the run as it is."""
+        """Stop renewing the lease; returns the run's present state."""
         with self._lock:
             claim, self._claim = self.claim, None
         return claim

@@ -1,4 +1,4 @@
-"""Kinds of orders beside files: extensions add them to runners by the seam ``rankmill.orders``."""
+"""Kinds of orders besides files; extensions add them to runners by the seam ``rankmill.orders``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankmill.score.score_file import Confirm
 
 
 class Score(Protocol):
-    """Scores files as score-file does; `step_made` says whether that was done meanwhile."""
+    """The function that scores files as score-file does; `step_made` says whether this was done meanwhile."""
 
     def __call__(
         self,
@@ -30,9 +30,10 @@ class Score(Protocol):
 
 
 class Keep(Protocol):
-    """Notes what was scored; a `file` is the run's output, which is complete and then moved to `path`.
+    """The function that notes an outcome; a `file` is the run's complete output, which is moved to its place
+    afterwards.
 
-    An exception from it keeps the file from its place.
+    An exception from the function prevents the move.
     """
 
     def __call__(
@@ -41,22 +42,22 @@ class Keep(Protocol):
 
 
 class OrderKind(Protocol):
-    """A kind of orders: how a runner carries them out."""
+    """A kind of orders, which says how a runner carries them out."""
 
     def check(self, run: FileRun) -> None:
-        """Raise `InputError` if the order is not as it must be."""
+        """Raise `InputError` if the order is not valid."""
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
-        """Make the output; it may be called again for a run whose runner has died at any point."""
+        """Make the output; may be called again for a run whose runner died at any point."""
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """What the caller is told of an error."""
+        """The reason that the caller is told for an error."""
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """The file that is scored on the way to the output; ``None`` if that is the output itself."""
+        """The file that is scored on the way to the output; ``None`` if it is the output itself."""
 
     def clear(self, order: FileOrder) -> None:
-        """Delete what was made on the way to an output that is in its place."""
+        """Delete the intermediate files of an output that is in its place."""
 
 
 def kind_of(order: FileOrder) -> OrderKind | None:
@@ -65,7 +66,7 @@ def kind_of(order: FileOrder) -> OrderKind | None:
     Raises
     ------
     RunnerError
-        This runner has no extension for the kind.
+        This runner does not have the extension for the kind.
     """
     if order.kind is None:
         return None

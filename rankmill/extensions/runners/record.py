@@ -1,4 +1,4 @@
-"""The record of a submitted run: its state, which everybody may read and one process at a time writes."""
+"""The record of a submitted run: its state, which any process may read and one at a time writes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from rankmill.jobs.contract.schema import Count, WireModel
 from rankmill.jobs.system import system
 
 _MARK = "s"
-"""First letter of a submitted run's id; no hexadecimal digit, and no request's first letter."""
+"""First letter of a submitted run's id; it is neither a hexadecimal digit nor a request's first letter."""
 
 
 class Seal(WireModel):
-    """A complete output file: where it belongs, and properties that it keeps when it is moved there."""
+    """A complete output file: its final place, and the properties that it keeps when it is moved there."""
 
     path: str
     identity: str
 
 
 class Notice(WireModel):
-    """A webhook: whether it was delivered, or why not yet; ``attempts`` counts requests sent so far."""
+    """The state of a webhook: whether it was delivered, or why not yet; ``attempts`` counts its requests so
+    far.
+    """
 
     state: Literal["due", "delivered", "given up"] = "due"
     attempts: Count = 0
@@ -34,17 +36,17 @@ class FileRun(FileRunState):
     Attributes
     ----------
     runner
-        Name of the runner that has it, or had it last.
+        Name of the runner that holds the run, or held it last.
     deaths
-        Runners that died in a row without scoring a row of it.
+        Number of runners in a row that died without scoring a row.
     begun_rows
         Rows that were scored when the present runner began.
     seal
         The complete output, noted just before it is moved into place.
     restarted
-        Whether a runner has begun: another one then continues, also with ``--restart``.
+        Whether a runner has begun; the next runner then continues, even with ``--restart``.
     notice
-        Its webhook, once it has ended.
+        The state of its webhook, once the run has ended.
     """
 
     runner: str = ""
@@ -55,15 +57,15 @@ class FileRun(FileRunState):
     notice: Notice | None = None
 
     def end(self, state: State, reason: str = "") -> Self:
-        """The run, ended now; its webhook is due."""
+        """The run, ended now; its webhook becomes due."""
         return super().end(state, reason).changed(notice=Notice() if self.order.webhook else None)
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
-    """A run that waits for a runner; `run_id` is that of a job enqueued by its name."""
+    """A run that waits for a runner; `run_id` is the id of a job that was enqueued by name."""
     return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 
 def new_file_run_id() -> str:
-    """A new id."""
+    """A new id for a submitted run."""
     return _MARK + system.unique_id()

@@ -1,4 +1,4 @@
-"""A runner: takes submitted runs one after the other, and answers each once."""
+"""A runner: takes submitted runs one after the other, and writes the outcome of each once."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from rankmill.jobs.system import Backoff, system
 _LOOK_SECONDS = 0.5
 
 _BACKOFF = Backoff(first=1.0, longest=60.0)
-"""For how long a runner leaves a run that it cannot score to others."""
+"""How long a runner leaves a run that it cannot score to other runners."""
 
 logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Takes submitted runs until it is told to stop. Use it in the main thread: it handles signals.
+    """Takes submitted runs until it is told to stop; use it in the main thread, because it handles signals.
 
     Parameters
     ----------
     store
         The queue of submitted runs.
     settings
-        The server and the leases; all that an order does not say.
+        The server, the leases, and everything else that an order does not contain.
     """
 
     def __init__(self, store: FileRunStore, settings: Settings) -> None:
@@ -59,15 +59,16 @@ class Runner:
         self._news = system.Event()
         self._stopping = self._working = False
         self._left: dict[str, tuple[float, int]] = {}
-        """Runs that this runner leaves to others: until when (monotonic, s), and how often it has."""
+        """Runs that this runner leaves to others: until when (monotonic, s), and how many times so far."""
 
     def work(self) -> None:
-        """Take runs until SIGTERM or SIGINT: the run in progress goes back, and another runner continues.
+        """Take runs until SIGTERM or SIGINT; then the run in progress goes back, and another runner continues
+        it.
 
         Raises
         ------
         ConfigError
-            It cannot listen at `metrics_address`.
+            The runner cannot listen at `metrics_address`.
         RedisUnavailable
             The server could not serve for the longest time that a command waits.
         """
@@ -110,7 +111,7 @@ class Runner:
                 self._run()
 
     def _begun(self, run: FileRun) -> FileRun:
-        """The run with this runner; if it is running, its last runner has died."""
+        """The run, held by this runner; if its state is running, its last runner has died."""
         deaths = run.deaths
         if run.state == "running":
             logger.warning("runner %s died; continuing its run", run.runner)
@@ -125,7 +126,7 @@ class Runner:
         )
 
     def _run(self) -> None:
-        """Score the files, and say what became of it."""
+        """Score the files of the run, and write its outcome."""
         run = self._heartbeat.claim.run
         logger.info("scoring %s", run.order.request.output)
         try:
@@ -153,14 +154,16 @@ class Runner:
             self._answer(self._heartbeat.claim.run.end("done"))
 
     def _fail(self, error: Exception, reason: str) -> None:
-        """End the run; an order of another kind says what its caller is told."""
+        """End the run as failed; the order's kind words the reason for the caller."""
         run = self._heartbeat.claim.run
         if kind := kind_of(run.order):
             reason = kind.why_failed(error, run.order)
         self._answer(run.end("failed", reason))
 
     def _finish(self, run: FileRun) -> None:
-        """End a run whose output is in its place, and that was interrupted before it could say so."""
+        """End a run whose output is in its place, but whose runner was interrupted before it could write
+        this.
+        """
         drop(run, self._settings)
         clear(run)
         self._answer(run.end("done"))
@@ -171,7 +174,7 @@ class Runner:
             raise _Left
 
     def _answer(self, run: FileRun) -> None:
-        """Write the end of the run, unless another runner has it meanwhile; nothing of it stays in Redis."""
+        """Write the end of the run, unless another runner has it now, and delete its data from Redis."""
         if run.state != "done":
             drop(run, self._settings)
         claim = replace(self._heartbeat.release(), run=run)
@@ -181,12 +184,14 @@ class Runner:
             self._clear_done(run)
             return
         if run.state == "done":
-            clear(run)  # again: one that stood still may have left the folder just now
+            clear(run)  # again, because a runner that stood still may have left the folder
         logger.info("the run is %s%s", run.state, f": {run.reason}" if run.reason else "")
         self._webhooks.wake()
 
     def _leave(self) -> None:
-        """Leave a run that was interrupted: it is cancelled, another runner has it, or this one must stop."""
+        """Leave a run that was interrupted, because it is cancelled, another runner has it, or this runner
+        must stop.
+        """
         run = self._heartbeat.claim.run
         if self._heartbeat.held == "lost":
             self._heartbeat.release()
@@ -224,7 +229,7 @@ class Runner:
             self._clear_done(run)
 
     def _clear_done(self, run: FileRun) -> None:
-        """Delete what another runner could not at the end of a run, as this one still had it."""
+        """Delete what another runner could not delete at the end of a run that this runner still had."""
         with suppress(RunExpired, WireError, DamagedJob):
             if self._store.load(run.id).state == "done":
                 clear(run)
@@ -234,7 +239,7 @@ class Runner:
         return [run_id for run_id, (until, _) in self._left.items() if until > now]
 
     def _interrupt(self) -> None:
-        """Called by the heartbeat's thread."""
+        """Interrupt the main thread; called by the heartbeat's thread."""
         os.kill(os.getpid(), signal.SIGUSR1)
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -251,7 +256,7 @@ class Runner:
 
 
 class _Left(Exception):
-    """The runner does not hold the run any more."""
+    """The runner no longer holds the run."""
 
 
 class _Stopped(Exception):

@@ -1,7 +1,7 @@
-"""Scripts that move a submitted run from one state to the next: each is one step, whole or not at all.
+"""Lua scripts that move a submitted run from one state to the next; each is atomic.
 
-A runner holds a run by an entry in RQ's registry of started jobs: ``<run>:<claim>``, with the time at which
-it expires by the server's clock. Whoever takes this entry away is the only one who may write the record.
+A runner holds a run by an entry in RQ's registry of started jobs. The entry is ``<run>:<claim>``, with the
+time at which it expires by the server's clock. Only the process that removes this entry may write the record.
 """
 
 from rankmill.jobs.protocol.leases import BOUND

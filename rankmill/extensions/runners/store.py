@@ -1,4 +1,4 @@
-"""Submitted runs in Redis: how they are submitted, read, cancelled, and held by one runner at a time."""
+"""Submitted runs in Redis: submits, reads and cancels them, and lets one runner at a time hold each."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from rankmill.jobs.system import system
 JOB_FUNCTION = "rankmill.score_file"
 
 LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
-"""What a runner learns of its run: another one has it (``lost``), or the server lost its data
-(``forgotten``)."""
+"""State of a run's lease: ``lost`` if another runner has it, ``forgotten`` if the server lost its data."""
 
 _LOOK_AT = 128
-"""Waiting runs among which a runner finds one that it does not leave to others."""
+"""Waiting runs among which a runner looks for one that it does not leave to others."""
 
 _OTHER_FORMAT_SECONDS = 60
-"""How long a runner leaves a run of another format to others before it looks at it again."""
+"""Seconds for which a runner leaves a run of another format to others before it looks again."""
 
 WEBHOOK_SECONDS = 120
 """Seconds after which another runner takes a webhook from one that may have died."""
 
 MOST_LISTED = 100
-"""Submitted runs that are listed, at most; the latest."""
+"""Most submitted runs that are listed; these are the latest."""
 
 
 logger = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ class RunLease:
 
 
 class FileRunStore:
-    """The submitted runs of one queue. Safe to share between threads, as the client is.
+    """Stores the submitted runs of one queue; threads may share it, as they may share the client.
 
     Parameters
     ----------
@@ -62,7 +61,7 @@ class FileRunStore:
     queue
         The setting ``file_queue``.
     ttl
-        Seconds after its last change for which a run is kept (``file_run_ttl``).
+        Seconds for which a run is kept after its last change (``file_run_ttl``).
     """
 
     def __init__(self, client: redis.Redis, queue: str, ttl: int) -> None:
@@ -73,10 +72,10 @@ class FileRunStore:
         self._pauses = self.queue.scheduled_job_registry.key
         self._runners = keys.runners(queue)
         self._left: dict[str, float] = {}
-        """Until when runs of another format are left to other runners, in `time.monotonic` seconds."""
+        """Times (monotonic, s) until which runs of another format are left to other runners."""
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
-        """Put a run into the queue; `run_id` is a new id, if the caller has made one."""
+        """Put a run into the queue; `run_id` is its new id, if the caller has made one."""
         run = new_file_run(order, run_id)
         job = Queue.prepare_data(
             JOB_FUNCTION,
@@ -100,9 +99,9 @@ class FileRunStore:
         Raises
         ------
         RunExpired
-            There is none: it has expired, or never was.
+            The run has expired, or never existed.
         WireError, DamagedJob
-            It is damaged, or has another format.
+            The record is damaged, or has another format.
         """
         run = self._read(run_id.encode(errors="replace"), run_id)
         if run is None:
@@ -135,10 +134,10 @@ class FileRunStore:
         return sorted({run_id.decode() for run_id, _ in found})
 
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
-        """Cancel a run; a run that a runner has ends within its heartbeat.
+        """Cancel a run; a run that a runner holds ends at the runner's next heartbeat.
 
-        Returns the run as it is then: cancelled if it waited. One that a runner has begun before stays in the
-        queue all the same: the next runner deletes what that one could not.
+        Returns the new state, which is cancelled if the run waited. If a runner had begun the run before, it
+        stays in the queue, so that the next runner deletes what the first could not.
         """
         claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._pauses, self._leases]
@@ -153,9 +152,10 @@ class FileRunStore:
         return ended.run
 
     def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
-        """Take the first run that waits, except those in `leave`; ``None`` if there is none.
+        """Take the first waiting run that is not in `leave`; ``None`` if there is none.
 
-        The run is as its last runner left it, or cancelled since. A job that cannot be read is set aside.
+        The run is in the state in which its last runner left it, or was cancelled since. A job that cannot be
+        read is set aside.
         """
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
@@ -185,12 +185,12 @@ class FileRunStore:
         return RunLease(run, f"{run_id}:{token}")
 
     def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
-        """Renew the lease of a run, write its record, and see whether it is cancelled."""
+        """Renew the lease of a run, write its record, and find out whether it is cancelled."""
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
         found = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
         held = cast("LeaseState", found.decode())
-        if held == "forgotten":  # the server has lost its data: this runner still has the run
+        if held == "forgotten":  # the server has lost its data, but this runner still has the run
             with self.redis.pipeline() as pipe:
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
                 hold(pipe, self._leases, claim.entry, lease_seconds, only_renew=False)
@@ -199,7 +199,7 @@ class FileRunStore:
         return held
 
     def end(self, claim: RunLease) -> bool:
-        """Write the end of a run; returns whether it was still held."""
+        """Write the end of a run; returns whether its runner still held it."""
         run = claim.run
         places = [
             self._leases, keys.file_run(run.id), Job.key_for(run.id), keys.file_run_cancelled(run.id),
@@ -211,16 +211,17 @@ class FileRunStore:
         return ended
 
     def hand_back(self, claim: RunLease, *, first: bool = False, pause: float = 0) -> bool:
-        """Put a run back, before or behind those that wait, or after a pause (s)."""
+        """Put a run back at the front or the end of the queue, or let it wait for a pause (s) first."""
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]
         values = [claim.entry, run.written(), self.ttl, run.id, "LPUSH" if first else "RPUSH", pause]
         return bool(scripts.HAND_BACK.run(self.redis, places, *values))
 
     def recover(self, lease_seconds: float, *, expired: bool) -> None:
-        """Put runs back that are in no list or whose pause is over; with `expired`, whose runner has died.
+        """Put back runs that are in no list or whose pause is over, and with `expired`, those of dead
+        runners.
 
-        The caller's own leases last for `lease_seconds`.
+        The leases of the caller last `lease_seconds`.
         """
         places = [self._leases, self.queue.key, self._pauses, keys.file_runs(), keys.file_queues()]
         prefixes = Job.redis_job_namespace_prefix, keys.file_run("")
@@ -232,7 +233,7 @@ class FileRunStore:
         return bool(self.redis.exists(keys.file_run_cancelled(run_id)))
 
     def runners(self, name: str = "", lease_seconds: int = 0) -> list[str]:
-        """The live runners; `name` is one of them for `lease_seconds` from now on."""
+        """The live runners; a given `name` counts as live for `lease_seconds` from now on."""
         if name:
             with self.redis.pipeline() as pipe:
                 pipe.zadd(keys.file_queues(), {self.queue.name: system.now()})
@@ -260,7 +261,7 @@ class FileRunStore:
         return {name: why for name, why in found.items() if name in live}
 
     def take_webhook(self) -> FileRun | None:
-        """An ended run whose webhook is due; no other process gets it for two minutes."""
+        """An ended run whose webhook is due; no other process gets it for `WEBHOOK_SECONDS`."""
         key = keys.webhooks(self.queue.name)
         raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
         if raw is None:
@@ -272,7 +273,9 @@ class FileRunStore:
             return None
 
     def note_webhook(self, run: FileRun, after: float | None) -> None:
-        """Write what became of an attempt at a webhook; try again `after` so many seconds, if at all."""
+        """Write the result of an attempt at a webhook; the next attempt follows `after` seconds, if not
+        ``None``.
+        """
         key, now = keys.webhooks(self.queue.name), server_time(self.redis)
         with self.redis.pipeline() as pipe:
             pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
@@ -283,7 +286,7 @@ class FileRunStore:
             pipe.execute()
 
     def has(self, run_id: str) -> bool:
-        """Whether there is a submitted run with this id."""
+        """Whether a submitted run has this id."""
         return bool(self.redis.exists(keys.file_run(run_id))) or bool(
             self.redis.hget(Job.key_for(run_id), "origin") == self.queue.name.encode()
         )
@@ -305,16 +308,16 @@ class FileRunStore:
         return new_file_run(order, run_id)
 
     def _leave_to_others(self, raw: bytes, token: str) -> None:
-        """Put a run back that a runner of its format can read."""
+        """Put back a run that only a runner of its format can read."""
         with self.redis.pipeline() as pipe:
             pipe.rpush(self.queue.key, raw)
             pipe.zrem(self._leases, raw + f":{token}".encode())
             pipe.execute()
 
     def _is_gone(self, run_id: str) -> bool:
-        """Whether RQ holds the job for failed: a worker of another kind has taken it.
+        """Whether RQ lists the job as failed, because a worker of another kind took it.
 
-        A run that the server has dropped from the list of all is listed again, so that runners find it.
+        A run that is missing in the list of all runs is listed again, so that runners find it.
         """
         with self.redis.pipeline() as pipe:
             pipe.hget(Job.key_for(run_id), "status")
@@ -339,7 +342,7 @@ def names_of(refusals: dict[str, str]) -> str:
 
 
 def score_file(order: object) -> NoReturn:
-    """Always fail. RQ calls this function by its name in a worker that is no runner.
+    """Always fail; RQ calls this function by its name in a worker that is not a runner.
 
     A runner reads the job and scores the files itself, so ``jobs`` does not depend on it.
 

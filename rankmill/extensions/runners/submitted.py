@@ -1,4 +1,4 @@
-"""Files that were submitted: what anybody who knows the id may ask of them."""
+"""Files that were submitted: any process that knows an id may ask for status, wait, or cancel."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rankmill.producer.client.aio import bridge
 _LOOK_SECONDS = 0.3
 
 _CANCEL_SECONDS = 60
-"""Seconds that a canceller has to write the end of a run that waited."""
+"""Seconds in which a canceller must write the end of a run that waited."""
 
 
 class SubmittedFile:
-    """A run of files that runners carry out; it does not need this process.
+    """A submitted run of files, which runners score even if this process ends.
 
-    Every method may raise `RunExpired`: the run ended too long ago, or the server has lost it.
+    Every method raises `RunExpired` if the run ended too long ago, or if the server has lost it.
     """
 
     def __init__(self, store: FileRunStore, run_id: str) -> None:
@@ -49,9 +49,9 @@ class SubmittedFile:
         Raises
         ------
         TimeoutError
-            It has not ended within `timeout` seconds. It goes on.
+            The run has not ended within `timeout` seconds; it continues.
         RunFailed, RunCancelled
-            It has ended without an output.
+            The run has ended without an output.
         """
         deadline = math.inf if timeout is None else system.monotonic() + timeout
         while (ended := self.outcome(on_look)) is None:
@@ -62,7 +62,7 @@ class SubmittedFile:
         return ended
 
     def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:
-        """The run if it has ended, else ``None`` after a call of `on_look`; raises as `wait` does."""
+        """The run if it has ended, otherwise ``None`` after a call of `on_look`; raises as `wait` does."""
         run = self.status()
         if not run.is_ended:
             on_look(run)
@@ -78,7 +78,7 @@ class SubmittedFile:
         return AsyncSubmittedFile(self)
 
     def cancel(self) -> FileRun:
-        """Cancel the run. One that a runner has ends with its next heartbeat; its scores are kept."""
+        """Cancel the run; if a runner has it, it ends with the next heartbeat. Its scores are kept."""
         with redis_errors():
             run = self._store.load(self.id)
             return run if run.is_ended else self._store.cancel(run, _CANCEL_SECONDS)
@@ -115,12 +115,12 @@ class AsyncSubmittedFile:
 
 
 def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
-    """The submitted run whose id is `prefix`, or begins so; ``None`` if none does.
+    """The submitted run whose id is or begins with `prefix`; ``None`` if there is none.
 
     Raises
     ------
     InputError
-        Several do.
+        Several ids begin with `prefix`.
     """
     with redis_errors():
         found = [prefix] if store.has(prefix) else store.find(prefix)

@@ -1,4 +1,4 @@
-"""Webhooks at the end of submitted runs, as https://www.standardwebhooks.com describes them."""
+"""Sends webhooks at the end of submitted runs, in the format of https://www.standardwebhooks.com."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class WebhookSender:
     """Sends the webhooks of a queue's ended runs from a thread, so that no run waits for a receiver.
 
-    A webhook may be sent more than once, if a runner dies meanwhile: ``webhook-id`` is then the same.
+    A webhook may be sent more than once if a runner dies meanwhile; each time it has the same ``webhook-id``.
 
     Parameters
     ----------
@@ -60,12 +60,12 @@ class WebhookSender:
             self._periodic.start()
 
     def stop(self) -> None:
-        """Stop the thread; another runner takes what is left."""
+        """Stop the thread; another runner sends the remaining webhooks."""
         self._stopped = True
         self._periodic.stop(seconds=0)
 
     def wake(self) -> None:
-        """Look for webhooks now: a run has ended."""
+        """Look for webhooks now, because a run has ended."""
         self._periodic.wake()
 
     def _send_due(self) -> None:
@@ -74,7 +74,7 @@ class WebhookSender:
                 self._deliver(run)
 
     def _deliver(self, run: FileRun) -> None:
-        """Send a webhook once, and write what became of it."""
+        """Try to send a webhook once, and write the result."""
         problem = self._problem(run)
         attempts = (run.notice.attempts if run.notice else 0) + 1
         waited = system.now() - (run.ended or 0)
@@ -91,7 +91,7 @@ class WebhookSender:
         self._store.note_webhook(run.changed(notice=notice), after)
 
     def _problem(self, run: FileRun) -> str | None:
-        """Send a webhook; returns why it was not delivered."""
+        """Send a webhook; returns the reason if it was not delivered, otherwise ``None``."""
         url = run.order.webhook or ""
         if urlsplit(url).hostname not in self._hosts:
             return f"webhook_hosts does not list {urlsplit(url).hostname}"
@@ -130,7 +130,8 @@ def content(run: FileRun) -> dict[str, Any]:
 def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
     """The three headers of a webhook, for a `secret` that begins with ``whsec_``.
 
-    It is what the package standardwebhooks does (which verifies it), and too little for one more dependency.
+    The package standardwebhooks computes (and verifies) the same headers, but this is too little code for one
+    more dependency.
     """
     signed = f"{message_id}.{timestamp}.".encode() + body
     digest = hmac.new(secret_key(secret), signed, hashlib.sha256).digest()
@@ -142,7 +143,7 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> dict
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it could lead to a host that is not allowed."""
+    """Refuses redirects, which could lead to a host that is not allowed."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str

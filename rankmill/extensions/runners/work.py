@@ -1,4 +1,6 @@
-"""The work on one submitted run: what score-file does, and whose fault it is if it cannot be done."""
+"""Carries out one submitted run as score-file does, and decides whether the request or the runner is at
+fault.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +45,24 @@ from rankmill.score.score_file import Confirm, drop_last_run, score_file
 logger = logging.getLogger(__name__)
 
 Note = Callable[..., None]
-"""Changes fields of the run's record; with ``now``, it is written before this returns, or an error raised."""
+"""Changes fields of the run's record; with ``now``, it writes the record before it returns, or raises an
+error.
+"""
 
 
 def work_on(run: FileRun, settings: Settings, note: Note) -> None:
-    """Score the files of `run`; `note` is told of all that its record holds.
+    """Score the files of `run`; `note` is called with every change of its record.
 
     Raises
     ------
     RunnerError
-        This runner cannot, but another may.
+        This runner cannot score the files, but another may.
     OutputBusy
         Another process is making the output now.
     RedisUnavailable
         The server could not serve for the longest time that a command waits.
     RankmillError
-        No runner can.
+        No runner can score the files.
     """
     order = run.order
     _check_order(run)
@@ -78,7 +82,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         tokens_column: str | None = None,
         step_made: Callable[[], bool] = lambda: False,
     ) -> None:
-        def is_made() -> bool:  # by the last runner, which only stood still
+        def is_made() -> bool:  # the last runner, which only stood still, may have made it
             return step_made() or made(run) is not None
 
         score_file(request, options, view=view, confirm=confirm, tokens_column=tokens_column, made=is_made)
@@ -107,10 +111,10 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 
 
 def made(run: FileRun) -> FileRun | None:
-    """The run with its outcome, if its output is in its place, and complete; else ``None``.
+    """The run with its outcome if its output is in its place and complete, otherwise ``None``.
 
-    Its runner died, or left it, just after; or the server has lost the end of the run, and knows none or
-    that of an earlier attempt.
+    This happens if its runner died or left it just after, or if the server lost the end of the run and has
+    none, or that of an earlier attempt.
     """
     if _is_in_place(run):
         return run
@@ -119,7 +123,7 @@ def made(run: FileRun) -> FileRun | None:
 
 
 def _sealed(run: FileRun) -> FileRun:
-    """The run with the outcome that a confined runner has noted beside the output, if one has."""
+    """The run with the outcome that a confined runner noted beside the output, if there is one."""
     try:
         place = as_path(run.order.request.output or "")
         if roots := confined():
@@ -132,12 +136,12 @@ def _sealed(run: FileRun) -> FileRun:
 
 
 def _is_in_place(run: FileRun) -> bool:
-    """Whether the output is as it was made, and complete."""
+    """Whether the output is complete and is the same file as its runner made."""
     if not run.seal or not run.outcome:
         return False
     try:
         output = as_path(run.seal.path)
-        if roots := confined():  # the record is in Redis, where others can write as well
+        if roots := confined():  # others can also write the record in Redis
             roots.check(output, "write")
         return output.exists() and identity(output, output) == run.seal.identity
     except (RankmillError, OSError, ValueError):
@@ -145,10 +149,10 @@ def _is_in_place(run: FileRun) -> bool:
 
 
 def drop(run: FileRun, settings: Settings) -> None:
-    """Delete from Redis what a runner that died has begun there for a run that has ended.
+    """Delete the data in Redis that a dead runner left there for a run that has ended.
 
-    Its folder stays with the rows it holds: if the run is submitted again, it continues. What is left if that
-    cannot be read expires.
+    The run's folder stays with its rows, so that the run continues if it is submitted again. If the folder
+    cannot be read, the data in Redis expires.
     """
     request = run.order.request
     try:
@@ -166,7 +170,7 @@ def drop(run: FileRun, settings: Settings) -> None:
 
 
 def clear(run: FileRun) -> None:
-    """Delete what was made on the way to an output that is in its place, also by a runner that died."""
+    """Delete the intermediate files of an output that is in its place, even those of a dead runner."""
     with suppress(RankmillError, OSError):
         clear_workspace(find_target(run.order.request, ()).place())
         if kind := kind_of(run.order):
@@ -174,14 +178,14 @@ def clear(run: FileRun) -> None:
 
 
 def _check_order(run: FileRun) -> None:
-    """Check all that the order names, before anything is looked at.
+    """Check all names in the order before any of the files is looked at.
 
     Raises
     ------
     InputError
-        No runner does what it asks for.
+        No runner can do what the order asks for.
     RunnerError
-        It names what is outside of this runner's roots, or this runner has no extension for it.
+        The order names a file outside of this runner's roots, or needs an extension that this runner lacks.
     """
     order, request = run.order, run.order.request
     if request.relative_path:
@@ -203,7 +207,7 @@ def _check_order(run: FileRun) -> None:
 
 
 def _check_here(order: FileOrder, settings: Settings) -> None:
-    """Raise `RunnerError` if this host lacks what the order names, or may not send its webhook."""
+    """Raise `RunnerError` if this host lacks a file that the order names, or may not send its webhook."""
     request = order.request
     try:
         found = find_input(request.at_home())

@@ -1,4 +1,4 @@
-"""``rankmill keys``: who may use the gateway, and how much."""
+"""``rankmill keys``: make, list and revoke the API keys of the gateway."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class KeyOptions(options.CommandOptions):
     """The rights of a key."""
 
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
-    """A model that it may use, with all its versions; repeat it for several.  [default: all]"""
+    """A model that the key may use, with all its versions; repeat it for several.  [default: all]"""
     pairs_per_minute: options.Number | None = None
-    """Pairs a minute, batches not counted; those of a minute may come at once.  [default: no limit]"""
+    """Pairs a minute, without batches; all may come at once.  [default: no limit]"""
     requests_at_once: options.Number | None = None
     """Most requests in progress.  [default: no limit]"""
     weight: Annotated[float, Field(gt=0, le=1e6, title="N")] = 1
-    """How many times what another gets it gets, while several wait."""
+    """Share of the workers while several keys wait, as a multiple of another key's share."""
     priority: Priority | None = None
-    """Priority of its requests.  [default: request up to 256 pairs, else bulk]"""
+    """Priority of the key's requests.  [default: request up to 256 pairs, else bulk]"""
     days: Annotated[float, Field(gt=0, le=36500, title="N")] = 365
-    """Days until it expires."""
+    """Days until the key expires."""
     admin: bool = False
-    """It may load and unload models, and see everybody's files."""
+    """Let the key load and unload models, and see the files of all keys."""
     manage_models: bool = False
-    """It may push models into the registry, set aliases and remove; with --model, those models only."""
+    """Let the key push models into the registry, set aliases and remove; with --model, only those models."""
 
 
 @options.command("create")
@@ -50,10 +50,10 @@ class KeyOptions(options.CommandOptions):
 @options.settings("redis_url")
 @options.as_json
 def create(name: str, asked: KeyOptions, settings: Settings, as_json: bool) -> None:
-    """Make a key and print it: it cannot be shown again.
+    """Make a key and print it; it cannot be shown again.
 
-    NAME says whose it is, in metrics and logs. Keys of one name share their limits, files and batches: to
-    replace a key, make another of its name, and revoke the first by its id.
+    NAME is the key's owner in metrics and logs. Keys of one name share their limits, files and batches. So to
+    replace a key, make another with its name, and revoke the first by its id.
     """
     allowed = {**asked.model_dump(), "models": asked.models or None}
     text, key = _store(settings).create(name, **allowed)
@@ -77,9 +77,9 @@ def list_keys(settings: Settings, as_json: bool) -> None:
 @click.argument("wanted", metavar="KEY...", nargs=-1, required=True)
 @options.settings("redis_url")
 def revoke(wanted: tuple[str, ...], settings: Settings) -> None:
-    """Delete keys, at once; requests and batches in progress are finished.
+    """Delete keys at once; requests and batches in progress are finished.
 
-    KEY is the id of one key, or a name: of all keys of this name.
+    KEY is the id of one key, or the name of all keys to delete.
     """
     for key_id in _store(settings).revoke(wanted):
         echo(f"{key_id} is revoked")

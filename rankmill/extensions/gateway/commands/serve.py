@@ -1,4 +1,4 @@
-"""``rankmill serve``: the gateway."""
+"""``rankmill serve``: start the gateway."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ServeOptions(options.CommandOptions):
     embedded: bool = False
     """Start a server and workers on this host, too."""
     models: Annotated[tuple[str, ...], Field(title="TEXT")] = Field((), alias="model")
-    """Model to serve; several: the first is that of requests that name none.  [default: the setting]"""
+    """Model to serve; of several, the first serves requests that name none.  [default: the setting]"""
     address: Annotated[str, Field(title="TEXT")] | None = None
     """HOST or HOST:PORT to listen on.  [default: 127.0.0.1:9809]"""
     grpc_address: Annotated[str, Field(title="TEXT")] | None = None
     """HOST or HOST:PORT to listen on for gRPC.  [default: none, no gRPC]"""
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port to listen on; 0: any free one."""
+    """Port to listen on; with 0, any free one."""
     is_open: bool = Field(False, alias="open")
     """Serve everyone who reaches the address, without a key."""
 
@@ -122,7 +122,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
 
 
 def _warn_of_losses(url: str, concerns: Concerns) -> None:
-    """Say what the server's settings put at risk; a server that is away is not waited for."""
+    """Warn of data that the server's settings put at risk; does not wait for a server that is away."""
     client = impatient(client_for(url, 0))
     warn_of_risks(read_durability(client), url, concerns)
     client.close()

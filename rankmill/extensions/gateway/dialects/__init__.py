@@ -1,1 +1,1 @@
-"""The HTTP interfaces of other rerank services, one module for each: translation, and nothing else."""
+"""The HTTP interfaces of other rerank services, with one module for each; these only translate."""

@@ -20,14 +20,14 @@ MAX_TEXT_CHARS = 1 << 20
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 
 Top = Annotated[int, Field(ge=1)] | None
-"""How many of the best are wanted; ``None``: all."""
+"""How many of the best documents are wanted; ``None`` means all."""
 
 JsonObject = dict[str, Any]
 
 T = TypeVar("T", bound=BaseModel)
 
 _KIND = re.compile(r"constrained-str|TextDocument|str|int|float|bool|(list|dict)\[.*")
-"""What pydantic adds to a place where values of several kinds may be."""
+"""What pydantic adds to the place of an error where values of several kinds are allowed."""
 
 
 class TextDocument(BaseModel):
@@ -45,26 +45,26 @@ def texts_of(documents: Sequence[str | TextDocument]) -> list[str]:
 
 
 Scale = Literal["sigmoid", "identity"] | None
-"""What scores are: probabilities, the model's output, or (``None``) what the model's own activation makes."""
+"""The scale of scores: probabilities, the model's output, or the model's own activation (``None``)."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a service words its errors, and what its scores are.
+    """The dialect of a service: the form of its errors, and the scale of its scores.
 
     Attributes
     ----------
     name
-        As metrics and prefixes of paths have it.
+        The name in metrics and in prefixes of paths.
     error
         The body for a refusal with a status.
     statuses
         Statuses that differ from those in `KINDS`.
     scale
-        Of its scores, where a body does not ask for another.
+        The scale of its scores, unless a body asks for another.
     long
-        What becomes of pairs that are too long, where a body does not say it; ``None``: what the gateway's
-        setting says.
+        What to do with pairs that are too long, unless a body says it; with ``None``, the gateway's setting
+        decides.
     """
 
     name: str
@@ -79,14 +79,14 @@ class Dialect:
 
 
 class Fields(BaseModel):
-    """Fields of a request's body. Those that a dialect does not know are ignored, as its own server does."""
+    """Fields of a request's body; fields that a dialect does not know are ignored, as by its own server."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, found: Any) -> Any:
-        """Clients send null for what they do not set."""
+        """Remove null values, which clients send for fields that they do not set."""
         if not isinstance(found, dict):
             return found
         return {name: value for name, value in found.items() if value is not None}
@@ -97,7 +97,7 @@ class Options(Fields):
 
     @abstractmethod
     def spec(self, owner: Dialect) -> SpecFields:
-        """What they mean at a path of `owner`, as fields of a spec; raises `Refusal`."""
+        """The fields of a spec that these options set at a path of `owner`; raises `Refusal`."""
 
 
 class Body(Fields):
@@ -106,13 +106,13 @@ class Body(Fields):
     Attributes
     ----------
     dialect
-        The service whose clients send it.
+        The dialect of the clients that send it.
     paths
-        Where its own server takes it. The gateway also takes it below ``/NAME`` of the dialect.
+        The paths at which its own server takes it. The gateway also takes it below ``/NAME`` of the dialect.
     summary
         A line for the documentation.
     batched
-        Whether batches may have it.
+        Whether batches may contain it.
     """
 
     dialect: ClassVar[Dialect]
@@ -124,15 +124,15 @@ class Body(Fields):
 
     @abstractmethod
     def score_request(self, owner: Dialect) -> ScoreRequest:
-        """What the request asks for, at a path of `owner`; raises `Refusal` where it cannot be done."""
+        """The request for scores at a path of `owner`; raises `Refusal` if it cannot be carried out."""
 
     @abstractmethod
     def answer(self, scores: RequestScores) -> object:
-        """The body of the answer, for JSON."""
+        """The body of the answer, which becomes JSON."""
 
 
 class RerankBody(Body):
-    """What most services have: texts that are ordered by the probability that they answer a query."""
+    """The body of most services: texts that are ordered by the probability that they answer a query."""
 
     model: str | None = None
     query: Text
@@ -155,12 +155,12 @@ class ScorePath:
     bodies
         The bodies that it takes.
     dialect
-        Whose path it is: its scale is that of all scores here, in whatever form they are asked for, and pairs
-        that are too long fare as with it. Errors are in its form where the body has not been read yet.
+        The dialect that owns the path. All scores here have its scale, in any form of body, and its rule
+        holds for pairs that are too long. Errors have its form until the body has been read.
     choose
-        Which body a JSON object is, where there are several.
+        Finds the kind of body that a JSON object is, if there are several.
     options
-        Fields that mean here, in every body, what they mean in the body that has them.
+        Fields that have the same meaning in every body here.
     """
 
     path: str
@@ -171,11 +171,11 @@ class ScorePath:
     options: tuple[type[Options], ...] = ()
 
     def body(self, found: JsonObject) -> type[Body]:
-        """The kind of body that an object is."""
+        """The kind of body that a JSON object is."""
         return self.choose(found) if self.choose else self.bodies[0]
 
     def score_request(self, body: Body, found: JsonObject) -> ScoreRequest:
-        """What a body that was read from an object asks for here; raises `Refusal`."""
+        """The request for scores in a body that was read from an object; raises `Refusal`."""
         wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
         more: SpecFields = {}
         for kind in self.options:
@@ -193,13 +193,13 @@ def spec_for(
     Parameters
     ----------
     owner
-        Whose path it is.
+        The dialect that owns the path.
     raw
-        Whether it asks for the model's output as it is.
+        Whether the body asks for the model's plain output.
     truncate
-        Whether pairs that are too long are to be cut; ``None``: it does not say.
+        Whether pairs that are too long are cut; ``None`` if the body does not say this.
     others
-        More fields; those that are ``None`` are left out.
+        More fields; fields that are ``None`` are left out.
     """
     long = owner.long if truncate is None else "truncate" if truncate else "refuse"
     found = {"activation": "identity" if raw else owner.scale, "long": long, **others}
@@ -207,7 +207,7 @@ def spec_for(
 
 
 def of_labels(spec: SpecFields) -> SpecFields:
-    """A spec where all labels of a model are wanted, whatever the gateway's setting ``label`` says."""
+    """The spec, changed to ask for all labels of a model, whatever the gateway's setting ``label`` says."""
     probability = {"activation": "probability"} if spec.get("activation") == "sigmoid" else {}
     return {**spec, **probability, "all_labels": True, "label": None}
 
@@ -229,7 +229,7 @@ def read_as(kind: type[T], found: JsonObject) -> T:
 
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """The refusal for what pydantic has found."""
+    """The refusal for the first error that pydantic has found."""
     first = max(errors, key=lambda each: len(each["loc"]))  # the most exact
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"
@@ -239,7 +239,7 @@ def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
 def ranking(
     scores: RequestScores, top: int | None = None, documents: Sequence[object] | None = None
 ) -> list[JsonObject]:
-    """The `top` results, best first, each with its document where these are given."""
+    """The `top` results, best first, each with its document if these are given."""
     return [
         {"index": place, "relevance_score": score} | ({"document": documents[place]} if documents else {})
         for place, score in scores.ranked(top)

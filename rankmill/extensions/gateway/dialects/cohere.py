@@ -23,13 +23,13 @@ from rankmill.extensions.gateway.score_request import RequestScores, ScoreReques
 _UNUSED = "max_chunks_per_doc has no effect: documents are cut at the model's limit"
 
 _UNIT = 100
-"""Documents that Cohere bills as one search."""
+"""Number of documents that Cohere bills as one search."""
 
 COHERE = Dialect("cohere", lambda refusal, status: {"message": refusal.message})
 
 
 def envelope(scores: RequestScores, version: str, *warnings: str) -> JsonObject:
-    """What stands beside the results."""
+    """The fields of an answer besides the results."""
     meta: JsonObject = {
         "api_version": {"version": version},
         "billed_units": {"search_units": math.ceil(len(scores.scores) / _UNIT)},
@@ -82,7 +82,7 @@ class CohereRerankV1(Body):
         return ScoreRequest(self.query, self.texts(), self.model, spec_for(owner))
 
     def texts(self) -> list[str]:
-        """The text to score of each document: its `rank_fields`, a line each, else its text."""
+        """The text to score of each document: its `rank_fields`, one on each line, or else its text."""
         names = self.rank_fields or ["text"]
         return [
             each if isinstance(each, str) else _text(place, each, names)

@@ -1,4 +1,4 @@
-"""infinity."""
+"""The dialect of infinity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
 
 _NO_MODEL = "default/not-specified"
-"""What its client sends if no model is named."""
+"""The name that infinity's client sends if the caller names no model."""
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:

@@ -1,4 +1,4 @@
-"""Jina."""
+"""The dialect of Jina."""
 
 from __future__ import annotations
 

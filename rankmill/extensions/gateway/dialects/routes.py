@@ -1,7 +1,7 @@
-"""All paths to which texts to score, or to tokenize, are sent, and whose form an error has at any path.
+"""All paths that take texts to score or to tokenize, and the dialect of errors at any path.
 
-A package adds a dialect by an entry point of the group ``rankmill.dialects``: its name is the dialect's, and
-what it names is a tuple with the dialect's bodies.
+A package adds a dialect by an entry point of the group ``rankmill.dialects``. The entry point has the
+dialect's name, and points to a tuple of the dialect's bodies.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_owner(owner: str | None) -> None:
 
 
 def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
-    """All paths to which texts to score, or to tokenize, are sent.
+    """All paths that take texts to score or to tokenize.
 
     A path of two dialects that `SHARED_PATHS` does not have is that of the first; the other has it below its
     prefix.
@@ -92,5 +92,5 @@ def _by_path() -> dict[str, Dialect]:
 
 
 def dialect_at(path: str) -> Dialect:
-    """The dialect of errors at a path, be it there or not: that of the path or of its prefix, else all."""
+    """The dialect of errors at a path, which need not exist: the path's own, its prefix's, or the default."""
     return _by_path().get(path) or dialects().get(path.lstrip("/").partition("/")[0]) or SHARED

@@ -52,7 +52,9 @@ class SharedRerankV1(JinaRerank):
 
 
 def _rerank(body: JsonObject) -> type[Body]:
-    """TEI has ``texts``; infinity's client always sends fields that vLLM does not know."""
+    """Find the dialect of a body: TEI has ``texts``; infinity's client always sends fields that vLLM does not
+    know.
+    """
     if "texts" in body or "documents" not in body:
         return TeiRerank
     return InfinityRerank if {"return_documents", "raw_scores"} & body.keys() else VllmRerank
@@ -123,4 +125,4 @@ SHARED_PATHS["/tokenize"] = ScorePath(
 )  # fmt: skip
 
 INVOKED = (TEI, VLLM)
-"""The dialects that also have ``/invocations`` for themselves."""
+"""The dialects that also have their own ``/invocations``."""

@@ -1,4 +1,4 @@
-"""TEI: text-embeddings-inference."""
+"""The dialect of TEI (text-embeddings-inference)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Direction = Literal["Right", "Left", "right", "left"]
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "float32"}
 
 _MOST = (1 << 31) - 1
-"""The most that TEI's gRPC message holds, and clients."""
+"""The largest number that TEI's gRPC message and clients can hold."""
 
 
 def known_info(
@@ -69,13 +69,13 @@ def known_info(
     Parameters
     ----------
     settings, name
-        Of the gateway; what callers call its model.
+        The gateway's settings, and the name of its model for callers.
     about
-        What a worker has told of the model.
+        The facts that a worker has told about the model.
     scored
-        How its latest scores were made.
+        The facts of how its latest scores were made.
     workers
-        How many workers there are: each has a thread that tokenizes.
+        The number of workers; each has a thread that tokenizes.
     """
     most = min(about.most, _MOST)
     precision = scored.get("precision", settings.precision)
@@ -130,7 +130,7 @@ class TeiRerank(TeiOptions, Body):
 
 
 class TeiPredict(TeiOptions, Body):
-    """``POST /predict``: texts alone, or pairs of texts, which get all labels of the model."""
+    """``POST /predict``: single texts, or pairs of texts, which get all labels of the model."""
 
     dialect = TEI
     paths = ("/predict",)
@@ -174,7 +174,7 @@ class TeiPredict(TeiOptions, Body):
 
 
 class TeiTokenize(Body):
-    """``POST /tokenize``: the tokens of texts, uncut."""
+    """``POST /tokenize``: the tokens of texts, without truncation."""
 
     dialect = TEI
     paths = ("/tokenize",)
@@ -198,7 +198,7 @@ class TeiTokenize(Body):
 
 
 def no_prompt(name: str) -> Refusal:
-    """The refusal of a prompt's name."""
+    """The refusal of a request that names a prompt."""
     return wrong("prompt_name", f"the model has no prompt {name!r:.80}")
 
 
@@ -208,7 +208,7 @@ def simple_tokens(text: str, found: TokensFound) -> list[JsonObject]:
     Raises
     ------
     Refusal
-        The worker that answered has given places outside of the text.
+        The worker that answered gave places outside of the text.
     """
     places = list(accumulate(map(_bytes, text), initial=0))
     if any(max(span) > len(text) for span in found.spans):
@@ -226,7 +226,7 @@ def simple_tokens(text: str, found: TokensFound) -> list[JsonObject]:
 
 
 def _bytes(character: str) -> int:
-    """Bytes of a character in UTF-8."""
+    """The number of bytes of a character in UTF-8."""
     return 1 + sum(ord(character) > last for last in (0x7F, 0x7FF, 0xFFFF))
 
 

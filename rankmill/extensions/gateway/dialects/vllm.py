@@ -1,4 +1,4 @@
-"""vLLM."""
+"""The dialect of vLLM."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _TYPES: dict[Kind, str] = {
 
 
 _PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_tokens_per_doc"}
-"""Names of a spec's fields here."""
+"""vLLM's names for fields of a spec."""
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
@@ -122,7 +122,7 @@ class VllmTextOptions(Options):
 
 
 class VllmOptions(VllmTextOptions):
-    """And those of pairs."""
+    """Fields of bodies with pairs that change scores."""
 
     max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
     max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
@@ -220,7 +220,7 @@ class VllmScore(VllmOptions, _VllmBody):
 
 
 class VllmClassify(VllmTextOptions, _VllmBody):
-    """``POST /classify``: texts alone, or a conversation, which get the probabilities of all labels."""
+    """``POST /classify``: single texts, or a conversation, which get the probabilities of all labels."""
 
     paths = ("/classify",)
     summary = "vLLM: the probabilities of a model's labels, for texts or a conversation"
@@ -246,7 +246,7 @@ class VllmClassify(VllmTextOptions, _VllmBody):
         return alone(texts or [], self.model, spec)
 
     def _check(self) -> None:
-        """Refuse what would change the text that is scored."""
+        """Refuse options that would change the text that is scored."""
         if (self.input is None) == (self.messages is None):
             raise wrong("input", "give either input or messages")
         if self.add_special_tokens is (self.messages is not None):
@@ -278,7 +278,7 @@ class VllmClassify(VllmTextOptions, _VllmBody):
 
 
 def _conversation(messages: list[JsonObject]) -> str:
-    """Messages as workers get them; contents in parts of text are joined, as vLLM does it."""
+    """Messages in the workers' form; contents in several parts of text are joined, as in vLLM."""
     written = json.dumps([{**each, "content": _joined(each.get("content"))} for each in messages])
     if len(written) > MAX_TEXT_CHARS:
         raise wrong("messages", f"{len(written):,} characters are more than the {MAX_TEXT_CHARS:,} of a text")
@@ -330,7 +330,7 @@ class VllmPooling(VllmClassify):
 
 
 class VllmTokenize(_VllmBody):
-    """``POST /tokenize``: the tokens of a text, uncut."""
+    """``POST /tokenize``: the tokens of a text, without truncation."""
 
     paths = ("/tokenize",)
     summary = "vLLM: the tokens of a text"

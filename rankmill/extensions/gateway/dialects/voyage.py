@@ -1,4 +1,4 @@
-"""Voyage."""
+"""The dialect of Voyage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOYAGE = Dialect("voyage", detail_error, {"unscorable": 400, "too_long": 400})
 
 
 class VoyageOptions(Options):
-    """What changes scores."""
+    """Fields that change scores."""
 
     truncation: Annotated[
         bool, Field(description="Whether pairs that are too long are cut, or an error.")

@@ -1,1 +1,1 @@
-"""What every HTTP request passes through, and the paths that belong to no dialect."""
+"""Parts of HTTP that every request passes, and the paths that do not belong to a dialect."""

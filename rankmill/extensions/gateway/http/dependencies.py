@@ -1,4 +1,4 @@
-"""What the paths that are no dialect's depend on: the gateway, the caller, and the body of a request."""
+"""Dependencies of the paths without a dialect: the gateway, the caller, and the body of a request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class _ObservedRoute(APIRoute):
-    """Counts its requests by their path, and lets them wait for a server only briefly."""
+    """Counts requests by their path, and limits how long they wait for a server."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         answer = super().get_route_handler()
@@ -65,7 +65,7 @@ async def _scraper(request: Request, gateway: TheGateway) -> None:
 
 
 Scraper = Annotated[None, Depends(_scraper)]
-"""A caller that reads metrics, which may need no key."""
+"""A caller that reads metrics, for which a key is not always needed."""
 
 
 def _holder_of(right: Right) -> Any:
@@ -78,11 +78,11 @@ def _holder_of(right: Right) -> Any:
 
 Admin = Annotated[ApiKey | None, _holder_of("admin")]
 ModelManager = Annotated[ApiKey | None, _holder_of("manage_models")]
-"""The same, of a caller that may do this."""
+"""The key of a caller that may manage models; ``None`` where requests need none."""
 
 
 def from_json(kind: type[T], absent: bytes = b"") -> Any:
-    """The body of the request, read as one of `kind`; `absent` stands for one that is empty."""
+    """The body of the request, read as a body of `kind`; `absent` replaces an empty body."""
 
     async def read(request: Request, gateway: TheGateway, key: Caller) -> T:
         async with gateway.admission.admitted(key):

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beside what FastAPI finds: refusals, and bodies, which the gateway reads."""
+"""The OpenAPI document: adds what FastAPI cannot find, which are refusals and bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     "5XX": {"description": "No server or no worker can do it at the moment.",
             "content": {"application/json": {}}},
 }  # fmt: skip
-"""What the document says of every path."""
+"""The parts of the document that all paths share."""
 
 
 _KEYS = {
@@ -26,7 +26,7 @@ _OPEN = ("/health", "/ping", "/ready", "/version")
 
 
 def with_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """The document, which says that a key comes in one of two headers, where one is needed."""
+    """The document, with the two headers that can carry a key, where a key is needed."""
     document.setdefault("components", {})["securitySchemes"] = _KEYS
     document["security"] = [{name: []} for name in _KEYS]
     for path in _OPEN:

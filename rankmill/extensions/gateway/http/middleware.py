@@ -1,4 +1,4 @@
-"""What every HTTP request passes before its path: it is observed, and may only use names of this host."""
+"""Middleware of every HTTP request: observes it, and refuses host names that are not this host's."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.jobs.runtime.http import host_check
 
 _GONE = 499
-"""The status that nginx gives a request whose client has gone before there was an answer."""
+"""The status that nginx logs for a request whose client has gone before the answer."""
 
 _BEFORE_PATH = re.compile(r"^https?://[^/]*")
-"""What the target of a request to a proxy has before the path; every server must take that."""
+"""The part before the path in the target of a request to a proxy; every server must accept it."""
 
 logger = logging.getLogger(__name__)
 
 
 class Observed:
-    """Middleware around everything else: a request's id comes back in a header, and no traceback goes out.
+    """Outermost middleware: returns a request's id in a header, and lets no traceback out.
 
     Parameters
     ----------
     app
-        What answers.
+        The application that answers.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -97,7 +97,7 @@ class KnownHosts:
     Parameters
     ----------
     app, names
-        What answers the others; names of this host.
+        The application that answers other requests, and the names of this host.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:

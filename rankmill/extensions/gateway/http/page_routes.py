@@ -1,4 +1,4 @@
-"""The page at ``/``, a form to try the gateway, and ``/docs``; both need no files from elsewhere."""
+"""The page at ``/``, a form to try the gateway, and ``/docs``; neither needs files from other servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The browser loads only files of this server, and no other page may frame these."""
+"""Headers that let the browser load only files of this server, and let no other page frame these pages."""
 
 _SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
 

@@ -1,4 +1,4 @@
-"""The gateway's own paths: models, health, metrics, and the workers' loaded models."""
+"""The gateway's own paths: models, health, metrics, and the models that workers have loaded."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from rankmill.jobs.runtime.connection import unreachable
 from rankmill.jobs.system import system
 
 _WAIT_SECONDS = 60.0
-"""Longest wait for workers to carry out an order; it stays then, and the answer says so."""
+"""Longest wait for workers to carry out an order; after it, the order stays, and the answer says so."""
 
 logger = logging.getLogger(__name__)
 router = new_router("gateway")
 service_router = new_router("gateway")
-"""The paths that other servers have as well; they are also below the prefix of each dialect."""
+"""Paths that other servers also have; they are also below the prefix of each dialect."""
 
 
 @service_router.get("/health", summary="Whether the gateway is alive")
 @service_router.get("/ping", summary="Whether the gateway is alive")
 async def health() -> Response:
-    """An answer, with the time as infinity has it."""
+    """An answer, with its time in infinity's form."""
     return JSONResponse({"status": "ok", "unix": system.now()})
 
 
 @router.get("/ready", summary="Whether a worker has the gateway's model")
 def ready(gateway: TheGateway) -> Response:
-    """Why none has, if none has."""
+    """The reason why no worker has the model; ``None`` if one has it."""
     reason = gateway.load.unready
     if away := unreachable(gateway.plain_redis):
         logger.warning("not ready: %s", away)
@@ -140,7 +140,7 @@ def usage(
     key: Caller,
     days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="So many days, today included.")] = 30,
 ) -> dict[str, Any]:
-    """What keys of this name have used, or those who need no key here; an admin sees everybody."""
+    """The usage of the keys with this name, or of callers without a key; an admin sees all usage."""
     if key and key.admin:
         return {"object": "list", **listed(read_accounts(gateway.plain_redis, days))}
     accounts = read_accounts(gateway.plain_redis, days, key.name if key else gateway.settings.tenant)
@@ -148,7 +148,7 @@ def usage(
 
 
 class ModelOrder(BaseModel):
-    """Which model workers are to load, or to unload; ``None``: all that they have loaded."""
+    """The model that workers load or unload; with ``None``, all loaded models."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -179,7 +179,7 @@ def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
 
 @router.post("/v1/cache/warm", summary="Have all workers load a model (admin)", openapi_extra=_ORDER)
 def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
-    """Have all workers of the queue load a model; says what became of it in each."""
+    """Have all workers of the queue load a model; returns the outcome in each."""
     if order.model is None:
         raise wrong("model", "name the model to load")
     model = gateway.served.resolve(order.model).model

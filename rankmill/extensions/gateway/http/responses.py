@@ -1,4 +1,4 @@
-"""Answers: refusals in the form of a dialect, events as they come, and files piece by piece."""
+"""Sends answers: refusals in the form of a dialect, events as they come, and files in pieces."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankmill.extensions.gateway.dialects.base import Dialect
 from rankmill.extensions.gateway.refusals import Refusal
 
 _QUIET_SECONDS = 15.0
-"""After so long without an event a comment is sent, so that proxies keep the connection."""
+"""Seconds without an event after which a comment is sent, so that proxies keep the connection."""
 
 _UNREAD = frozenset({"too_large", "no_key", "media_type", "overloaded", "gone", "slow"})
-"""Refusals before the body has been read: the connection cannot be used again."""
+"""Refusals before the body has been read, after which the connection cannot be used again."""
 
 
 def refused(dialect: Dialect, refusal: Refusal) -> Response:
@@ -41,7 +41,7 @@ def event(name: str, data: object) -> bytes:
 
 
 class Stream(StreamingResponse):
-    """An answer that is sent piece by piece; `ends` is closed at its end, whatever ends it."""
+    """An answer that is sent in pieces; `ends` is closed at its end, even after an error."""
 
     def __init__(
         self, pieces: AsyncIterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
@@ -55,13 +55,13 @@ class Stream(StreamingResponse):
 
 
 def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
-    """Server-sent events, as they come."""
+    """Server-sent events, sent as they come."""
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(_with_comments(events), ends, headers, "text/event-stream")
 
 
 async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """The events, which a task of their own makes, and a comment whenever none comes for long."""
+    """The events, which a separate task makes, and a comment whenever none comes for long."""
     send, receive = anyio.create_memory_object_stream[bytes](1)
 
     async def produce() -> None:
@@ -90,7 +90,7 @@ async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
 def download(
     pieces: Iterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
 ) -> Stream:
-    """A file. `ends` is closed before its last piece, as a client that has it may begin its next request."""
+    """A file in pieces; `ends` is closed before the last one, as the next request may follow it."""
 
     async def until_ended() -> AsyncIterator[bytes]:
         last = b""

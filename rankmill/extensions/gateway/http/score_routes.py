@@ -1,4 +1,4 @@
-"""The paths of the dialects: a body in, scores out."""
+"""The paths of the dialects, which take bodies and answer with scores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rankmill.extensions.gateway.score_request import RequestScores
 from rankmill.extensions.gateway.scoring import RowScores, SubmittedRequest
 
 _PLAIN = " ()=,:/+;"
-"""Characters of a header's value that stay as they are, with letters and digits."""
+"""Characters of a header's value that stay as they are, besides letters and digits."""
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _wants_events(request: Request) -> bool:
-    """Whether the client takes events and nothing else: some name them beside JSON in every request."""
+    """Whether the client accepts only events; some clients name events beside JSON in every request."""
     accepted = request.headers.get("accept", "").lower().split(",")
     return {each.partition(";")[0].strip() for each in accepted} == {"text/event-stream"}
 
@@ -86,7 +86,7 @@ def _wants_events(request: Request) -> bool:
 async def _events(
     gateway: Gateway, note: Observation, run: SubmittedRequest, body: Body, ends: AsyncExitStack
 ) -> AsyncGenerator[bytes]:
-    """Events ``scores`` (from place ``first`` on, with the errors of others), ``result`` and ``error``."""
+    """Events: ``scores`` (from place ``first`` on, with the errors of rows), ``result`` and ``error``."""
     values: list[object] = []
     try:
         async with ends:
@@ -112,7 +112,7 @@ def _shown(chunk: RowScores) -> JsonObject:
 
 
 def _timing(scores: RequestScores) -> dict[str, str]:
-    """Where the time went, as browsers and TEI's clients read it (ms)."""
+    """The times of a request's steps, as browsers and TEI's clients read them (ms)."""
     took = {stage: 1000 * seconds for stage, seconds in scores.stages().items()}
     found = {
         "server-timing": ", ".join(f"{stage};dur={each:.1f}" for stage, each in took.items()),
@@ -130,7 +130,7 @@ def _contract(scores: RequestScores) -> dict[str, str]:
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Do `work`, which is cancelled if the client closes the connection meanwhile."""
+    """Do `work`, and cancel it if the client closes the connection meanwhile."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:

@@ -1,1 +1,1 @@
-"""Who may use the gateway, and how much: API keys, their limits, and the place where requests are let in."""
+"""API keys of the gateway, their limits, and the admission of requests."""

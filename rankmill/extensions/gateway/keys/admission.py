@@ -1,4 +1,4 @@
-"""The one place where requests are let in: by HTTP, by gRPC and in batches."""
+"""Admits requests, whether they come by HTTP, by gRPC or in batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankmill.producer.client.aio import bridge
 KeysNeeded = Literal["always", "if there are any", "never"]
 
 MOST_WAIT = 5.0
-"""Longest wait (s) of a request for a server that cannot serve, before it is told so."""
+"""Longest wait (s) of a request for a server that cannot serve, before the caller is told."""
 
 FOR_ADMINS = "this needs a key for admins"
 
@@ -34,20 +34,20 @@ logger = logging.getLogger(__name__)
 
 
 class Admission:
-    """Lets requests in. It belongs to one event loop; `close` it.
+    """Admits requests; it belongs to one event loop, and must be closed (`close`).
 
-    Every method may raise `RedisUnavailable`: the server does not answer within a few seconds.
+    Every method raises `RedisUnavailable` if the server does not answer within a few seconds.
 
     Parameters
     ----------
     client
         A client whose commands wait in the event loop (`LoopRedis`).
     lease_seconds
-        Seconds after which the requests of a gateway that dies count no longer.
+        Seconds after which the requests of a dead gateway no longer count.
     needed
-        Whether a request must have a key. A key that is known counts in any case.
+        Whether a request must have a key. A known key counts in any case.
     fixed
-        The text of a key that is on no server (the setting ``gateway_api_key``).
+        The text of a key that is not on the server (the setting ``gateway_api_key``).
     """
 
     def __init__(
@@ -64,23 +64,23 @@ class Admission:
         self._looked = -math.inf
 
     async def identify(self, text: str | None) -> ApiKey | None:
-        """The API key with this text; ``None`` if requests need none.
+        """The API key with this text; ``None`` if requests do not need one.
 
         Raises
         ------
         Refusal
-            It is unknown, or not given, and requests need one.
+            The key is unknown or missing, and requests need one.
         """
         return await bridge.run(self._identify, text)
 
     @asynccontextmanager
     async def admitted(self, key: ApiKey | None) -> AsyncIterator[None]:
-        """Let a request in, before its body is read; it is in progress within the block.
+        """Admit a request before its body is read; it counts as in progress within the block.
 
         Raises
         ------
         Refusal
-            The key has as many requests in progress as it may have.
+            The key already has its most requests in progress.
         """
         if key is None or key.requests_at_once is None:
             yield
@@ -92,12 +92,12 @@ class Admission:
             await asyncio.shield(bridge.run(self._end, request))
 
     async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
-        """Count pairs that are to be scored by a model, given by its names.
+        """Count pairs for a model, which is given by its names.
 
         Raises
         ------
         Refusal
-            The key may not use the model, or not score so many pairs now.
+            The key may not use the model, or may not score this number of pairs now.
         """
         check_model(key, model)
         if key and key.pairs_per_minute:
@@ -106,13 +106,13 @@ class Admission:
     async def identify_scraper(self, text: str | None) -> ApiKey | None:
         """The key of a caller that reads metrics, which name the holders of all keys.
 
-        Who was let in at the last look at the keys is let in without a question to the server, as metrics
-        matter most when it does not answer.
+        A key that was valid at the last look is accepted without asking the server, because metrics matter
+        most when the server does not answer.
 
         Raises
         ------
         Refusal
-            There are keys, and this is not an admin's.
+            There are keys, but this is not an admin's key.
         """
         if not self._may_scrape(text) and system.monotonic() - self._looked > _LOOK_AGAIN_SECONDS:
             await self.look()
@@ -131,13 +131,13 @@ class Admission:
         return key is not None or not needs_fixed
 
     def _find(self, text: str | None) -> ApiKey | None:
-        """The key with this text, as of the last look."""
+        """The key with this text at the last look."""
         if text and self._fixed and is_same(text, self._fixed):
             return fixed_key(self._fixed)
         return next((key for key in self._known or () if text and is_of(key, text)), None)
 
     async def look(self) -> None:
-        """See which keys there are."""
+        """Read the present keys."""
         self._looked = system.monotonic()
         self._known = await bridge.run(self._all)
 
@@ -146,7 +146,7 @@ class Admission:
             return self._keys.all()
 
     async def watch(self) -> None:
-        """Look at the keys from time to time, for ever."""
+        """Read the keys from time to time, for ever."""
         while True:
             try:
                 await self.look()
@@ -155,7 +155,7 @@ class Admission:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def close(self) -> None:
-        """Renew no leases any more."""
+        """Stop renewing leases."""
         if self._renewing:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
@@ -216,7 +216,7 @@ def check_model(key: ApiKey | None, names: tuple[str, ...]) -> None:
 def key_text(headers: Mapping[str, str]) -> str | None:
     """The API key in a request's headers, whose names are in lower case.
 
-    ``Bearer`` may be missing: some clients send the key alone.
+    ``Bearer`` may be missing, because some clients send only the key.
     """
     given = headers.get("x-api-key") or headers.get("authorization", "")
     scheme, _, rest = given.strip().partition(" ")

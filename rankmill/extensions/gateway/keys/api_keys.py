@@ -1,7 +1,7 @@
-"""API keys in Redis: who may use the gateway, for which models, and how much.
+"""API keys in Redis, which say who may use the gateway, with which models, and how much.
 
-A key's text is shown once, when it is made. Redis has its SHA-256: the text has 192 random bits, so nobody
-finds it by trying.
+A key's text is shown once, when it is made. Redis has only its SHA-256; the text has 192 random bits, so that
+it cannot be found by trying.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ Limit = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 class ApiKey(WireModel):
-    """What a key allows. Keys of one name share their limits and their files, so that one replaces another.
+    """An API key and its rights; keys of one name share limits and files, so that one can replace another.
 
     Attributes
     ----------
     digest
         SHA-256 of its text, in hexadecimal digits.
     models
-        Models that it may use; a name includes all its versions and aliases in the registry. ``None``: all.
+        Models that the key may use; a name includes all its versions and aliases in the registry. ``None``
+        means all.
     pairs_per_minute, requests_at_once
-        ``None``: no limit.
+        Limits; ``None`` means no limit.
     priority
-        Priority of its requests; ``None``: requests of up to 256 pairs come before bulk work.
+        Priority of the key's requests; with ``None``, requests of up to 256 pairs come before bulk work.
     admin
-        Whether it may load and unload models, and see everybody's batches.
+        Whether the key may load and unload models, and see the batches of all keys.
     manage_models
-        Whether it may change the registry: push models, set aliases, remove.
+        Whether the key may change the registry: push models, set aliases, and remove.
     weight
-        Keys of one name are a tenant: how many times what others get he gets, while several wait.
+        Share of the workers that the tenant (all keys of this name) gets while several tenants wait, as a
+        multiple of another tenant's share.
     """
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$")
@@ -67,7 +69,7 @@ class ApiKey(WireModel):
     weight: Weight = 1.0
 
     def may_use(self, *names: str) -> bool:
-        """Whether it may use a model, by one of its names: ``NAME``, ``NAME@VERSION`` or ``NAME@ALIAS``."""
+        """Whether the key may use a model by any of its names ``NAME``, ``NAME@VERSION``, ``NAME@ALIAS``."""
         known = {*names, *(name.partition("@")[0] for name in names)}
         return self.models is None or not known.isdisjoint(self.models)
 
@@ -104,12 +106,12 @@ class KeyStore:
         return text, key
 
     def find(self, text: str) -> ApiKey | None:
-        """The key with this text; ``None`` if there is none, or not any more.
+        """The key with this text; ``None`` if it does not exist or has expired.
 
         Raises
         ------
         WireError
-            Its record is damaged, or has another format.
+            The key's record is damaged, or has another format.
         """
         key_id = _id_in(text)
         key = self._load(key_id) if key_id else None
@@ -129,12 +131,12 @@ class KeyStore:
         return sorted(found, key=lambda key: (key.name, key.created))
 
     def revoke(self, wanted: Iterable[str]) -> list[str]:
-        """Delete keys by id, or all keys of a name; what they began goes on. Returns their ids.
+        """Delete keys by id, or all keys of a name; returns their ids. Requests that they began go on.
 
         Raises
         ------
         InputError
-            There is no such key; nothing was deleted.
+            A key does not exist; nothing was deleted.
         """
         every = self.all()
         chosen: dict[str, None] = {}
@@ -152,7 +154,7 @@ class KeyStore:
         return list(chosen)
 
     def any(self) -> bool:
-        """Whether there is a key."""
+        """Whether any key exists."""
         return bool(self.redis.zcount(keys.api_keys(), system.now(), "+inf"))
 
     def _load(self, key_id: str) -> ApiKey | None:
@@ -170,12 +172,12 @@ def fixed_key(text: str) -> ApiKey:
 
 
 def is_same(given: str, text: str) -> bool:
-    """Whether two texts are equal, in a time that says nothing of where they differ."""
+    """Whether two texts are equal; the time that this takes does not tell where they differ."""
     return hmac.compare_digest(given.encode(), text.encode())
 
 
 def is_of(key: ApiKey, text: str) -> bool:
-    """Whether a key has this text and has not expired, in a time that says nothing of where they differ."""
+    """Whether a key has this text and has not expired; the time does not tell where the texts differ."""
     is_text = key.id == _id_in(text) and hmac.compare_digest(key.digest, _digest(text))
     return is_text and key.expires > system.now()
 

@@ -19,7 +19,7 @@ _TAKE = Script("extensions/gateway/keys/lua/take_pairs.lua")
 
 @dataclass(frozen=True)
 class CountedRequest:
-    """A request in progress, which counts among those of its key's name."""
+    """A request in progress, which counts for its key's name."""
 
     name: str
     id: str
@@ -28,9 +28,9 @@ class CountedRequest:
 class Limits:
     """Counts pairs and requests by the name of their key.
 
-    Pairs come from a token bucket: a full one has a minute's pairs, which may be taken at once, and it fills
-    as time goes by. A request holds a lease. The leases of a gateway that dies expire, so its requests count
-    no longer.
+    Pairs are taken from a token bucket. A full bucket has a minute's pairs, which may all be taken at once,
+    and it fills with time. A request holds a lease. The leases of a dead gateway expire, so that its requests
+    no longer count.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Limits:
         return request
 
     def end(self, request: CountedRequest | None) -> None:
-        """Count a request no longer."""
+        """Stop counting a request."""
         if request:
             self._counted.discard(request)
             self._leases(request.name).release(request.id)
@@ -84,12 +84,12 @@ class Limits:
         return Leases(self._client, keys.api_key_requests(name), self._lease_seconds)
 
     def take_pairs(self, key: ApiKey, pairs: int) -> None:
-        """Take pairs that are to be scored from the bucket of the key's name.
+        """Take pairs for scoring from the bucket of the key's name.
 
         Raises
         ------
         Refusal
-            ``busy``: the bucket has fewer now. ``too_large``: it never has so many.
+            The bucket has too few pairs now (``busy``), or even a full bucket has too few (``too_large``).
         """
         most = key.pairs_per_minute
         if most is None or not pairs:
