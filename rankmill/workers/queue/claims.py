@@ -76,6 +76,12 @@ class ModelQueue:
         """Whether enough claims for a group wait for the model of `spec`."""
         return sum(model == weights_key(spec) for model, _ in self._waiting) >= GROUP
 
+    def empty(self) -> list[ChunkClaim]:
+        """Take all claims out, in the order in which they came."""
+        claims = [claim for _, claim in self._waiting]
+        self._waiting = []
+        return claims
+
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
         """Take the claims of the model that has waited longest, if they are many or old, or no more jobs
         come.
@@ -221,6 +227,15 @@ class Claims:
         """Bulk claims of `queue` without any scores yet, in the order of their turns."""
         by_work = {claim.work: claim for claim in list(self.unanswered.values()) if claim.queue == queue}
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
+
+    def hand_back_unstarted(self) -> None:
+        """Put the bulk jobs back of which no row is scored yet, in order. Requests are scored soon."""
+        by_work = {claim.work: claim for claim in list(self.unanswered.values())}
+        for claim in reversed(self._put_aside.empty()):
+            self.hand_back(claim.job.id)
+        for work in reversed(self._pipeline.unstarted()):
+            if work in by_work and self._pipeline.withdraw(work):
+                self.hand_back(by_work[work].job.id)
 
     def hand_back_all(self) -> None:
         """Put all claimed jobs back at the front of their queues, in order."""

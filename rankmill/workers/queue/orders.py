@@ -153,6 +153,7 @@ class Orders:
             self.drained = True
             with self._lock:
                 self._drains.append(order.id)
+            self._claims.hand_back_unstarted()
         elif order.what == "resume":
             self._resume(order)
         elif order.model is None:

@@ -59,37 +59,34 @@ def answers(server: Server, name: str) -> list[str]:
     return [answer.text for answer in report(server, name).answers]
 
 
-def test_a_drained_worker_finishes_its_chunks_and_takes_no_more_until_it_is_resumed(
+def test_a_drained_worker_finishes_what_is_begun_and_takes_no_more_until_it_is_resumed(
     server: Server, workers: StartWorker, model: Path, environ: dict[str, str], tmp_path: Path, told: Told
 ) -> None:
     held = "tests.harness.misbehaving.MisbehavingWorker"
-    process = workers(name="box.cpu.1", worker_class=held, environ=environ)
+    process = workers(name="box.cpu.1", worker_class=held, environ={**environ, "RANKMILL_MAX_BATCH": "10"})
     client = Client(server.url, model=str(model), chunk_size=10)
-    run = client.submit([("big cat", "hold")] * 40)
-    wait_for(lambda: report(server, "box.cpu.1").claimed_jobs == 2)
-    server.client.set(keys.queues(), "no sorted set")  # neither of these costs the worker its orders
-    server.client.set(keys.orders("box.cpu.1"), "not a list")
-    wait_for(lambda: not server.client.exists(keys.orders("box.cpu.1")))
+    run = client.submit([("big cat", "hold")] * 40, priority="bulk")
+    wait_for(lambda: report(server, "box.cpu.1").claimed_jobs >= 2)
     server.client.rpush(keys.orders("box.cpu.1"), "not an order")
     give_order(server.client, "box.cpu.1", "resume", started=1)  # an order to a process that is gone
     assert 0 < server.client.ttl(keys.orders("box.cpu.1")) <= 3600
     asked = told("drain", "box.cpu.1", "--wait", "0")
     assert (asked.code, asked.out) == (0, "")
     assert "no other worker takes the chunks of queue 'rankmill'" in asked.err
-    wait_for(lambda: answers(server, "box.cpu.1") == ["still draining: 2 chunks"])
-    assert "draining (2 left)" in told().out
+    wait_for(lambda: answers(server, "box.cpu.1") == ["still draining: 1 chunk"])
+    assert "draining (1 left)" in told().out
     (tmp_path / "go").touch()
     drained = told("drain", "box", "--json")
     assert (drained.code, json.loads(drained.out)) == (
         0, [{"worker": "box.cpu.1", "order": "drain", "state": "done", "text": "drained"}]
     )  # fmt: skip
-    assert (len(waiting_jobs(server.client)), server.client.zcard("rq:wip:rankmill")) == (2, 0)
+    assert (len(waiting_jobs(server.client)), server.client.zcard("rq:wip:rankmill")) == (3, 0)
     wait_for(lambda: not server.client.exists(keys.orders("box.cpu.1")))
     assert process.poll() is None
     cluster = read_cluster(server.client)
     assert [(worker.name, worker.state) for worker in cluster.workers] == [("box.cpu.1", "drained")]
     assert (cluster.queues[0].workers, cluster.queues[0].drained) == (0, 1)
-    assert "all workers are drained, 2 chunks wait" in rankmill("status", "--redis", server.url).out
+    assert "all workers are drained, 3 chunks wait" in rankmill("status", "--redis", server.url).out
     assert "\nrankmill_drained 1.0\n" in get(report(server, "box.cpu.1").metrics_url or "")[1]
     resumed = told("resume", "box.cpu.1")
     assert (resumed.code, resumed.out) == (0, "box.cpu.1: takes chunks again\n")
