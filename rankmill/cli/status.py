@@ -21,7 +21,7 @@ from rankmill.jobs.runtime.durability import read_durability
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.driver import collect_detached
 
-_STATUS_RUNS = 10
+_STATUS_RUNS = 5
 
 
 @options.command("status")
@@ -47,7 +47,7 @@ def status(run_id: str | None, settings: Settings, **how: bool) -> None:
         return
     known = {"durability": read_durability(client)}
     view = View(
-        lambda cluster: tables.overview(cluster.model_copy(update=known), _STATUS_RUNS),
+        lambda cluster: tables.Overview(cluster.model_copy(update=known), _STATUS_RUNS),
         lambda cluster: json_of(with_verdict(cluster.model_copy(update=known))),
     )
     view.show(client, **how)

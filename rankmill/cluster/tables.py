@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +24,12 @@ Row = TypeVar("Row")
 ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
+_FRAME = 4
+"""Lines of a terminal beside those of the overview's parts: the workers' head, a gap, a count, the prompt."""
+
+_FEWEST = 3
+"""Workers that are shown however low the terminal is."""
+
 _STYLES = {
     "busy": "green",
     "idle": "",
@@ -31,30 +40,71 @@ _STYLES = {
 }
 
 
-def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
-    """The verdict, queues, workers and the first runs."""
-    told = verdict(cluster)
-    parts: list[RenderableType] = [
-        *(Text(f"{plain(each.text)}: {plain(each.remedy)}.", style="bold red") for each in told.faults),
-        *([] if told.faults else [Text(f"{told.sentence}.", style="bold green")]),
-        Text(""),
-        queues_table(cluster.queues),
-        workers_table(cluster.workers),
-        runs_table(cluster.runs[:most_runs], cluster.at),
-    ]
-    more = cluster.runs_total - len(cluster.runs[:most_runs])
-    if more > 0:
-        parts.append(Text(f"{more:,} more runs: rankmill runs"))
-    parts += [Text(plain(line)) for seen in cluster.extensions.values() for line in seen.lines()]
-    if cluster.durability:
-        parts.append(Text(_kept(cluster.durability)))
-        parts += [Text(f"{plain(risk.text)}.", style="yellow") for risk in cluster.durability.risks]
-    if cluster.damaged:
-        parts += [
-            Text("\nThese keys in Redis are damaged:", style="bold red"),
-            damaged_table(cluster.damaged),
+@dataclass(frozen=True)
+class Overview:
+    """Verdict, first runs, queues and workers: in a terminal as many workers as fit, trouble first."""
+
+    cluster: Snapshot
+    most_runs: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        above, below = Group(*self._above()), Group(*self._below())
+        yield above
+        most = None
+        if console.is_terminal:
+            lines = len(console.render_lines(above, options)) + len(console.render_lines(below, options))
+            most = max(console.height - lines - _FRAME, _FEWEST)
+        yield _first_workers(self.cluster.workers, most)
+        yield below
+
+    def _above(self) -> list[RenderableType]:
+        told, cluster = verdict(self.cluster), self.cluster
+        runs = cluster.runs[: self.most_runs]
+        parts: list[RenderableType] = [
+            *(Text(f"{plain(each.text)}: {plain(each.remedy)}.", style="bold red") for each in told.faults),
+            *([] if told.faults else [Text(f"{told.sentence}.", style="bold green")]),
+            Text(""),
+            runs_table(runs, cluster.at),
         ]
-    return Group(*parts)
+        if cluster.runs_total > len(runs):
+            parts.append(Text(f"{cluster.runs_total - len(runs):,} more runs: rankmill runs\n"))
+        return [*parts, queues_table(cluster.queues)]
+
+    def _below(self) -> list[RenderableType]:
+        cluster = self.cluster
+        parts: list[RenderableType] = [
+            Text(plain(line)) for seen in cluster.extensions.values() for line in seen.lines()
+        ]
+        if cluster.durability:
+            parts.append(Text(_kept(cluster.durability)))
+            parts += [Text(f"{plain(risk.text)}.", style="yellow") for risk in cluster.durability.risks]
+        if cluster.damaged:
+            parts += [
+                Text("\nThese keys in Redis are damaged:", style="bold red"),
+                damaged_table(cluster.damaged),
+            ]
+        return parts
+
+
+def _first_workers(workers: Sequence[WorkerState], most: int | None) -> RenderableType:
+    """The first `most` workers, and how many more there are of each state."""
+    ordered = sorted(workers, key=lambda worker: (_calm(worker), _natural(worker.name)))
+    if most is None or len(ordered) <= most + 1:  # the last one takes no more room than what would count it
+        return workers_table(ordered)
+    states = Counter(worker.state for worker in ordered[most:])
+    more = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+    return Group(workers_table(ordered[:most], gap=False), Text(f"and {more}: rankmill workers\n"))
+
+
+def _calm(worker: WorkerState) -> int:
+    """0 for a worker that somebody should look at, the first in a list."""
+    refuses = bool(worker.report and worker.report.refusals)
+    return 0 if worker.state not in {"busy", "idle"} or worker.is_slow or refuses else 1
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key for sorting names as people do: 2 comes before 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name) if part]
 
 
 def queues_table(queues: Iterable[QueueState]) -> RenderableType:
@@ -69,8 +119,8 @@ def queues_table(queues: Iterable[QueueState]) -> RenderableType:
     }, left="queue"))  # fmt: skip
 
 
-def workers_table(workers: Iterable[WorkerState]) -> RenderableType:
-    """One line for each worker."""
+def workers_table(workers: Iterable[WorkerState], *, gap: bool = True) -> RenderableType:
+    """One line for each worker, and a `gap` behind them."""
     return _or_word("No workers.", table(workers, {
         "worker": lambda worker: plain(worker.name),
         "queues": lambda worker: plain(", ".join(worker.queues)),
@@ -80,7 +130,7 @@ def workers_table(workers: Iterable[WorkerState]) -> RenderableType:
         "row errors": _of_report(lambda report: f"{report.row_errors:,}"),
         "padding": _of_report(_padding),
         "beat": lambda worker: f"{duration(worker.beat_seconds)} ago",
-    }, left="worker queues state device"))  # fmt: skip
+    }, left="worker queues state device"), gap=gap)  # fmt: skip
 
 
 def live_table(workers: Iterable[WorkerState]) -> RenderableType:
@@ -241,5 +291,5 @@ def table(
     return made
 
 
-def _or_word(word: str, table: Table) -> RenderableType:
-    return Group(table if table.row_count else Text(word), Text(""))
+def _or_word(word: str, table: Table, *, gap: bool = True) -> RenderableType:
+    return Group(table if table.row_count else Text(word), *([Text("")] if gap else []))

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from rankmill import Client, ScoringRun
 from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
-from rankmill.cluster.tables import overview
+from rankmill.cluster.tables import Overview
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled
 from rankmill.jobs.contract.job import Payload
@@ -210,7 +210,7 @@ def test_refusals_of_workers_are_shown_whatever_is_in_them() -> None:
     )
     announce_worker(client, "w", report, 60)
     console = Console(width=1000, record=True, file=io.StringIO())
-    console.print(overview(read_cluster(client), 10))
+    console.print(Overview(read_cluster(client), 10))
     found = console.export_text()
     assert "Worker w leaves chunks to other workers: no\N{REPLACEMENT CHARACTER}[31m model" in found
     assert "(and 2 more)" in found
@@ -230,3 +230,30 @@ def test_a_run_shows_how_many_of_its_chunks_wait() -> None:
     store.queue(run.queue).take(["bulk"])
     seen = read_cluster(store.redis)
     assert ([each.waiting for each in seen.runs], [each.waiting for each in seen.queues]) == ([2], [2])
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_forty_workers_fit_into_a_terminal_of_24_lines_those_in_trouble_first(width: int) -> None:
+    client = fakeredis.FakeRedis()
+    store = RunStore(client)
+    for _ in range(7):
+        store.enqueue(stored_run(store), {0: Payload(b"pairs", 1)})
+    for number in range(1, 41):
+        name = f"box.cpu.{number}"
+        client.sadd("rq:workers", f"rq:worker:{name}")
+        born = {"birth": "2026-01-01T00:00:00.000000Z", "queues": "q", "state": "busy"}
+        client.hset(f"rq:worker:{name}", mapping=born)  # type: ignore[arg-type]
+        refusals = ("no such model",) if number == 33 else ()
+        report = WorkerReport(device="cpu", started=0, beat=time.time(), refusals=refusals)
+        announce_worker(client, name, report, 60)
+    console = Console(width=width, height=24, force_terminal=True, record=True, file=io.StringIO())
+    console.print(Overview(read_cluster(client), 5))
+    lines = console.export_text().splitlines()
+    assert len(lines) < 24
+    assert "box.cpu.33 leaves chunks" in lines[0]
+    shown = [line.split()[0] for line in lines if line.startswith("box.cpu.")]
+    assert shown[:3] == ["box.cpu.33", "box.cpu.1", "box.cpu.2"]
+    assert f"and {40 - len(shown)} busy: rankmill workers" in lines
+    everything = Console(width=200, record=True, file=io.StringIO())
+    everything.print(Overview(read_cluster(client), 5))
+    assert everything.export_text().count("\nbox.cpu.") == 40
