@@ -49,7 +49,8 @@ _CANCEL_SECONDS = 60
 
 _OF_PAIRS = (
     "query_column", "passage_column", "text_column", "messages_column", "score_column", "rank_column",
-    "query_id_column", "passage_id_column", "list_columns", "top_k", "limit", "output_format",
+    "query_id_column", "passage_id_column", "list_columns", "columns", "delimiter", "top_k", "limit",
+    "output_format",
 )  # fmt: skip
 
 _fields: dict[str, Any] = {name: (FileRequest.model_fields[name].annotation, FileRequest.model_fields[name])

@@ -318,6 +318,15 @@ def test_pairs_with_fields_of_requests_are_pairs(gateway: Running) -> None:
     assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 1)
 
 
+def test_pairs_without_a_header_are_scored_by_the_names_that_are_given(gateway: Running) -> None:
+    rows = f"7;{QUERY};a moon\n8;{QUERY};a river\n".encode()
+    pairs = {"columns": ["qid", "query", "passage"], "delimiter": "semicolon"}
+    batch = ended(gateway, submitted(gateway, "top1000.csv", rows, pairs=pairs)["id"])
+    header, *scored = gateway.get(f"/v1/files/{batch['output_file_id']}/content").body.decode().splitlines()
+    assert header.split(",")[:3] == ["qid", "query", "passage"]
+    assert [line.split(",")[0] for line in scored] == ["7", "8"]
+
+
 def test_files_are_kept_for_as_long_as_was_asked(client: OpenAI, gateway: Running) -> None:
     after: Any = {"anchor": "created_at", "seconds": 3600}
     content = ("in.jsonl", lines(request(1)))
