@@ -15,6 +15,9 @@ from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
 
+_STEPS = {"proving": "proving the model's scores (once on each host)", "loading": "loading the model"}
+"""What a worker does before its first scores, in words; the first that one of them does is shown."""
+
 _LOOK_SECONDS = 1.0
 
 _REMIND_SECONDS = 30.0
@@ -85,7 +88,7 @@ class WorkerWatch:
             self._doing_until = system.monotonic() + _LOOK_SECONDS
             with suppress(RedisUnavailable), waiting(most=0):
                 found = worker_doings(self._client, self._names)
-                steps = [f"{step} the model" for step in ("proving", "loading") if step in found]
+                steps = [words for step, words in _STEPS.items() if step in found]
                 self._doing = steps[0] if steps else "waiting for the first scores"
         return self._doing
 
