@@ -85,7 +85,7 @@ class LocalFolder(FilesFolder):
         """See `FilesFolder.make`."""
         try:
             (self.path / name).mkdir(exist_ok=True)
-            sync(self.path)  # otherwise its files may be lost with the power
+            sync(self.path)  # else all in it is lost with the power
         except OSError as error:
             raise OutputError(f"the file cannot be kept: {error.strerror}") from None
 
