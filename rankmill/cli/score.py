@@ -109,7 +109,7 @@ def score_file(
     target = in_temporary_folder(request) if pipes else nullcontext(request)
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(request.models))
     with target as named, embedded as cluster:
-        # Imported late, so that the server and the workers, which were just started, start meanwhile.
+        # Imported only now, while the server and the workers are starting.
         from rankmill.score.progress import progress_view
         from rankmill.score.score_file import score_file as run_score_file
 

@@ -184,9 +184,7 @@ def _bits(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 
 def _sampled(found: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
-    """Numbers of rows with a score, chosen at random, with their texts and scores; and the number of all
-    rows.
-    """
+    """A random sample of scored rows: their numbers, a table of texts and scores, and the total of rows."""
     *_, score = found.columns
     scored = scored_rows(found.path, found.columns, "--verify")
     chance = np.random.default_rng(int(system.unique_id(), 16))

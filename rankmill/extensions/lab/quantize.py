@@ -31,7 +31,7 @@ from rankmill.producer.local.offline import ask
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
-"""Largest share of the matrix products to leave out: with more, bf16 is faster and more exact."""
+"""Largest share of the matrix products to leave out; beyond it, bf16 is faster and more exact."""
 
 _FREE = 0.02
 """Largest share of the matrix products that costs next to no speed."""

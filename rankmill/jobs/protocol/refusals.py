@@ -14,7 +14,7 @@ from rankmill.jobs.protocol.worker_report import taking_workers
 from rankmill.jobs.system import system
 
 _REPORT_SECONDS = 1.0
-"""Least seconds between two refusals that are recorded in a run; each also reads who else has refused it."""
+"""Least seconds between two refusals that a worker records, as each also reads the refusals of others."""
 
 _REMEMBERED = 1000
 """Most refused runs that a worker remembers."""

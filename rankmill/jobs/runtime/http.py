@@ -1,6 +1,7 @@
 """A small HTTP server in its own thread, for the metrics and health of a process.
 
-prometheus_client's answers every path with metrics, to any Host header, and at no other port if one is taken.
+It replaces prometheus_client's server, which answers every path with metrics, accepts any Host header, and
+cannot use another port if one is taken.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class WorkerPresence:
         self._queue = queue
         self._seconds = seconds
         self._looked = self._seen = self._warned = -math.inf
-        self._looking = False  # set while another run looks, whose result is not known yet
+        self._looking = False  # true while another run looks
 
     def check(self, since: float) -> None:
         """Look for workers, at most once a second, for a run that waits `since` (`time.monotonic` seconds).

@@ -8,8 +8,8 @@ from rankmill.jobs.contract.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress
 from rankmill.producer.collect.scored import ScoredTable
 
 _SPEED_SECONDS = 60
-"""Seconds of progress that are remembered; the speed is that of their later half, so that a run's first
-seconds, in which workers get their first chunks, are soon forgotten.
+"""Seconds of progress that are remembered. The speed is computed from their later half, so that a run's slow
+beginning is soon forgotten.
 """
 
 _STEP_SECONDS = 0.5

@@ -209,9 +209,7 @@ def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> 
 def _int8_gain(
     able: list[Combination], chosen: Combination, config: Any, device: str, cache: Path
 ) -> float | None:
-    """How many times as fast as the choice int8 would be; ``None`` if no backend here can run the model in
-    int8.
-    """
+    """The speed of int8 divided by that of the chosen precision; ``None`` if no backend here can run int8."""
     kinds = [backends()[name] for name, _ in able]
     with_int8 = [each for each in kinds if set(INT8) & set(each.timed) and each.is_measured(config)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):

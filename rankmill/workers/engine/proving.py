@@ -322,7 +322,7 @@ class Proving:
         return Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
 
     def measured(self, way: Way, rows: int | None = None, tokens: int | None = None) -> Proof:
-        """Measure a proof now, whatever is kept; also in batches of this many rows and padded tokens."""
+        """Measure a proof now, even if one is kept; include batches of `rows` rows and `tokens` tokens."""
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._known = self._known or self._reference()
         theirs = np.array(own.logits, np.float32)

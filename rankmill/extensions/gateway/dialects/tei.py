@@ -95,7 +95,7 @@ def known_info(
 
 
 class TeiOptions(Options):
-    """Fields of both bodies."""
+    """Fields of `TeiRerank` and `TeiPredict` that change scores."""
 
     truncate: bool | None = Field(
         None, description="Whether pairs that are too long are cut, or an error; null: they are cut."

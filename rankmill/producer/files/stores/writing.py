@@ -53,7 +53,7 @@ def put(file: Path, target: AnyPath) -> None:
         target.ask(lambda system, name: _send(system, name, file, target), WORK_SECONDS, "cannot write ")
         discard(file)
         return
-    if not target.parent.exists():  # of parts
+    if not target.parent.exists():  # the folder of parts
         with opened_folder(target.parent.parent, target, target.parent.name) as above:
             os.mkdir(target.parent.name, dir_fd=above)
             system.fsync(above)
@@ -92,7 +92,7 @@ def _private_folder(target: Path | None) -> Iterator[Path]:
     name = _UNFINISHED.replace("*", secrets.token_hex(8))
     with ExitStack() as stack:
         opened = stack.enter_context(opened_folder(above, target))
-        for _ in range(2):  # a signal, as of a runner that lost its run, may break off the first
+        for _ in range(2):  # twice, as a signal may interrupt the first
             stack.callback(shutil.rmtree, name, ignore_errors=True, dir_fd=opened)
         os.mkdir(name, 0o700, dir_fd=opened)
         yield above / name
