@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 TESTS = (
-    "jobs/test_runs.py", "jobs/test_settings.py", "jobs/test_waiting_lists.py", "jobs/test_wire.py",
+    "jobs/test_runs.py", "jobs/test_waiting_lists.py", "jobs/test_wire.py",
     "producer/files/test_formats.py", "producer/files/test_outputs.py", "producer/runs/test_collector.py",
 )  # fmt: skip
 """Tests of the core that are quick, and start no command."""
