@@ -70,7 +70,7 @@ class FeedWorker(ScoringWorker):
         if microseconds := float(os.environ.get(SWITCH_US, "0")):
             sys.setswitchinterval(microseconds / 1e6)
         cache = cache_folder(self._settings.cache_dir)
-        found = find_source(spec, self._versions, cache)
+        found = find_source(spec, self._copies, cache)
         about = describe(found.files, found.revision, cache)
         if SLOW in os.environ:
             about = replace(about, cache=None)

@@ -23,6 +23,7 @@ Seam = Literal[
     "rankmill.dialects",
     "rankmill.files",
     "rankmill.formats",
+    "rankmill.models",
     "rankmill.names",
     "rankmill.orders",
     "rankmill.routes",
@@ -36,6 +37,7 @@ Seam = Literal[
 ``rankmill.dialects``: a tuple of the bodies of a dialect of the gateway; its name is the dialect's.
 ``rankmill.files``: opens the `FileRuns` of `rankmill.producer.client.files`, by `RunStore.server_kind`.
 ``rankmill.formats``: a `rankmill.producer.files.formats.base.Format`.
+``rankmill.models``: models by names of their own, as `rankmill.jobs.model_names.NamedModels` describes them.
 ``rankmill.names``: what `rankmill` itself has under that name.
 ``rankmill.orders``: an `OrderKind` of `rankmill.extensions.runners.orders`, by the name of the kind.
 ``rankmill.routes``: a subclass of the gateway's `Addition`, which says what an extension may add.
@@ -82,6 +84,11 @@ def load(seam: Seam, name: str) -> Any:
         extra = next(iter(point.extras), None)
         way = f"{install_line(extra)} installs it" if extra else f"repair or uninstall {_package(point)}"
         raise ConfigError(f"{name!r} of {seam} cannot be imported ({error}); {way}") from error
+
+
+def load_all(seam: Seam) -> list[Any]:
+    """Import all that packages add to a seam, ours first; raises as `load`."""
+    return [load(seam, name) for name in names(seam)]
 
 
 @cache

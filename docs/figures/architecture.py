@@ -19,7 +19,8 @@ ROOMS = {
         "files": "formats, corpus, stores, sink", "collect": "driver, collector, journal",
     }),
     "rankmill.jobs": ("contract and protocol", "b", {
-        "protocol": "runs, leases, reports in Redis", "model_files": "which a model has",
+        "protocol": "runs, leases, reports in Redis", "model_names": "what they stand for",
+        "model_files": "which a model has",
         "cache": "digests of files",
         "runtime": "settings, connection, logs", "contract": "spec, wire, results, keys",
         "system": "clocks, threads, disks",

@@ -1,7 +1,8 @@
-"""The cache folder of a host, and the digests of files that are remembered in it."""
+"""The cache folder of a host: who may write there, locks, and digests of files that are remembered in it."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import struct
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
@@ -201,3 +202,39 @@ def _remembered(path: Path, cache: Path | None) -> Path | None:
         return None
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
     return cache / "digests" / f"{name}.json"
+
+
+class Locked:
+    """A lock on a file; it ends with `close`, or when this object is deleted or the process ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """End the lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    __del__ = close
+
+
+def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
+    """Lock a file, which is made if necessary; ``None`` if another process holds it and `wait` is false."""
+    make_folder(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    locked = Locked(descriptor)
+    try:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        locked.close()
+        return None
+    return locked
+
+
+class KeptFolder(NamedTuple):
+    """A folder in the cache that may be removed, and the file that is locked by all that use it, if any."""
+
+    folder: Path
+    lock: Path | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
-from rankmill.extensions.registry.resolver import Resolver
+from rankmill import plugins
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError, RunFailed, WireError, WrongScores
 from rankmill.jobs.contract.file_request import FileRequest
@@ -22,6 +22,7 @@ from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.contract.usage import NO_DEVICE, used_by
 from rankmill.jobs.contract.wire import decode_rows
+from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.protocol.accounts import END
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.settings import Settings
@@ -196,11 +197,11 @@ def _use_system_memory() -> None:
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
     """The versions that the models stand for: those of an interrupted run, or else the present ones."""
-    found = []
+    found, names = [], ModelNames(settings, partial(plugins.load_all, "rankmill.models"))
     for asked, journal in zip(models, work.journals, strict=True):
         model = journal.model if work.resumes else None
         if model is None:
-            model = Resolver(settings.registry).pin(asked)
+            model = names.pin(asked)
             journal.keep_model(model)
         found.append(model)
     return found

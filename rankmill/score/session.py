@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rankmill.extensions.registry.resolver import Resolver
+from rankmill import plugins
 from rankmill.jobs.contract.errors import ConnectionFailed, InputError, RankmillError
 from rankmill.jobs.contract.results import ChunkStats
+from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.joined import start_several
 from rankmill.producer.client.runs import Scores, ScoringRun, as_array
@@ -63,7 +64,8 @@ class Session:
 
     def __init__(self, settings: Settings, cluster: EmbeddedCluster | None = None) -> None:
         # If an alias is moved meanwhile, the session still uses one model.
-        settings = settings.model_copy(update={"model": Resolver(settings.registry).pin(settings.model)})
+        names = ModelNames(settings, partial(plugins.load_all, "rankmill.models"))
+        settings = settings.model_copy(update={"model": names.pin(settings.model)})
         self._settings = settings
         self.embedded = None if settings.redis_url else cluster or EmbeddedCluster(settings)
         self._own = None if cluster else self.embedded

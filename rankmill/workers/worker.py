@@ -34,7 +34,6 @@ from functools import partial
 
 import redis
 
-from rankmill.extensions.registry.versions import Aliases, VersionStore
 from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerError
@@ -57,6 +56,7 @@ from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import resolve_claim_ahead, use_threads
 from rankmill.workers.host.health import serve_health
+from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import Loaded
 from rankmill.workers.models.sources import Reading, directory_content
 from rankmill.workers.queue.chunks import ChunkScorer
@@ -210,14 +210,13 @@ class ScoringWorker(RQWorker):
         cache = cache_folder(settings.cache_dir)
         if why := strangers(cache):
             raise ConfigError(f"cache_dir: {why}")
-        self._versions = VersionStore(cache, settings.registry, settings.cache_bytes)
-        self._aliases = Aliases(settings.registry)
+        copies = self._copies = ModelCopies(settings)
         pipeline = self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
         self._engines = make_engines(settings, device, self._load, pipeline.drain)
         refusals = self._refusals = Refusals()
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
-        order, reading = ClaimOrder(self._claim_ahead), Reading(cache, self._versions)
-        scorer = ChunkScorer(self, self._engines, self._aliases, reading, refusals, pipeline)
+        order, reading = ClaimOrder(self._claim_ahead), Reading(cache, copies)
+        scorer = ChunkScorer(self, self._engines, copies.pinned, reading, refusals, pipeline)
         claims = self._claims = Claims(self, self.store, scorer, pipeline, order, refusals)
         self._intake = Intake(self, claims, pipeline, order, refusals)
         self._scored_rows = ScoredRowsBeat(self.store, claims)
@@ -258,7 +257,7 @@ class ScoringWorker(RQWorker):
             self._device,
             backend=self._settings.backend,
             cache_dir=self._settings.cache_dir,
-            versions=self._versions,
+            copies=self._copies,
             on_proof=partial(self._tell, "proving"),
         )
 
@@ -282,7 +281,7 @@ class ScoringWorker(RQWorker):
 
     def _spec(self, model: str) -> ScoreSpec:
         """The score spec to load a model with before chunks need it."""
-        return self._aliases.pinned(self._settings.spec(model))
+        return self._copies.pinned(self._settings.spec(model))
 
     def _report(self) -> WorkerReport:
         """The worker's report; answers are read first, so that the figures are at least as new."""

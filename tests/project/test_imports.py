@@ -33,31 +33,8 @@ NEEDS = {
 }
 """Which extensions an extension needs."""
 
-STILL = {
-    ("rankmill.extensions.batches.service", "rankmill.extensions.registry.resolver"),
-    ("rankmill.extensions.lab.quantize", "rankmill.extensions.registry.documents"),
-    ("rankmill.extensions.lab.quantize", "rankmill.extensions.registry.registry"),
-    ("rankmill.extensions.registry.versions", "rankmill.workers.backends.registry"),
-    ("rankmill.extensions.registry.versions", "rankmill.workers.host.disk_cache"),
-    ("rankmill.producer.client.async_client", "rankmill.extensions.registry.registry"),
-    ("rankmill.producer.client.async_client", "rankmill.extensions.registry.resolver"),
-    ("rankmill.producer.client.sync_client", "rankmill.extensions.registry.registry"),
-    ("rankmill.producer.client.sync_client", "rankmill.extensions.registry.resolver"),
-    ("rankmill.score.score_file", "rankmill.extensions.registry.resolver"),
-    ("rankmill.score.session", "rankmill.extensions.registry.resolver"),
-    ("rankmill.workers.engine.proving", "rankmill.extensions.registry.versions"),
-    ("rankmill.workers.models.loading", "rankmill.extensions.registry.versions"),
-    ("rankmill.workers.models.sources", "rankmill.extensions.registry.documents"),
-    ("rankmill.workers.models.sources", "rankmill.extensions.registry.versions"),
-    ("rankmill.workers.offline.prove", "rankmill.extensions.registry.versions"),
-    ("rankmill.workers.offline.report", "rankmill.extensions.registry.versions"),
-    ("rankmill.workers.queue.chunks", "rankmill.extensions.registry.versions"),
-    ("rankmill.workers.worker", "rankmill.extensions.registry.versions"),
-}  # fmt: skip
-"""Arrows that a seam replaces; the list only shrinks."""
-
 DIRECTION = {
-    "rankmill.jobs": ["protocol", "model_files", "cache", "runtime", "contract", "system"],
+    "rankmill.jobs": ["protocol", "model_names", "model_files", "cache", "runtime", "contract", "system"],
     "rankmill.workers": [
         "worker", "offline", "queue", "rq", "engine", "models", "backends", "batches", "host"
     ],
@@ -105,15 +82,7 @@ def imports(path: Path) -> set[str]:
     return found & MODULES.keys()
 
 
-ALL_IMPORTS = {module: imports(path) - {module} for module, path in MODULES.items()}
-IMPORTS = {
-    module: {each for each in imported if (module, each) not in STILL}
-    for module, imported in ALL_IMPORTS.items()
-}
-
-
-def test_what_is_still_imported_against_the_direction_is_imported() -> None:
-    assert [(here, there) for here, there in STILL if there not in ALL_IMPORTS[here]] == []
+IMPORTS = {module: imports(path) - {module} for module, path in MODULES.items()}
 
 
 def test_extensions_import_only_those_they_need() -> None:

@@ -6,11 +6,13 @@ The methods wait for disks and the server, so call them in a thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from rankmill import plugins
 from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import endpoints, first_request, holds_requests
 from rankmill.extensions.batches.records import (
@@ -33,11 +35,11 @@ from rankmill.extensions.gateway.refusals import Refusal, WrongFile, wrong
 from rankmill.extensions.gateway.score_request import within
 from rankmill.extensions.gateway.scoring import ServedModel
 from rankmill.extensions.gateway.settings import GatewaySettings
-from rankmill.extensions.registry.resolver import Resolver
 from rankmill.extensions.runners.record import new_file_run_id
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract.errors import RunExpired
 from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
+from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings, run_spec
 from rankmill.jobs.system import system
@@ -216,9 +218,8 @@ class Batches:
             order = BatchOrder(id=batch_id, owner=file.owner, kept=kept)
             request = self._pairs(asked.pairs, batch_id, file.place)
         check_model(key, model)
-        pinned = Resolver(self._settings.registry).pinned(
-            run_spec(self._settings, {"model": model.model, **spec})
-        )
+        names = ModelNames(self._settings, partial(plugins.load_all, "rankmill.models"))
+        pinned = names.pinned(run_spec(self._settings, {"model": model.model, **spec}))
         batch = BatchRecord(
             id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=asked.endpoint,
             model=model.name, created=system.now(), metadata=asked.metadata or {},

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,17 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
+from rankmill import plugins
 from rankmill.extensions.lab.pairs import Pairs, fingerprint
 from rankmill.extensions.lab.precision import REFERENCE, Measured, compare, score_sample
-from rankmill.extensions.registry.documents import Manifest, parse_reference
-from rankmill.extensions.registry.registry import Registry, fetch_files
 from rankmill.jobs.contract.errors import ConfigError, OutputError
 from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT, Precision
+from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.runtime.hosts import require_worker_packages, thread_environ
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
-from rankmill.producer.local.offline import ask
+from rankmill.producer.local.offline import ask, worker_settings
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
@@ -66,7 +67,7 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], fol
     Parameters
     ----------
     settings
-        Model, revision, length, threads, ``cache_dir``.
+        Model, revision, length, and those of workers.
     pairs, columns
         The pairs to calibrate on, and the names of their query and passage columns.
     folder
@@ -85,7 +86,7 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], fol
         "spec": {name: getattr(settings, name) for name in ("model", "revision", "max_length")},
         "queries": queries,
         "passages": passages,
-        "cache_dir": settings.cache_dir,
+        "settings": worker_settings(settings),
         "folder": str(folder),
     }
     environ = {**os.environ, **thread_environ(threads)}
@@ -247,32 +248,16 @@ def quantize(
     check_output(output, force)
     with _made_whole(output) as (whole, scratch):
         ours = {"backend": "openvino", "device": "cpu", "redis_url": None, "cache_dir": str(scratch)}
-        settings, version = _fetched(settings.model_copy(update=ours), scratch, say)
-        name = str(version or settings.model)
+        name = ModelNames(settings, partial(plugins.load_all, "rankmill.models")).pin(settings.model)
+        settings = settings.model_copy(update={**ours, "model": name})
         say(f"calibrating {name} on {len(pairs.calibrated):,} pairs")
         found = calibrate(settings, pairs.calibrated, pairs.columns.names, whole)
         with Session(settings) as session:
             quantized = _measure(session, found, pairs, whole, threshold, trials, say)
-        made_from = {
-            "name": name, "revision": version.content if version else found.revision, "digest": found.digest
-        }  # fmt: skip
+        made_from = {"name": name, "revision": found.revision, "digest": found.digest}
         report = {"model": made_from, **_report(settings, pairs, threshold, quantized)}
         _write_recipe(whole, quantized.best.left_out, report)
     return quantized
-
-
-def _fetched(
-    settings: Settings, scratch: Path, say: Callable[[str], None]
-) -> tuple[Settings, Manifest | None]:
-    """The settings with a folder as their model where they name one of a registry, and its manifest."""
-    reference = parse_reference(settings.model)
-    if reference is None:
-        return settings, None
-    registry = Registry.of(settings)
-    manifest = registry.manifest(registry.version(reference))
-    say(f"fetching {manifest}")
-    fetch_files(registry, manifest, scratch / "model", scratch / "parts")
-    return settings.model_copy(update={"model": str(scratch / "model")}), manifest
 
 
 def check_output(output: Path, force: bool) -> None:

@@ -11,7 +11,7 @@ import redis
 from rankmill.cluster.orders import TAKE_CHUNKS, OrderOutcome, order_workers, reachable
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.extensions.registry.documents import Alias, Manifest, Reference, Target, check_name, target_of
-from rankmill.extensions.registry.resolver import is_numbered
+from rankmill.extensions.registry.models import is_numbered
 from rankmill.extensions.registry.store import RegistryStore
 from rankmill.jobs.contract.errors import (
     InputError,

@@ -11,7 +11,8 @@ import pandas as pd
 
 from rankmill.extensions.lab.pairs import file_sample
 from rankmill.extensions.lab.precision import Measured, compare, score_sample
-from rankmill.extensions.registry.resolver import Resolver
+from rankmill.extensions.registry.models import RegistryModels
+from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.score.session import Session
@@ -85,8 +86,8 @@ def compare_models(
     InputError
         The rows cannot be compared, or no worker can score with one of the models.
     """
-    resolver = Resolver(settings.registry)
-    first, second = (resolver.pin(each) for each in models)
+    names = ModelNames(settings, lambda: [RegistryModels])
+    first, second = (names.pin(each) for each in models)
     with Session(settings.model_copy(update={"model": first})) as session:
         table = file_sample(inputs, sample, columns, label_column)
         found = []

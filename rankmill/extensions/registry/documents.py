@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -45,8 +45,8 @@ def check_name(text: str, what: str) -> str:
     )
 
 
-def parse_reference(model: str) -> Reference | None:
-    """The version or alias that a model's name stands for; ``None`` if it names a folder or a hub's model.
+def parse_reference(model: str) -> Reference:
+    """The version or alias that a model's name stands for, if `has_tag`.
 
     >>> parse_reference("reranker@production")
     Reference(name='reranker', tag='production')
@@ -54,10 +54,8 @@ def parse_reference(model: str) -> Reference | None:
     Raises
     ------
     InputError
-        The name has an ``@``, but the parts around it cannot be names in a registry.
+        The parts around the ``@`` cannot be names in a registry.
     """
-    if "@" not in model or model.startswith(("/", ".", "~")) or ("/" in model and Path(model).is_dir()):
-        return None
     name, _, tag = model.partition("@")
     return Reference(check_name(name, "a model in a registry"), check_name(tag, "a version or alias"))
 

@@ -11,7 +11,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +33,7 @@ from rankmill.jobs.contract.errors import (
     RegistryAway,
     RegistryError,
 )
+from rankmill.jobs.model_names import Choice
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings
@@ -130,32 +130,6 @@ class RegistryFolder:
             raise RegistryAway(f"the registry {self.url} cannot be used: {mask_passwords(reason)}") from error
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """The target of a reference: versions of a model with their shares, and a shadow."""
-
-    name: str
-    versions: dict[str, float]
-    shadow: str | None = None
-
-    @property
-    def first(self) -> str:
-        """``NAME@VERSION`` of the version with the largest share."""
-        return f"{self.name}@{max(self.versions, key=lambda version: self.versions[version])}"
-
-    @property
-    def only(self) -> str | None:
-        """``NAME@VERSION`` if the target is a single version; otherwise ``None``."""
-        return self.first if len(self.versions) == 1 and not self.shadow else None
-
-    def one(self, asked: object) -> str:
-        """Like `only`; raises `InputError` if the name `asked` for stands for several versions."""
-        if self.only is None:
-            shown = ", ".join([*self.versions, *([self.shadow] if self.shadow else [])])
-            raise InputError(f"{asked} stands for several versions ({shown}); name one, as {self.first}")
-        return self.only
-
-
 class Registry:
     """Reads the models of a registry.
 
@@ -237,7 +211,7 @@ class Registry:
         raw = self.folder.read(name, ALIASES, f"{alias}.json", most=64 << 10)
         return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")
 
-    def resolve(self, reference: Reference) -> Resolved:
+    def resolve(self, reference: Reference) -> Choice:
         """The present target of a version's name or of an alias; an alias may name another alias.
 
         Raises
@@ -263,17 +237,19 @@ class Registry:
             if not followed:
                 raise
             raise RegistryError(f"alias {reference} in {self.url} names {tag}, which is no version") from None
-        return Resolved(name, {tag: 1.0})
+        return Choice(name, {f"{name}@{tag}": 1.0})
 
     def version(self, reference: Reference) -> Reference:
-        """The version that a version's name or an alias stands for; raises as `resolve` and `one`."""
+        """The version that a version's name or an alias stands for; raises as `resolve`, `Choice.one`."""
         return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
 
-    def _checked(self, reference: Reference, target: Target) -> Resolved:
+    def _checked(self, reference: Reference, target: Target) -> Choice:
         for version in target.named:
             if self.find_manifest(Reference(reference.name, version)) is None:
                 raise RegistryError(f"alias {reference} in {self.url} names {version}, which is no version")
-        return Resolved(reference.name, target.versions, target.shadow)
+        name = reference.name
+        shares = {f"{name}@{version}": share for version, share in target.versions.items()}
+        return Choice(name, shares, target.shadow and f"{name}@{target.shadow}")
 
     def _unknown(self, reference: Reference) -> NotInRegistry:
         if self.was_removed(reference):

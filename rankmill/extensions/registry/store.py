@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from rankmill.extensions.registry.documents import ALIASES, Alias, Manifest, Reference, parse_reference
 from rankmill.extensions.registry.registry import HIDDEN, MANIFEST, PIECE, REMOVED, Registry, RegistryFolder
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.model_names import has_tag
 from rankmill.jobs.system import system
 
 _UNFINISHED_SECONDS = 3600
@@ -150,10 +151,9 @@ def _callback(on_bytes: Callable[[int], None]) -> Any:
 
 def reference(text: str, what: str = "VERSION") -> Reference:
     """The reference that a command line names; raises `InputError` if it is not a reference."""
-    found = parse_reference(text)
-    if found is None:
+    if not has_tag(text):
         raise InputError(f"{text} is not of the form NAME@{what}")
-    return found
+    return parse_reference(text)
 
 
 def who() -> str:

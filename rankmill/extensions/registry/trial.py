@@ -10,7 +10,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.local.offline import ask
+from rankmill.producer.local.offline import ask, worker_settings
 
 
 class TriedModel(BaseModel):
@@ -97,12 +97,7 @@ class Proven(BaseModel):
 def prove_model(settings: Settings, device: str) -> Proven:
     """Prove the settings' model on a device, or on ``all`` of this host; raises as `model_report`."""
     require_worker_packages()
-    request = {
-        **_request(settings),
-        "device": device,
-        "backend": settings.backend,
-        "threads": settings.threads,
-    }
+    request = {**_request(settings), "device": device}
     return Proven.model_validate(ask("prove", request, "proving the model"))
 
 
@@ -117,14 +112,8 @@ def model_report(settings: Settings) -> ModelReport:
         The process was killed.
     """
     require_worker_packages()
-    request = {**_request(settings), "device": settings.device}
-    return ModelReport.model_validate(ask("report", request, "looking at the model"))
+    return ModelReport.model_validate(ask("report", _request(settings), "looking at the model"))
 
 
 def _request(settings: Settings) -> dict[str, object]:
-    return {
-        "spec": settings.spec().model_dump(),
-        "cache_dir": settings.cache_dir,
-        "registry": settings.registry,
-        "cache_bytes": settings.cache_bytes,
-    }
+    return {"spec": settings.spec().model_dump(), "settings": worker_settings(settings)}

@@ -25,8 +25,8 @@ from typing import (
 
 import redis
 
-from rankmill.extensions.registry.resolver import Resolver
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.model_names import Choice, ModelNames
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.connection import connection_failed
 from rankmill.producer.client.aio import bridge
@@ -35,7 +35,6 @@ from rankmill.producer.client.runs import RowScore, ScoringRun
 from rankmill.producer.client.sync_client import Client
 
 if TYPE_CHECKING:
-    from rankmill.extensions.registry.registry import Resolved
     from rankmill.jobs.contract.priority import Priority
     from rankmill.jobs.contract.run import Progress
     from rankmill.jobs.contract.spec import OtherSpecOptions
@@ -94,11 +93,11 @@ class LoopStore(RunStore):
         task.add_done_callback(self._background.discard)
 
 
-class _LoopResolver(Resolver):
-    """Asks the registry in a thread, so that the event loop continues."""
+class _LoopNames(ModelNames):
+    """Asks extensions in a thread, so that the event loop continues."""
 
-    def choice(self, model: str) -> Resolved | None:
-        if self.knows(model):
+    def choice(self, model: str) -> Choice | None:
+        if self.answers_at_once(model):
             return super().choice(model)
         return bridge.wait(asyncio.to_thread(super().choice, model))
 
@@ -106,7 +105,7 @@ class _LoopResolver(Resolver):
 class LoopClient(Client):
     """A client whose methods `bridge.run` calls."""
 
-    _resolver_class = _LoopResolver
+    _names_class = _LoopNames
     store: LoopStore
 
     def _store_at(self, url: str) -> LoopStore:

@@ -13,16 +13,18 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import pyarrow as pa
 
-from rankmill.extensions.registry.resolver import Resolver
+from rankmill import plugins
 from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
 from rankmill.jobs.contract.run import Run, new_run
 from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Inputs
 from rankmill.jobs.contract.spec import OtherSpecOptions, ScoreSpec, SpecOptions
+from rankmill.jobs.model_names import Choice, ModelNames
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.durability import Durability, warn_of_risks
@@ -54,7 +56,6 @@ from rankmill.producer.collect.sizing import Sizing, WindowSize
 from rankmill.producer.local.embedded import EmbeddedCluster, shared_cluster
 
 if TYPE_CHECKING:
-    from rankmill.extensions.registry.registry import Resolved
     from rankmill.jobs.contract.file_request import FileRequest
     from rankmill.producer.collect.pairs import Conversations, Pairs, Rows, Texts
 
@@ -98,7 +99,7 @@ class Client:
         No server answers at the URL.
     """
 
-    _resolver_class = Resolver
+    _names_class = ModelNames
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class Client:
         self.durability: Durability | None = None
         self.store = self._store_at(url)
         self._opened()
-        self._resolver = self._resolver_class(self.settings.registry)
+        self._names = self._names_class(self.settings, partial(plugins.load_all, "rankmill.models"))
         self._shadows = system.Semaphore(_SHADOWS)
         self._cleaner = RunCleaner(self.store)
         self._chunk_rows: dict[str, int] = {}
@@ -287,7 +288,7 @@ class Client:
         tenant = tenant or Tenant(settings.tenant, settings.weight)
         self.store.accountant.know(tenant.name)
         return new_run(
-            self._resolver.pinned(asked),
+            self._names.pinned(asked),
             queue=settings.queue,
             ttl=settings.run_ttl,
             max_retries=settings.max_retries,
@@ -565,7 +566,7 @@ class Client:
         """Submit files as `submit_file` does, for a finished request."""
         files = self.files
         self._warn_of_losses()
-        pinned = self._resolver.pinned(run_spec(self.settings, spec))
+        pinned = self._names.pinned(run_spec(self.settings, spec))
         return files.submit(request, pinned, self.settings, webhook)
 
     def _kind(
@@ -586,7 +587,7 @@ class Client:
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
         """Start a run as `submit` or `start` does, even for an alias for several versions."""
-        choice = self._resolver.choice(str(spec.get("model", self.settings.model)))
+        choice = self._names.choice(str(spec.get("model", self.settings.model)))
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
         if choice is None or choice.only:
             return self._start(pairs, columns, **options)
@@ -608,7 +609,7 @@ class Client:
 
     def _start_split(
         self,
-        choice: Resolved,
+        choice: Choice,
         pairs: Rows,
         columns: tuple[str, ...] | None,
         *,
@@ -622,21 +623,20 @@ class Client:
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]
         table = pa.concat_tables(tables).select(list(columns)) if tables else pa.table({})
         queries = table[columns[0]].to_pylist() if tables else []
-        rows = rows_by_version(choice.name, choice.versions, queries)
+        rows = rows_by_version(choice.name, choice.shares, queries)
         options = {
             **spec, "priority": choose_priority(priority, len(table)), "deadline": deadline, "tenant": tenant,
         }  # fmt: skip
         runs: list[ScoringRun] = []
         try:
-            for version, numbers in rows.items():
-                options["model"] = f"{choice.name}@{version}"
+            for options["model"], numbers in rows.items():
                 runs.append(self._start(table.take(numbers), columns, **options))
         except BaseException:
             for run in runs:
                 run.cancel()
             raise
         if choice.shadow and tables and inputs != "tokens":
-            self._start_shadow(table, columns, **{**spec, "model": f"{choice.name}@{choice.shadow}"})
+            self._start_shadow(table, columns, **{**spec, "model": choice.shadow})
         return split_run(table, [*rows.values()], runs)
 
     def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rankmill.jobs.contract.errors import InputError, RankmillError
+from rankmill.jobs.runtime.settings import Settings, WorkerSettings
 
 
 class ProcessFailed(RankmillError):
@@ -55,3 +56,8 @@ def ask(
     if "error" in answer:
         raise InputError(answer["error"])
     return answer
+
+
+def worker_settings(settings: Settings) -> dict[str, Any]:
+    """The settings of workers, for a request."""
+    return settings.model_dump(include=set(WorkerSettings.model_fields))

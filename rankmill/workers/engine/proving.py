@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rankmill.extensions.registry.versions import VersionStore
-from rankmill.jobs.cache import cache_folder, read_json, strangers, write_json
+from rankmill.jobs.cache import cache_folder, lock, read_json, strangers, write_json
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof, Way
 from rankmill.jobs.contract.shipped import shipped
@@ -37,7 +36,8 @@ from rankmill.workers.backends.speed import Combination
 from rankmill.workers.engine.probing import Probed, digest, tokens_of
 from rankmill.workers.engine.spec_check import SpecCheck
 from rankmill.workers.host.device import device_name, forced_kernels, threads
-from rankmill.workers.host.disk_cache import lock, version
+from rankmill.workers.host.disk_cache import version
+from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
@@ -129,7 +129,7 @@ def load_proven(
     device: str,
     backend: str,
     cache_dir: str,
-    versions: VersionStore | None = None,
+    copies: ModelCopies | None = None,
     on_proof: Callable[[], None] = lambda: None,
 ) -> Loaded:
     """Load a model, and check its scores or take this host's kept proof.
@@ -148,7 +148,7 @@ def load_proven(
     without: set[Combination] = set()
     while True:
         try:
-            loaded = load(spec, device, backend, cache_dir, versions, without)
+            loaded = load(spec, device, backend, cache_dir, copies, without)
         except CannotConvert as error:
             if backend != "auto":
                 raise

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from rankmill.jobs.cache import file_digest, make_folder, read_json, strangers, write_json
+from rankmill.jobs.cache import (
+    KeptFolder,
+    Locked,
+    file_digest,
+    lock,
+    make_folder,
+    read_json,
+    strangers,
+    write_json,
+)
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.model_files import model_content
 from rankmill.jobs.system import system
@@ -24,21 +33,6 @@ _DIGESTS = "digests.json"
 """The file in a cached folder that holds the folder's name and the SHA-256 of each other file."""
 
 logger = logging.getLogger(__name__)
-
-
-class Locked:
-    """A lock on a file; it ends with `close`, or when this object is deleted or the process ends."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
-
-    def close(self) -> None:
-        """End the lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    __del__ = close
 
 
 @cache
@@ -124,18 +118,66 @@ def used_now(folder: Path) -> None:
         os.utime(folder)
 
 
-def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
-    """Lock a file, which is made if necessary; ``None`` if another process holds it and `wait` is false."""
-    make_folder(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
-    locked = Locked(descriptor)
+@dataclass(frozen=True)
+class _Entry:
+    """What is kept: its folder, its bytes, the time of its last use, and its lock, if any."""
+
+    folder: Path
+    bytes: int
+    used: float
+    lock: Path | None
+
+
+def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: Path | None = None) -> int:
+    """Remove what was not used for longest until it and `needed` more bytes have at most `limit` bytes.
+
+    What a process uses stays, and so does the folder `keep`.
+
+    Returns
+    -------
+    The bytes that are over the limit still. If `needed` alone is over it, nothing is removed.
+    """
+    if needed > limit:
+        return needed - limit
+    entries = sorted(filter(None, map(_entry, kept)), key=lambda entry: entry.used)
+    excess = sum(entry.bytes for entry in entries if entry.folder != keep) + needed - limit
+    for entry in entries:
+        if excess <= 0:
+            break
+        if entry.folder != keep and _remove(entry):
+            excess -= entry.bytes
+            logger.info("removed %s from the cache, which is full", entry.folder)
+    return max(excess, 0)
+
+
+def _entry(kept: KeptFolder) -> _Entry | None:
     try:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        locked.close()
+        size = sum(file.stat().st_size for file in kept.folder.rglob("*") if file.is_file())
+        return _Entry(kept.folder, size, kept.folder.stat().st_mtime, kept.lock)
+    except FileNotFoundError:  # another process has removed it
         return None
-    return locked
+
+
+def _remove(entry: _Entry) -> bool:
+    """Remove an entry; whether it could be."""
+    held: Locked | None = None
+    try:
+        if entry.lock is not None:
+            held = lock(entry.lock, wait=False)
+            if held is None:
+                return False
+        gone = entry.folder.with_name(f".removed-{system.unique_id()}")
+        entry.folder.rename(gone)  # at once: no reader finds half of it
+        shutil.rmtree(gone)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        logger.warning("cannot remove %s from the cache: %s", entry.folder, error)
+        return False
+    finally:
+        if held:
+            held.close()
+    return True
 
 
 def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:

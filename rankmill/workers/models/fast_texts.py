@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from rankmill.jobs.cache import read_json, strangers, write_json
+from rankmill.jobs.cache import Locked, lock, read_json, strangers, write_json
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import system
 from rankmill.workers.batches.tokens import Tokens
-from rankmill.workers.host.disk_cache import Locked, lock
 from rankmill.workers.models.tokenizer_proof import (
     FastEncode,
     Untrusted,

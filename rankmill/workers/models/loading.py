@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
@@ -26,6 +25,7 @@ from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.registry import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.models.activation import Activation, activation
+from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.encoder import TextEncoder
 from rankmill.workers.models.fast_texts import FastTexts
@@ -89,7 +89,7 @@ class Model:
 class Loaded:
     """Tokenizer and weights of a model, which specs with any length, activation and instruction share.
 
-    ``held`` keeps a registry's version on this host, ``source`` is where the files are, and ``copies`` names
+    ``held`` keeps an extension's copy on this host, ``source`` is where the files are, and ``copies`` names
     the cached files that were loaded instead of the model's. ``proof`` says what was proven of the scores;
     ``prove_again`` and ``prove_batch`` are as in `Model`. ``check_spec`` compares what a spec adds.
     """
@@ -160,7 +160,7 @@ def load(
     device: str,
     backend: str,
     cache_dir: str,
-    versions: VersionStore | None = None,
+    copies: ModelCopies | None = None,
     without: Collection[Combination] = (),
 ) -> Loaded:
     """Load tokenizer and weights of a model.
@@ -175,8 +175,8 @@ def load(
         ``auto``, or a key of `rankmill.workers.backends.registry.backends`.
     cache_dir
         Folder for files that are derived from models, or ``auto``.
-    versions
-        Where models of a registry come from.
+    copies
+        This host's copies of models that extensions know by name.
     without
         Backends and precisions that are not to be used.
 
@@ -193,7 +193,7 @@ def load(
         cache = cache_folder(cache_dir)
         if why := strangers(cache):
             raise WorkerError(why)
-        found = find_source(spec, versions, cache)
+        found = find_source(spec, copies, cache)
         source, revision = found.files, found.revision
         about = describe(source, revision, cache, found.check_unchanged)
         _scores(spec, about)  # reports errors of the spec before the weights are read
@@ -218,12 +218,12 @@ def load(
         )  # fmt: skip
         runner = _load_backend(choice, files, device)
         found.check_unchanged()
-    if versions:
-        versions.trim()
+    if copies:
+        copies.make_room()
     seconds = system.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    copies = (about.copy, *files.copies)
-    return Loaded(about, runner, revision, choice.int8_gain, found.held, source, copies)
+    kept = (about.copy, *files.copies)
+    return Loaded(about, runner, revision, choice.int8_gain, found.held, source, kept)
 
 
 def _texts_of(tokenizer: Tokenize) -> FastTexts | None:

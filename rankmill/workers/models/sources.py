@@ -1,4 +1,4 @@
-"""Finds a model's files, in a folder, on the hub or in a registry, and checks that they are whole.
+"""Finds a model's files, in a folder, on the hub or by an extension, and checks that they are whole.
 
 Importing this loads no torch. Reading 100 GB of weights for their digest takes minutes, so a thread does it,
 and the headers of safetensors are checked before anything else of them is read.
@@ -16,17 +16,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from rankmill.extensions.registry.documents import Reference, parse_reference
-from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs.cache import Facts
-from rankmill.jobs.contract.errors import InputError, SpecError, WorkerError
+from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
 from rankmill.jobs.model_files import model_content, model_facts, weight_files
+from rankmill.jobs.model_names import has_tag, unknown_name
 from rankmill.jobs.runtime.limits import total_memory
 from rankmill.jobs.system import system
 from rankmill.workers.host.model_file import check_files, commit_of
+from rankmill.workers.models.copies import ModelCopies
 
 _MOST = 100 << 20
 """Most bytes of a header; the safetensors library refuses longer ones."""
@@ -95,9 +95,9 @@ class ModelSource:
     files
         The folder on this host, or the hub id.
     revision
-        Commit on the hub; for a directory or a version in a registry, the digest of its content.
+        Commit on the hub; for a directory or an extension's model, the digest of its content.
     held
-        An object that keeps a registry's version on this host as long as it exists.
+        An object that keeps an extension's copy on this host as long as it exists.
     facts
         What the file system says about the files in a folder.
     """
@@ -114,14 +114,14 @@ class ModelSource:
 
 
 def find_source(
-    spec: ScoreSpec, versions: VersionStore | None, cache: Path, *, ask_hub: bool = True
+    spec: ScoreSpec, copies: ModelCopies | None, cache: Path, *, ask_hub: bool = True
 ) -> ModelSource:
-    """Find the files of a model; a version of a registry is fetched if it is not on this host.
+    """Find the files of a model; an extension's are fetched if they are not on this host.
 
     Parameters
     ----------
-    spec, versions
-        The model, and the store that models of a registry come from.
+    spec, copies
+        The model, and this host's copies of models that extensions know by name.
     cache
         The cache folder, in which digests are remembered.
     ask_hub
@@ -134,27 +134,22 @@ def find_source(
     SpecError
         The files are not a model.
     """
-    reference = _reference(spec.model)
-    if reference is None:
+    copy = None if copies is None else copies.find(spec.model, spec.revision)
+    if copy is None:
         files = locate(spec.model)
         if isinstance(files, str):
             return ModelSource(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
         facts = model_facts(files)
         return ModelSource(files, _content(files, spec, cache), facts=facts)
-    if versions is None:
-        raise SpecError(
-            f"{reference} is in a registry; rankmill models pull {reference} DIR makes a folder of it"
-        )
-    version = versions.get(reference, spec.revision)
-    folder = _checked(version.folder, spec.model)
-    return ModelSource(folder, version.content, version.held, model_facts(folder))
+    folder = _checked(copy.folder, spec.model)
+    return ModelSource(folder, copy.content, copy.held, model_facts(folder))
 
 
 def directory_content(spec: ScoreSpec, cache: Path) -> str | None:
     """The digest of a model's directory; ``None`` if the model is not a directory. Raises as `find_source`
     does.
     """
-    files = locate(spec.model) if _reference(spec.model) is None else spec.model
+    files = spec.model if has_tag(spec.model) else locate(spec.model)
     return _content(files, spec, cache) if isinstance(files, Path) else None
 
 
@@ -174,25 +169,20 @@ def _content(folder: Path, spec: ScoreSpec, cache: Path) -> str:
     return content
 
 
-def _reference(model: str) -> Reference | None:
-    try:
-        return parse_reference(model)
-    except InputError as error:
-        raise SpecError(str(error)) from None
-
-
 def locate(name: str) -> str | Path:
     """The directory of a model, or its hub id.
 
     Raises
     ------
     WorkerError
-        `name` is a path, and the directory does not exist on this host.
+        `name` is a path, and the directory does not exist on this host; or nothing here knows such names.
     SpecError
         The directory does not contain a model.
     """
     if name == "demo":
         return DEMO_MODEL
+    if has_tag(name):
+        raise WorkerError(unknown_name(name))
     path = expanded(name)
     if not path.is_dir():
         if not is_path(name):
@@ -232,13 +222,13 @@ class Reading:
     ----------
     cache
         Folder in which digests are remembered, so that loading finds them.
-    versions
-        The store that models of a registry come from; the thread fetches them too.
+    copies
+        Those of models that extensions know by name; the thread fetches them too.
     """
 
-    def __init__(self, cache: Path, versions: VersionStore | None) -> None:
+    def __init__(self, cache: Path, copies: ModelCopies | None) -> None:
         self._cache = cache
-        self._versions = versions
+        self._copies = copies
         self._threads: dict[tuple[str, str | None], threading.Thread] = {}
 
     def goes_on(self, spec: ScoreSpec) -> bool:
@@ -261,6 +251,6 @@ class Reading:
 
     def _read(self, spec: ScoreSpec) -> None:
         try:
-            find_source(spec, self._versions, self._cache, ask_hub=False)
+            find_source(spec, self._copies, self._cache, ask_hub=False)
         except Exception as error:  # loading the model reports it again
             logger.debug("%s cannot be read: %s", spec.model, error)

@@ -15,14 +15,15 @@ from torch import nn
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.model_files import model_files
+from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.families import BERT_LIKE
 from rankmill.workers.backends.first_token import read_first_token_only
 from rankmill.workers.backends.openvino.recipe import FACTORS
 from rankmill.workers.batches.tokens import Tokens, put_together
 from rankmill.workers.host.disk_cache import cache_name
-from rankmill.workers.models.loading import load_model
-from rankmill.workers.models.sources import locate
+from rankmill.workers.models.copies import ModelCopies
+from rankmill.workers.models.loading import load
 
 ALPHA = 0.5
 """SmoothQuant's migration strength: 0.5 divides the difficulty evenly between inputs and weights."""
@@ -98,7 +99,7 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
 def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     """Calibrate the model of a request, and write it with smoothing factors into an existing folder.
 
-    The request is ``{"spec": {...}, "queries": [...], "passages": [...], "cache_dir": "auto", "folder":
+    The request is ``{"spec": {...}, "settings": {...}, "queries": [...], "passages": [...], "folder":
     "..."}``, and the answer is ``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share": ...}]}``,
     where ``share`` is the layer's share of the matrix products.
 
@@ -110,8 +111,9 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
         The folder cannot be written.
     """
     spec = ScoreSpec.model_validate({**request["spec"], "precision": "fp32"})
-    model = load_model(spec, "cpu", "openvino", request["cache_dir"])
-    source = locate(spec.model)
+    settings = WorkerSettings.model_validate(request["settings"])
+    loaded = load(spec, "cpu", "openvino", settings.cache_dir, ModelCopies(settings))
+    source, model = loaded.source, loaded.model(spec)
     tokens = model.tokenizer(request["queries"], request["passages"])
     files = ModelFiles(source, model.revision, None, Path())
     classifier = files.classifier()

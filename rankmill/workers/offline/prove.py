@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rankmill.extensions.registry.versions import VersionStore
-from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.backends.registry import choose_device
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.device import devices, use_threads
+from rankmill.workers.models.copies import ModelCopies
 
 
 def prove(request: Mapping[str, Any]) -> dict[str, Any]:
     """Prove a model on each device of the request, or take this host's cached proof.
 
-    The request is ``{"spec": {...}, "device": ..., "backend": ..., "threads": ..., "cache_dir": ...,
-    "registry": ..., "cache_bytes": ...}``; the device ``all`` means all devices of this host. The answer has
-    ``proofs`` and ``refused``, by device: the fields of `rankmill.jobs.contract.proof.Proof`, or a reason.
+    The request is ``{"spec": {...}, "settings": {...}, "device": ...}``; the device ``all`` means all devices
+    of this host. The answer has ``proofs`` and ``refused``, by device: the fields of
+    `rankmill.jobs.contract.proof.Proof`, or a reason.
     """
     spec = ScoreSpec.model_validate(request["spec"])
-    use_threads(request["threads"])
-    setting, backend, cache_dir = request["device"], request["backend"], request["cache_dir"]
-    versions = VersionStore(cache_folder(cache_dir), request["registry"], request["cache_bytes"])
+    settings = WorkerSettings.model_validate(request["settings"])
+    use_threads(settings.threads)
+    setting, backend, copies = request["device"], settings.backend, ModelCopies(settings)
     proofs: dict[str, Any] = {}
     refused: dict[str, str] = {}
     for device in devices() if setting == "all" else [choose_device(setting, backend)]:
         try:
-            loaded = load_proven(spec, device, backend, cache_dir, versions)
+            loaded = load_proven(spec, device, backend, settings.cache_dir, copies)
         except SpecError as error:
             refused[device] = str(error)
         except (MemoryError, OutOfMemory):

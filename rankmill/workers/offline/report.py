@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rankmill.extensions.registry.versions import VersionStore
-from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec, choose_output
+from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.workers.backends.registry import backends, choose_device
+from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.loading import ANY_LENGTH, find_max_length, one_line
 from rankmill.workers.models.prompts import answers, prompt_template, tokenizer_for
@@ -21,7 +21,7 @@ _SAMPLE = "QUERY", "PASSAGE"
 def report(request: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the model of a request; the answer has the fields of `ModelReport`.
 
-    The request is ``{"spec": {...}, "device": ..., "cache_dir": ..., "registry": ..., "cache_bytes": ...}``.
+    The request is ``{"spec": {...}, "settings": {...}}``.
 
     Raises
     ------
@@ -30,11 +30,13 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     spec = ScoreSpec.model_validate(request["spec"])
     with one_line(spec):
-        cache = cache_folder(request["cache_dir"])
-        found = find_source(spec, VersionStore(cache, request["registry"], request["cache_bytes"]), cache)
+        settings = WorkerSettings.model_validate(request["settings"])
+        copies = ModelCopies(settings)
+        cache = copies.folder
+        found = find_source(spec, copies, cache)
         revision = found.revision
         about = describe(found.files, revision, cache)
-        device = choose_device(request["device"], "torch")
+        device = choose_device(settings.device, "torch")
         return {
             "model": spec.model,
             "revision": revision,

@@ -13,7 +13,6 @@ import pyarrow as pa
 import redis
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from rankmill.extensions.registry.versions import Aliases
 from rankmill.jobs.contract.errors import (
     FormatError,
     RankmillError,
@@ -241,8 +240,8 @@ class ChunkScorer:
         The RQ worker.
     engines
         The process's loaded models.
-    aliases
-        Resolves aliases of a registry to versions.
+    pinned
+        Replaces a name in a spec by the model that the name stands for now.
     reading
         Reads the files of models that are not loaded.
     refusals
@@ -255,14 +254,14 @@ class ChunkScorer:
         self,
         worker: RQWorker,
         engines: EngineCache,
-        aliases: Aliases,
+        pinned: Callable[[ScoreSpec], ScoreSpec],
         reading: Reading,
         refusals: Refusals,
         pipeline: Pipeline,
     ) -> None:
         self._worker = worker
         self._engines = engines
-        self._aliases = aliases
+        self._pinned = pinned
         self._reading = reading
         self._refusals = refusals
         self._pipeline = pipeline
@@ -289,9 +288,9 @@ class ChunkScorer:
             raise RunFailed(str(error)) from None
         if run is None:
             return
-        if not claim.in_redis:  # no producer resolved the model's alias
+        if not claim.in_redis:  # no producer resolved the model's name
             try:
-                claim.run = run = run.model_copy(update={"spec": self._aliases.pinned(run.spec)})
+                claim.run = run = run.model_copy(update={"spec": self._pinned(run.spec)})
             except WorkerError as error:
                 raise SpecError(str(error)) from None  # not the fault of the model, which is unknown yet
         self._refusals.check(weights_key(self.spec(run)))

@@ -58,7 +58,7 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
     half = {"v1": 0.5, "v2": 0.5}
     assert {version_of("reranker", half, query) for query in QUERIES} == {"v1", "v2"}
     stands_for({"v1": 1.0})
-    soon = "import rankmill.extensions.registry.resolver as r; r._FRESH_SECONDS = 0.2"
+    soon = "import rankmill.jobs.model_names as names; names._FRESH_SECONDS = 0.2"
     with running_gateway(
         server.url, tmp_path, "--model", "reranker@live", environ=here, before=soon
     ) as gateway:

@@ -6,23 +6,23 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from rankmill.extensions.registry.documents import Reference
 from rankmill.extensions.registry.registry import Registry, fetch_files, files_folder
 from rankmill.extensions.registry.store import RegistryStore
-from rankmill.extensions.registry.versions import VersionStore, make_room
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.model_files import model_files
+from rankmill.jobs.model_names import ModelCopy
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.workers.models.copies import ModelCopies
 from tests.harness.environ import ENVIRON
 from tests.harness.models.registries import put_version
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.disks import resize, small_disk
 
-V1, V2 = Reference("reranker", "v1"), Reference("reranker", "v2")
+V1, V2 = "reranker@v1", "reranker@v2"
 SIZE = 100_000
 FILES = {"config.json", "model.safetensors"}
 
@@ -78,8 +78,25 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def store(cache: Path, registry: Path | None, limit: int | None = None) -> VersionStore:
-    return VersionStore(cache, None if registry is None else str(registry), limit)
+class Host:
+    """A worker's host, whose settings name a cache folder, a registry and the most bytes of the cache."""
+
+    def __init__(self, cache: Path, registry: Path | None, limit: int | None = None) -> None:
+        cache_gib = None if limit is None else limit / 2**30
+        named = {"cache_dir": str(cache), "registry": registry and str(registry), "cache_gib": cache_gib}
+        self.copies = ModelCopies(load_settings(named, environ={}))
+
+    def get(self, model: str, content: str | None) -> ModelCopy:
+        """A worker's copy of a version."""
+        found = self.copies.find(model, content)
+        assert found
+        return found
+
+
+def release(version: ModelCopy) -> None:
+    """Let others remove a version."""
+    assert version.held
+    version.held.close()
 
 
 def here(cache: Path) -> list[str]:
@@ -88,102 +105,85 @@ def here(cache: Path) -> list[str]:
 
 
 def test_what_is_in_the_cache_needs_no_registry(registry: Path, cache: Path) -> None:
-    version = store(cache, registry).get(V1, None)
+    version = Host(cache, registry).get(V1, None)
     assert (version.folder / "model.safetensors").read_bytes() == b"a" * SIZE
     shutil.rmtree(registry)
     for away in (registry, None):
-        again = store(cache, away).get(V1, version.content)
+        again = Host(cache, away).get(V1, version.content)
         assert again.folder == version.folder
     with pytest.raises(
         WorkerError, match=r"reranker@v2 is not in this host's cache, and the registry .* is not there"
     ):
-        store(cache, registry).get(V2, None)
+        Host(cache, registry).get(V2, None)
     with pytest.raises(WorkerError, match="has no RANKMILL_REGISTRY"):
-        store(cache, None).get(V2, None)
+        Host(cache, None).get(V2, None)
 
 
 def test_what_the_run_has_begun_with_is_what_it_goes_on_with(registry: Path, cache: Path) -> None:
     with pytest.raises(WorkerError, match=r"has content [0-9a-f]{12}, and the run wants 0{12}"):
-        store(cache, registry).get(V1, "0" * 64)
+        Host(cache, registry).get(V1, "0" * 64)
 
 
 def test_a_damaged_registry_leaves_nothing_that_could_be_loaded(registry: Path, cache: Path) -> None:
     (files,) = (registry / "reranker" / "v1").glob("files-*")
     (files / "model.safetensors").write_bytes(b"x" * SIZE)
     with pytest.raises(WorkerError, match="another checksum"):
-        store(cache, registry).get(V1, None)
+        Host(cache, registry).get(V1, None)
     assert here(cache) == []
     with pytest.raises(WorkerError, match="has no reranker@v3"):
-        store(cache, registry).get(Reference("reranker", "v3"), None)
+        Host(cache, registry).get("reranker@v3", None)
 
 
 def test_a_file_that_the_cache_lost_is_fetched_again(registry: Path, cache: Path) -> None:
-    first = store(cache, registry).get(V1, None)
-    first.held.close()
+    first = Host(cache, registry).get(V1, None)
+    release(first)
     (first.folder / "model.safetensors").write_bytes(b"a")
-    again = store(cache, registry).get(V1, None)
+    again = Host(cache, registry).get(V1, None)
     assert (again.folder / "model.safetensors").read_bytes() == b"a" * SIZE
     (cache / "registry" / "reranker" / "v1" / "manifest.json").write_text("{")
-    assert store(cache, registry).get(V1, None).content == first.content
+    assert Host(cache, registry).get(V1, None).content == first.content
 
 
 @pytest.mark.parametrize("planted", ["model.safetensors", "rankmill_new.json", "1_Dense/config.json"])
 def test_what_was_planted_in_the_cache_is_not_loaded(
     registry: Path, cache: Path, planted: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = store(cache, registry).get(V1, None)
-    first.held.close()
+    first = Host(cache, registry).get(V1, None)
+    release(first)
     (first.folder / planted).parent.mkdir(exist_ok=True)
     (first.folder / planted).write_bytes(b"b" * SIZE)  # of the same size, where there was one
-    again = store(cache, registry).get(V1, first.content)
+    again = Host(cache, registry).get(V1, first.content)
     assert f"is fetched again: {planted} is not what was kept there" in caplog.text
     assert set(model_files(again.folder)) == FILES
     assert (again.folder / "model.safetensors").read_bytes() == b"a" * SIZE
     (first.folder / planted).write_bytes(b"b" * SIZE)
     shutil.rmtree(registry)
     with pytest.raises(WorkerError, match="is not in this host's cache"):
-        store(cache, registry).get(V1, first.content)
+        Host(cache, registry).get(V1, first.content)
 
 
 @pytest.mark.parametrize("folder", ["", "registry", "registry/reranker/v1", "registry/reranker/v1/model"])
 def test_a_folder_that_everybody_can_write_is_refused(registry: Path, cache: Path, folder: str) -> None:
-    store(cache, registry).get(V1, None).held.close()
+    release(Host(cache, registry).get(V1, None))
     (cache / folder).chmod(0o777)
     with pytest.raises(WorkerError, match=f"{cache / folder} can be written by everybody, and what lies"):
-        store(cache, registry).get(V1, None)
+        Host(cache, registry).get(V1, None)
 
 
 def test_the_version_unused_for_longest_makes_room_unless_it_is_in_use(registry: Path, cache: Path) -> None:
     limit = 2 * SIZE - 1
-    versions = store(cache, registry, limit)
+    versions = Host(cache, registry, limit)
     first = versions.get(V1, None)
     with pytest.raises(WorkerError, match=r"reranker@v2 has 0.00 GiB .* raise cache_gib"):
         versions.get(V2, None)
     assert here(cache) == ["v1"]
-    first.held.close()
+    release(first)
     second = versions.get(V2, None)
     assert here(cache) == ["v2"]
-    second.held.close()
+    release(second)
     with pytest.raises(WorkerError, match="raise cache_gib"):
-        store(cache, registry, SIZE // 2).get(V1, None)
+        Host(cache, registry, SIZE // 2).get(V1, None)
     assert here(cache) == ["v2"]  # which would have been removed in vain
-
-
-def test_conversions_are_bounded_too(cache: Path) -> None:
-    for number, kind in enumerate(["openvino/a", "onnx/b", "openvino/.making-c", "openvino/d"]):
-        folder = cache / kind
-        folder.mkdir(parents=True)
-        (folder / "model.bin").write_bytes(b"x" * SIZE)
-        at = time.time() - 1000 + number
-        os.utime(folder, (at, at))
-    (cache / "speeds").mkdir()
-    (cache / "speeds" / "a.json").write_bytes(b"x" * SIZE)
-    assert make_room(cache, None) == 0
-    assert make_room(cache, 2 * SIZE) == 0
-    left = sorted(path.parent.relative_to(cache).as_posix() for path in cache.rglob("model.bin"))
-    assert left == ["openvino/.making-c", "openvino/d"]
-    assert make_room(cache, SIZE, needed=SIZE * 2) == SIZE
-    assert [path.name for path in cache.rglob("*") if path.is_file()] == ["a.json"]
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_there(registry: Path, tmp_path: Path) -> None:
@@ -191,29 +191,24 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_there(registry: Path, t
         with pytest.raises(
             WorkerError, match=r"reranker@v1 cannot be kept .* is full; free some space"
         ) as found:
-            store(cache, registry).get(V1, None)
+            Host(cache, registry).get(V1, None)
         assert "\n" not in str(found.value)
         assert [path for path in cache.rglob("*") if path.is_file() and path.parent.name != ".locks"] == []
         resize(cache, "1m")
-        version = store(cache, registry).get(V1, None)
+        version = Host(cache, registry).get(V1, None)
         assert (version.folder / "model.safetensors").read_bytes() == b"a" * SIZE
-        version.held.close()
+        release(version)
 
 
 def test_killed_while_it_fetches_the_next_goes_on(registry: Path, cache: Path) -> None:
-    setup = (
-        "from rankmill.extensions.registry.versions import VersionStore\n"
-        "from rankmill.extensions.registry.documents import Reference"
-    )
-    work = (
-        f"VersionStore(Path({str(cache)!r}), {str(registry)!r}, None).get(Reference('reranker', 'v1'), None)"
-    )
+    setup = "from tests.extensions.registry.test_versions import Host"
+    work = f"Host(Path({str(cache)!r}), Path({str(registry)!r})).get('reranker@v1', None)"
     kills = 0
     while dies(kills + 1, setup, work):
         kills += 1
         assert here(cache) == []
     assert kills >= 2  # what is there is not fetched again, so it syncs less each time
-    version = store(cache, None).get(V1, None)
+    version = Host(cache, None).get(V1, None)
     assert (version.folder / "model.safetensors").read_bytes() == b"a" * SIZE
     assert not (version.folder.parent / ".fetching").exists()
 

@@ -70,7 +70,7 @@ def let_it_stand_for(client: Client, versions: dict[str, float], shadow: str | N
     registry = RegistryStore(client.settings.registry or "")
     target = target_of(versions, shadow=shadow, by="a test", at=1.0)
     registry.write_alias(Reference("reranker", "live"), Alias(now=target))
-    client._resolver._known.clear()  # what it would forget after some seconds
+    client._names._known.clear()  # what it would forget after some seconds
 
 
 def test_a_split_and_a_shadow_score_as_their_versions_do(client: Client, server: Server) -> None:

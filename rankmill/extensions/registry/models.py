@@ -1,0 +1,79 @@
+"""For the seam ``rankmill.models``: what names of a registry stand for, and where their files are."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankmill.extensions.registry.documents import parse_reference
+from rankmill.extensions.registry.registry import Registry
+from rankmill.extensions.registry.versions import VersionStore, kept_versions
+from rankmill.jobs.cache import KeptFolder
+from rankmill.jobs.contract.errors import ConfigError, RegistryAway
+from rankmill.jobs.model_names import CacheRoom, Choice, ModelCopy, has_tag
+from rankmill.jobs.runtime.settings import WorkerSettings
+
+_NUMBERED = re.compile(r"v[0-9]+")
+
+logger = logging.getLogger(__name__)
+
+
+class RegistryModels:
+    """The models of the registry that the settings name, by ``NAME@VERSION`` and ``NAME@ALIAS``.
+
+    ``v1``, ``v2``, … need no registry: no alias is called so, and a worker may have the version.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._url = settings.registry
+        self._registry = Registry(self._url) if self._url else None
+
+    def owns(self, model: str) -> bool:
+        """Whether a name has an ``@`` and is no path."""
+        return has_tag(model)
+
+    def choice(self, model: str) -> Choice:
+        """The versions that a name stands for now.
+
+        Raises
+        ------
+        ConfigError
+            It is an alias, and there is no registry.
+        InputError
+            The registry has no such version or alias, or it can have none of that name.
+        RegistryError
+            The registry is damaged.
+        RegistryAway
+            It cannot be reached, and the name is an alias.
+        """
+        reference = parse_reference(model)
+        numbered = Choice(reference.name, {model: 1.0}) if is_numbered(reference.tag) else None
+        if self._registry is None:
+            if numbered:
+                return numbered
+            raise ConfigError(
+                f"{reference} names a model in a registry, and none is named: set RANKMILL_REGISTRY, or "
+                f"write ./{reference} for a folder of that name"
+            )
+        try:
+            return self._registry.resolve(reference)
+        except RegistryAway as error:
+            if numbered is None:
+                raise
+            logger.info("%s; workers that have %s can score", error, reference)
+            return numbered
+
+    def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
+        """A version on this host; raises as `VersionStore.get`."""
+        return VersionStore(cache, self._url).get(parse_reference(model), content)
+
+    def kept(self, cache: Path) -> Iterator[KeptFolder]:
+        """The versions in the cache folder."""
+        return kept_versions(cache)
+
+
+def is_numbered(tag: str) -> bool:
+    """Whether a tag can only be a version's: ``v1``, ``v2``, …"""
+    return bool(_NUMBERED.fullmatch(tag))

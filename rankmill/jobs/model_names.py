@@ -1,0 +1,244 @@
+"""Models with names of their own: what extensions say that a name stands for, and where its files are.
+
+A package adds such names by the seam ``rankmill.models``: it names a class whose objects are `NamedModels`,
+made from the settings. Its names have an ``@`` or a ``:``. Paths, ids on the hub and ``demo`` have neither,
+so no extension is imported for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from rankmill.jobs.cache import KeptFolder, Locked
+from rankmill.jobs.contract.errors import ConfigError, InputError, RegistryAway
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.jobs.system import system
+
+_FRESH_SECONDS = 5.0
+"""How long an answer of an extension is used again."""
+
+_PATHS = ("/", ".", "~")
+"""A name that begins so is a path."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a name stands for: models with their shares of the queries, and a shadow.
+
+    Attributes
+    ----------
+    name
+        Decides, with a query, which of the models scores it: the same one as long as the shares are the same.
+    shares
+        The share of each model, by its name; they add up to 1.
+    shadow
+        A model that scores as well, and answers nothing.
+    """
+
+    name: str
+    shares: Mapping[str, float]
+    shadow: str | None = None
+
+    @property
+    def only(self) -> str | None:
+        """The model, if there is only one and no shadow."""
+        return next(iter(self.shares)) if len(self.shares) == 1 and not self.shadow else None
+
+    def one(self, asked: object) -> str:
+        """Like `only`; raises `InputError` if the name that was `asked` for stands for several models."""
+        if self.only is None:
+            first = max(self.shares, key=lambda model: self.shares[model])
+            shown = ", ".join([*self.shares, *([self.shadow] if self.shadow else [])])
+            raise InputError(f"{asked} stands for several versions ({shown}); name one, as {first}")
+        return self.only
+
+
+@dataclass(frozen=True)
+class ModelCopy:
+    """A model's folder on this host, and the digest of its content.
+
+    ``held`` keeps other processes from removing the folder, until it is closed.
+    """
+
+    folder: Path
+    content: str
+    held: Locked | None = None
+
+
+class CacheRoom(Protocol):
+    """The cache folder of a worker's host."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder; an extension has a folder of its name in it."""
+
+    def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
+        """Remove what was not used for longest until `needed` more bytes fit; how many bytes are lacking.
+
+        The folder `keep` stays. If bytes are lacking however much is removed, nothing is.
+        """
+
+
+class NamedModels(Protocol):
+    """Models that an extension knows by name. Threads share it."""
+
+    def owns(self, model: str) -> bool:
+        """Whether the name has the form of these names; asks nobody."""
+
+    def choice(self, model: str) -> Choice:
+        """For producers: what the name stands for now.
+
+        Raises
+        ------
+        RegistryAway
+            Whoever knows it cannot be reached.
+        RankmillError
+            It stands for nothing.
+        """
+
+    def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
+        """For workers: the model's files, fetched now if they are not here.
+
+        Parameters
+        ----------
+        model
+            A name that `choice` gave.
+        content
+            The digest that they must have, if it is known.
+        cache
+            Where files may be kept.
+
+        Raises
+        ------
+        InputError
+            No worker could ever have these files.
+        WorkerError
+            They cannot be had here. Another worker may have them.
+        """
+
+    def kept(self, cache: Path) -> Iterable[KeptFolder]:
+        """For workers: the folders that it keeps in the cache folder, and that may be removed."""
+
+
+MakeModels = Callable[[WorkerSettings], NamedModels]
+"""What a package names for the seam ``rankmill.models``."""
+
+
+def has_tag(model: str) -> bool:
+    """Whether a model's name is NAME@TAG: a folder is not called so, unless a path says that it is one.
+
+    >>> has_tag("reranker@production"), has_tag("./reranker@production"), has_tag("org/reranker")
+    (True, False, False)
+    """
+    return "@" in model and not model.startswith(_PATHS) and not ("/" in model and Path(model).is_dir())
+
+
+def unknown_name(model: str) -> str:
+    """Why a name that nobody owns is no model, and the way out."""
+    return (
+        f"{model} names a version of a model, and no installed package knows such names: install rankmill "
+        f"with its registry, name a model on the hub, or write ./{model} for a folder of that name"
+    )
+
+
+def _may_be_owned(model: str) -> bool:
+    return not model.startswith(_PATHS) and bool({"@", ":"} & set(model))
+
+
+@dataclass(frozen=True)
+class _Known:
+    choice: Choice
+    at: float
+
+    @property
+    def is_fresh(self) -> bool:
+        return system.monotonic() - self.at < _FRESH_SECONDS
+
+
+class ModelNames:
+    """What names of models stand for. Threads may share it.
+
+    An answer is used again for some seconds, and for as long as whoever gave it is away.
+
+    Parameters
+    ----------
+    settings
+        Those of the extensions are among them.
+    extensions
+        Finds what packages add to the seam ``rankmill.models``; called when a name may be one of theirs.
+    """
+
+    def __init__(self, settings: WorkerSettings, extensions: Callable[[], Iterable[MakeModels]]) -> None:
+        self._settings, self._extensions = settings, extensions
+        self._lock = system.Lock()
+        self._known: dict[str, _Known] = {}
+
+    @cached_property
+    def owners(self) -> tuple[NamedModels, ...]:
+        """The extensions."""
+        return tuple(make(self._settings) for make in self._extensions())
+
+    def owner(self, model: str) -> NamedModels | None:
+        """The extension that knows a name; ``None`` if the name needs none, or nobody knows it."""
+        if not _may_be_owned(model):
+            return None
+        return next((each for each in self.owners if each.owns(model)), None)
+
+    def choice(self, model: str) -> Choice | None:
+        """What a name stands for; ``None`` if it is a path, or names a model on the hub.
+
+        Raises
+        ------
+        ConfigError
+            Nothing that is installed and set up knows such names.
+        InputError
+            It stands for nothing.
+        RegistryAway
+            Whoever knows it cannot be reached, and the answer is not known yet.
+        """
+        owner = self.owner(model)
+        if owner is None:
+            if has_tag(model):
+                raise ConfigError(unknown_name(model))
+            return None
+        with self._lock:
+            known = self._known.get(model)
+            if known and known.is_fresh:
+                return known.choice
+            try:
+                choice = owner.choice(model)
+            except RegistryAway as error:
+                if known is None:
+                    raise
+                logger.warning("%s; %s stays what it was", error, model)
+                choice = known.choice
+            self._known[model] = _Known(choice, system.monotonic())
+            return choice
+
+    def answers_at_once(self, model: str) -> bool:
+        """Whether `choice` asks nobody."""
+        known = self._known.get(model)
+        return not _may_be_owned(model) or (known is not None and known.is_fresh)
+
+    def pin(self, model: str) -> str:
+        """`model`, or the one that it stands for now.
+
+        Raises
+        ------
+        InputError
+            It stands for several; otherwise as `choice` does.
+        """
+        choice = self.choice(model)
+        return model if choice is None else choice.one(model)
+
+    def pinned(self, spec: ScoreSpec) -> ScoreSpec:
+        """`spec` with the model that its own stands for now; raises as `pin` does."""
+        return spec.model_copy(update={"model": self.pin(spec.model)})

@@ -1,0 +1,70 @@
+"""Copies of models with names of their own on a worker's host, and the room for these and for conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from rankmill import plugins
+from rankmill.jobs.cache import KeptFolder, cache_folder
+from rankmill.jobs.contract.errors import InputError, RankmillError, SpecError, WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.model_names import ModelCopy, ModelNames
+from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.workers.backends.registry import backends
+from rankmill.workers.host.disk_cache import make_room
+
+
+class ModelCopies:
+    """The models that extensions know by name, as a worker has them.
+
+    Parameters
+    ----------
+    settings
+        They name the cache folder and its limit; those of the extensions are among them.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.folder = cache_folder(settings.cache_dir)
+        self._limit = settings.cache_bytes
+        self._names = ModelNames(settings, partial(plugins.load_all, "rankmill.models"))
+
+    def pinned(self, spec: ScoreSpec) -> ScoreSpec:
+        """`spec` with the model that its own stands for now.
+
+        Raises
+        ------
+        WorkerError
+            This worker cannot find out.
+        """
+        try:
+            return self._names.pinned(spec)
+        except RankmillError as error:
+            raise WorkerError(str(error)) from error
+
+    def find(self, model: str, content: str | None) -> ModelCopy | None:
+        """The model's files, as of `NamedModels.copy`; ``None`` if no extension knows the name.
+
+        Raises
+        ------
+        SpecError
+            No worker could ever have them.
+        WorkerError
+            They cannot be had here. Another worker may have them.
+        """
+        owner = self._names.owner(model)
+        try:
+            return None if owner is None else owner.copy(model, content, self)
+        except InputError as error:
+            raise SpecError(str(error)) from None
+
+    def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
+        """As of `CacheRoom`."""
+        return 0 if self._limit is None else make_room(self._kept(), self._limit, needed=needed, keep=keep)
+
+    def _kept(self) -> Iterator[KeptFolder]:
+        for owner in self._names.owners:
+            yield from owner.kept(self.folder)
+        for backend in backends():  # each keeps what it makes of models in a folder of its name
+            yield from map(KeptFolder, (self.folder / backend).glob("*"))
