@@ -169,12 +169,10 @@ const STATES = {
 function stateOf(worker) {
   const {state, report} = worker;
   const found = STATES[state];
-  const [reasons, what] = !report ? [[], ""] : report.refusals.length
-    ? [report.refusals, ", refuses some chunks"]
-    : [report.half_open, ", tries refused chunks again"];
+  const reasons = report ? report.refusals : [];
   if (reasons.length) {
     const why = reasons[0].slice(0, 160) + (reasons.length > 1 ? ` (and ${reasons.length - 1} more)` : "");
-    return {text: found.text + what, className: "warn", title: reasons.join("\n").slice(0, 1000), more: [why]};
+    return {text: found.text + ", refuses some chunks", className: "warn", title: reasons.join("\n").slice(0, 1000), more: [why]};
   }
   if (worker.is_slow) {
     const title = "For the same number of tokens it takes longer than workers with its device and models.";
