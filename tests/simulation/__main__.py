@@ -79,7 +79,7 @@ def main(
         for each in PROMISES
         if sum(each.__name__ in outcome.loaded for _, outcome in played) < len(played) / 20
     ]
-    if seldom and not (found or needs):
+    if seldom and len(played) >= 20 and not (found or needs):
         print(f"loaded in less than one scenario of twenty: {', '.join(seldom)}")
     if failed and tail:
         _explain(failed[0] if whole else shrink(failed[0]), tail)

@@ -162,7 +162,7 @@ class WrongScoresAreTold(Promise):
 
     def ends_well(self, runs: set[str]) -> None:
         """Runs of a producer are over, and it has no reason to doubt their scores."""
-        self.loaded += bool(self.history.noted)
+        self.loaded += bool(self.history.noticed)
         for run in self.history.noted & runs:
             if not self.history.lost and not self.history.has_run(run):  # else it is removed later
                 self.broken(f"{run} ends well, and before its end a worker said that it has wrong scores")
@@ -610,7 +610,8 @@ class NothingIsLeft(Promise):
                 continue  # it has expired
             if name.endswith(":cancelled") or name in history.notes:
                 continue  # it tells a producer something that has ended meanwhile
-            mine = name.startswith("rankmill:run:") and not any(run in name for run in history.abandoned)
+            kinds = ("rankmill:run:", f"rankmill:queue:{history.queue}:waiting:")
+            mine = name.startswith(kinds) and not any(run in name for run in history.abandoned)
             if mine and not history.lost:
                 found.append(f"{name} is left")
         return found[:5]

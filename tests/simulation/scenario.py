@@ -207,13 +207,20 @@ def _long(
     return Submitted("run", pairs, dice.uniform(0.5, 3.0), kind, priority, **how)
 
 
-def _order(it: Scenario, dice: random.Random) -> Scenario:
+def _order(it: Scenario, dice: random.Random, **how: Any) -> Scenario:
     """Requests that go on and on, a bulk run that begins beside them, and other requests later."""
-    endless = replace(_long(dice, dice.choice(["live", "asyncio"])), at=0.5)
-    bulk = replace(_long(dice, dice.choice(["live", "detached"]), "bulk"), at=dice.uniform(1.5, 3.0))
-    later = replace(_long(dice, dice.choice(["live", "requests"]), rows=40), at=dice.uniform(4.0, 9.0))
-    speeds = dice.choices([0.05, 0.1], k=dice.randint(1, 2))
-    return _quiet(it, dice, speeds, endless, bulk, later, ahead=dice.choice([8, 16]), budget=128)
+    runs = (
+        replace(_long(dice, dice.choice(["live", "asyncio"])), at=6.0),
+        replace(_long(dice, dice.choice(["live", "detached"]), "bulk"), at=dice.uniform(7.0, 8.5)),
+        replace(_long(dice, dice.choice(["live", "requests"]), rows=40), at=dice.uniform(9.5, 14.5)),
+    )
+    speeds = dice.choices([0.05, 0.1], k=1 if how else dice.randint(1, 2))
+    return _quiet(it, dice, speeds, *runs, **{"ahead": 8, "budget": 128, **how})
+
+
+def _backlog(it: Scenario, dice: random.Random) -> Scenario:
+    """All of these wait for a worker that was drained."""
+    return _order(it, dice, ahead=64, faults=(Fault(0.1, "drain", 14.0),))
 
 
 def _shares(it: Scenario, dice: random.Random) -> Scenario:
@@ -236,13 +243,12 @@ def _refusals(it: Scenario, dice: random.Random) -> Scenario:
 
 
 def _lost_often(it: Scenario, dice: random.Random) -> Scenario:
-    """Chunks that the server loses three times, of four attempts: their jobs, or all that waits."""
-    what = dice.choice(["rq:job:", "rq:job:", "queue:q:waiting:", "queue:q:turns:"])
+    """Chunks that the server loses three times, of four attempts: their jobs, or how they wait."""
+    what = dice.choice(["rq:job:", "queue:q:waiting:", "queue:q:turns:"])
+    kind = dice.choice(["live", "asyncio", "file parquet"]) if what == "rq:job:" else "detached"
     faults = tuple(Fault(4.0 + 25 * number, "evict_any", target=what) for number in range(3))
-    kind = dice.choice(["live", "asyncio", "file parquet"])
-    return _quiet(
-        it, dice, [0.3], _long(dice, kind, None if kind.startswith(FILES) else "bulk"), faults=faults
-    )
+    run = _long(dice, kind, None if kind.startswith(FILES) else "bulk")
+    return _quiet(it, dice, [0.3], run, faults=faults, budget=128)
 
 
 def _kept(it: Scenario, dice: random.Random) -> Scenario:
@@ -295,14 +301,25 @@ def _killing(it: Scenario, dice: random.Random) -> Scenario:
     row = dice.randrange(40)
     run = replace(run, pairs=(*run.pairs[:row], ("query", POISON), *run.pairs[row + 1 :]))
     takes = "rq:queue:q:intermediate rq:workers:q"
-    faults = tuple(Fault(run.at + 0.2, "breaks", 0.0, number, takes) for number in range(dice.randint(0, 3)))
+    faults = tuple(Fault(run.at + 0.2, "breaks", 0.0, number, takes) for number in range(3))
     return _quiet(it, dice, [0.05, 0.05], run, faults=faults)
 
 
 THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     each.__name__[1:]: each
     for each in (
-        *(_order, _shares, _refusals, _lost_often, _kept, _dead_runner, _replaced, _told, _miscomputed),
+        *(
+            _order,
+            _backlog,
+            _shares,
+            _refusals,
+            _lost_often,
+            _kept,
+            _dead_runner,
+            _replaced,
+            _told,
+            _miscomputed,
+        ),
         _killing,
     )
 }
