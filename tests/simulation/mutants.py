@@ -120,8 +120,8 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("an output that was put in place is forgotten for the next one", "producer/collect/journal.py",
                '"\\n".join([*self.sealed, output])', "output", kept=True),
         Mutant("a batch's folder is not synced", "extensions/batches/folder.py",
-               "            sync(self.path)  # else all in it is lost with the power\n",
-               "            pass\n"),
+               "            sync(self.path)  #",
+               "            pass  #"),
     ),
     ResultIsInJournal: (
         Mutant("a result is deleted before it is collected", _DRIVER,
