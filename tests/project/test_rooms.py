@@ -87,7 +87,7 @@ def test_a_pair_s_way_is_as_short_as_the_document_says() -> None:
 
 @pytest.mark.slow
 def test_a_pair_passes_no_more_files_than_it_did() -> None:
-    """Counted by running it, it differs by a few, more on a busy machine; take the bounds down if it falls."""
+    """Counted by running it, it differs by a few, more on a busy machine. Take the bounds down with it."""
     words = [sys.executable, "-m", "tests.project.pair_way"]
     seen: list[tuple[int, int]] = []
     while len(seen) < 3 and not any(files <= 70 and returns <= 82 for files, returns in seen):
