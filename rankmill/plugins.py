@@ -11,7 +11,7 @@ Nothing is imported before it is needed. A name in brackets behind it is the ext
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, distribution, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution, entry_points
 from typing import Any, Literal
 
 from rankmill.jobs.contract.errors import ConfigError
@@ -49,6 +49,7 @@ Seam = Literal[
 @cache
 def _named(seam: Seam) -> dict[str, EntryPoint]:
     named: dict[str, EntryPoint] = {}
+    _ours()
     for point in sorted(
         entry_points(group=seam), key=lambda point: (_package(point) != "rankmill", point.name)
     ):
@@ -93,8 +94,23 @@ def load_all(seam: Seam) -> list[Any]:
 
 @cache
 def _ours() -> EntryPoints:
-    """Rankmill's own entry points, because reading them takes a fraction of the time for all packages."""
-    return distribution("rankmill").entry_points
+    """Rankmill's own entry points, because reading them takes a fraction of the time for all packages.
+
+    Raises
+    ------
+    ConfigError
+        They are not those of this code: it was not installed, or has changed since.
+    """
+    try:
+        points = distribution("rankmill").entry_points
+    except PackageNotFoundError:
+        points = EntryPoints()
+    if not points.select(group="rankmill.backends"):  # the core always has some
+        raise ConfigError(
+            "this code of rankmill is not the one that is installed, so its parts are not found: "
+            f"{install_line('worker')} installs it"
+        )
+    return points
 
 
 def _package(point: EntryPoint) -> str:

@@ -23,6 +23,12 @@ def _forgets() -> Iterator[None]:
     plugins._named.cache_clear()
 
 
+class Older:
+    """A distribution without what the code looks for."""
+
+    entry_points = importlib.metadata.EntryPoints()
+
+
 def add(monkeypatch: pytest.MonkeyPatch, *added: importlib.metadata.EntryPoint) -> None:
     """Add entry points to those of the installed packages."""
     installed = importlib.metadata.entry_points
@@ -94,3 +100,15 @@ def test_two_packages_cannot_add_the_same_name(monkeypatch: pytest.MonkeyPatch) 
     done = CliRunner().invoke(rankmill, ["--help"])
     assert done.exit_code == 2
     assert "two packages add 'other' to rankmill.commands" in done.output
+
+
+def test_code_that_is_not_the_installed_one_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a change of pyproject.toml in a checkout, whose metadata is older then."""
+    monkeypatch.setattr(plugins, "distribution", lambda name: Older())
+    plugins._ours.cache_clear()
+    try:
+        done = CliRunner().invoke(rankmill, ["--help"])
+    finally:
+        plugins._ours.cache_clear()
+    assert done.exit_code == 2
+    assert re.search(r"not the one that is installed.*pip install .*worker", done.output, re.S)
