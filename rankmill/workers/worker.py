@@ -129,7 +129,7 @@ class ScoringWorker(RQWorker):
             self._last_resort.start()
             stop_without_supervisor()
             self.listen(options)
-        except RankmillError as error:
+        except (RankmillError, redis.RedisError) as error:
             print(mask_passwords(f"worker {self.name} cannot start: {error}"), file=sys.stderr)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         self._pipeline.start()

@@ -104,6 +104,20 @@ def test_a_plain_worker_s_name_is_refused_in_one_line(
     assert "Traceback" not in log
 
 
+def test_a_key_that_redis_refuses_stops_no_worker_at_its_start_or_in_one_line(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    for name in (keys.queues(), keys.orders("same")):
+        server.client.set(name, "no such type")
+    workers(name="same")
+    server.client.set("rq:workers", "no set")
+    assert workers(name="other", ready=False).wait(timeout=60) == 1
+    log = (tmp_path / "worker.log").read_text()
+    assert "worker other cannot start: " in log
+    assert "WRONGTYPE" in log
+    assert "Traceback" not in log
+
+
 @pytest.mark.slow
 def test_a_worker_that_vanishes_is_forgotten(server: Server, workers: StartWorker) -> None:
     worker = workers(environ=QUICK_LEASE)

@@ -83,7 +83,9 @@ class Accountant:
         ¶ `END` stands for the whole stream, which is deleted too. If the results' entries `stays`, a set
         records which are counted. `group` stands for the tenant if the run's id does not.
 
-        Returns ------- Whether a command was added; give its reply to `heard`.
+        Returns
+        -------
+        Whether a command was added; give its reply to `heard`.
         """
         parts: list[object] = []
         for entry, usage in used.items():

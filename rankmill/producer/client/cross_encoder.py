@@ -263,7 +263,9 @@ class CrossEncoder:
         batch_size, device, pool, chunk_size, older
             These have no effect, and neither has the older ``num_workers``.
 
-        Returns ------- float32 scores of shape ``[n]``, or ``[n, labels]`` for a model with several outputs
+        Returns
+        -------
+        float32 scores of shape ``[n]``, or ``[n, labels]`` for a model with several outputs
         unless ``label`` names one; for one pair without the dimension ``n``.
 
         Raises

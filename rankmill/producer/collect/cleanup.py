@@ -53,7 +53,9 @@ class RunCleaner:
         `answered` chunks no longer have jobs, but still have pairs. What results have `used` is counted
         first.
 
-        Returns ------- The result of `RunStore.delete`; ``None`` if the run will be deleted later, unless
+        Returns
+        -------
+        The result of `RunStore.delete`; ``None`` if the run will be deleted later, unless
         this process ends first.
 
         Raises

@@ -370,7 +370,9 @@ class Collector:
         failed
             Number of failed attempts before the last one.
 
-        Returns ------- The pieces to send, and the failures of those that have no attempt left.
+        Returns
+        -------
+        The pieces to send, and the failures of those that have no attempt left.
         """
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []

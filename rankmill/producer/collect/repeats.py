@@ -321,7 +321,9 @@ class RepeatedPairs:
     def answer(self, chunk: int, result: ChunkResult) -> dict[int, Answers]:
         """Note the result of the rows that a chunk asked for.
 
-        Returns ------- The answers, by the chunks that wait for them.
+        Returns
+        -------
+        The answers, by the chunks that wait for them.
         """
         keys = self._asking.pop(chunk).keys.tolist()
         for key in keys:

@@ -100,12 +100,12 @@ class WorkerHeartbeat:
             try:
                 step()
             except redis.ResponseError as error:  # for instance, a key of the wrong type
-                logger.warning("Redis refuses a part of the heartbeat: %s", error)
+                _tell_refused(error)
             except Exception:  # whatever fails, the leases of running jobs must be renewed
                 logger.exception("heartbeat failed, trying again")
 
     def _report_state(self) -> None:
-        """Write the report and read the orders, in one round trip."""
+        """Write the report and read the orders, in one round trip; a refused part stops no worker."""
         worker = self._worker
         with worker.connection.pipeline() as pipe:
             announce_worker(pipe, worker.name, self._report(), self.lease_seconds)
@@ -114,9 +114,8 @@ class WorkerHeartbeat:
             replies = pipe.execute(raise_on_error=False)
         if not isinstance(replies[-1], Exception):
             self._orders.deliver(replies[-1])
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
+        if refused := [reply for reply in replies if isinstance(reply, Exception)]:
+            _tell_refused(refused[0])
 
     def _beat(self) -> None:
         self._worker.renew_leases()
@@ -171,3 +170,7 @@ class WorkerHeartbeat:
             left = int(1000 * (ends - self._server_now)) + 1
             if left < self._lock_ms:
                 connection.set(queue.registry_cleaning_key, os.getpid(), px=max(left, 1), xx=True)
+
+
+def _tell_refused(error: Exception) -> None:
+    logger.warning("Redis refuses a part of the heartbeat: %s", error)
