@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -223,6 +225,30 @@ def test_a_store_that_stays_away_or_refuses_is_one_line(monkeypatch: pytest.Monk
     ]:
         with pytest.raises(kind, match=message):
             paths.patiently("x", partial(fails, error), 0.01)
+
+
+def test_what_takes_longer_than_the_wait_is_tried_again_after_a_failure() -> None:
+    calls: list[int] = []
+
+    def upload() -> str:
+        calls.append(1)
+        time.sleep(0.3)
+        if len(calls) == 1:
+            raise ConnectionError("reset by peer")
+        return "done"
+
+    assert paths.patiently("x", upload, 0.2) == "done"
+
+
+def test_an_object_is_sent_in_pieces_that_fit_into_memory(
+    bucket: Bucket, s3_store: s3fs.S3FileSystem, tmp_path: Path
+) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(40 << 20)
+    put(large, object_path(f"{bucket.url}/large"))
+    found = s3_store.info(f"{bucket.url}/large")
+    assert (found["size"], found["ETag"].strip('"')[-2:]) == (40 << 20, "-3")
 
 
 def test_a_lock_is_its_holders_until_it_does_not_change_for_long(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -238,9 +239,9 @@ def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
     InputError
         The object does not exist, or its URL or the store's library is wrong.
     StoreError
-        The store refuses, or fails for longer than `seconds`; `what` names the object in the message.
+        The store refuses, or fails for `seconds` after the first failure; `what` names the object.
     """
-    deadline = system.monotonic() + seconds
+    deadline = math.inf
     for failures in count(1):
         try:
             return action()
@@ -257,6 +258,7 @@ def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
                 raise StoreError(f"{what}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
                 raise InputError(f"{what}: {_reason(error)}") from None
+            deadline = min(deadline, system.monotonic() + seconds)  # an upload alone may take longer
             if system.monotonic() > deadline:
                 raise StoreError(f"{what}: the store does not serve: {_reason(error)}") from None
             logger.warning("%s: the store does not serve, trying again: %s", what, _reason(error))

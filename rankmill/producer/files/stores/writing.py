@@ -26,6 +26,14 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 
 _READ_BYTES = 4 << 20
 
+_IN_PIECES = {"s3", "s3a"}
+"""Stores to which s3fs sends pieces of an object that it holds in memory: ten of 50 MiB, unless told."""
+
+_PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
+"""Least size of a piece; S3 accepts so many of one object."""
+
+_PIECES_AT_ONCE = 4
+
 _UNFINISHED = ".rankmill-*"
 """The folders in which files are written before they are moved; one stays if its process dies."""
 
@@ -163,7 +171,10 @@ def sync(path: Path) -> None:
 
 
 def _send(system: Any, name: str, file: Path, target: ObjectPath) -> None:
-    if target.protocol in _WHOLE:
+    if target.protocol in _IN_PIECES:
+        piece = max(_PIECE_BYTES, -(-file.stat().st_size // _MOST_PIECES))
+        system.put_file(str(file), name, chunksize=piece, max_concurrency=_PIECES_AT_ONCE)
+    elif target.protocol in _WHOLE:
         system.put_file(str(file), name)
     else:
         partial = target.with_name(f".{target.name}.partial").store[1]
