@@ -1,6 +1,6 @@
 """A batch by OpenAI's client: a file of requests in, a file of answers out.
 
-pip install '.[serve,worker]' openai
+pip install '.[gateway,worker]' openai
 mkdir batches
 RANKMILL_GATEWAY_FILES=batches rankmill serve --embedded --model demo
 rankmill runner --redis …    # as the line before says

@@ -1,6 +1,6 @@
 """Scores over HTTP, without a client library: a ranking, and a stream of scores.
 
-pip install '.[serve,worker]'
+pip install '.[gateway,worker]'
 rankmill serve --embedded --model demo
 python examples/http_client.py http://127.0.0.1:9809
 """
