@@ -81,7 +81,7 @@ def load(seam: Seam, name: str) -> Any:
     point = next(ours, None) or _named(seam)[name]
     try:
         return point.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the code of others raises, a KeyError among it
         extra = next(iter(point.extras), None)
         way = f"{install_line(extra)} installs it" if extra else f"repair or uninstall {_package(point)}"
         raise ConfigError(f"{name!r} of {seam} cannot be imported ({error}); {way}") from error

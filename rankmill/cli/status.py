@@ -12,7 +12,7 @@ from rankmill.cli.watch import View
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
 from rankmill.cluster.verdict import with_verdict
-from rankmill.cluster.watch import find_watched, watches
+from rankmill.cluster.watch import ask_extensions, find_watched
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError, RunExpired
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
@@ -67,7 +67,7 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
     """
     client = options.connection(settings)
     cluster = read_cluster(client, page=page - 1)
-    added = [listed for watch in watches().values() if (listed := watch.runs(client, settings))]
+    added = [listed for listed in ask_extensions(lambda watch: watch.runs(client, settings)) if listed]
     if as_json:
         found = [run.model_dump() for run in cluster.runs]
         others = {each.name: [run.model_dump(mode="json") for run in each.data] for each in added}

@@ -25,7 +25,7 @@ from rankmill.cluster.backlog import RUNS, Backlog, Backlogs
 from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
 from rankmill.cluster.usage import UsageMetrics
 from rankmill.cluster.verdict import fault_kinds, verdict
-from rankmill.cluster.watch import Gauge, watches
+from rankmill.cluster.watch import Gauge, ask_extensions, watches
 from rankmill.jobs.protocol.accounts import Entry, read_accounts
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
@@ -63,7 +63,8 @@ def exporter_app(client: redis.Redis) -> WSGIApplication:
             return HTTPStatus.SERVICE_UNAVAILABLE, "Redis does not answer"
         return HTTPStatus.OK, json.dumps(discovery(cluster))
 
-    added = {path: app for watch in watches().values() for path, app in watch.pages(client).items()}
+    pages = ask_extensions(lambda watch: dict(watch.pages(client)))
+    added = {path: app for more in pages for path, app in more.items()}
     return paths(
         {
             **added,

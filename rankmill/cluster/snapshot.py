@@ -17,7 +17,7 @@ from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 
 from rankmill.cluster.look import Look
-from rankmill.cluster.watch import Seen, watches
+from rankmill.cluster.watch import Seen, read_extensions
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.priority import priority_of
@@ -203,7 +203,7 @@ class _Reader(Look):
         )
         workers = _compared(self._workers(_names(self.texts(worker_keys, ALL_WORKERS), WORKER_PREFIX)))
         queues = _names(self.texts(queue_keys, Queue.redis_queues_keys), _QUEUE_PREFIX)
-        seen = {name: watch.read(self) for name, watch in watches().items()}
+        seen = read_extensions(self)
         of_others = {name for each in seen.values() for name in each.queues()}
         queues = [name for name in queues if name not in of_others]
         return Snapshot(

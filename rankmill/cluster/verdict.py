@@ -15,6 +15,7 @@ from rankmill.cluster.watch import ClusterFault, counted, waiting, watches
 _KINDS = (
     "wrong_scores", "refuses_writes", "no_workers", "nearly_full", "evicts", "stuck_run",
     "lost_worker", "refusing_worker", "slow_worker", "set_aside", "failed_jobs", "damaged",
+    "extension",
 )  # fmt: skip
 
 QUIET_SECONDS = 15.0
@@ -44,7 +45,7 @@ def fault_kinds() -> list[str]:
     kinds = list(_KINDS)
     for watch in watches().values():
         for kind, worse in watch.kinds.items():
-            kinds.insert(kinds.index(worse) + 1, kind)
+            kinds.insert(kinds.index(worse) + 1 if worse in kinds else len(kinds), kind)
     return kinds
 
 

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 from wsgiref.types import WSGIApplication
 
 import redis
 from pydantic import BaseModel, ConfigDict
 
 from rankmill.cluster.look import Look
-from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.errors import ConfigError, RankmillError
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.plugins import load, names
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ class Watch:
     """What an extension adds."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """Kinds of its faults, each with the kind of the fault that is just worse."""
+    """Kinds of its faults, each with the kind of the fault that is just worse; an unknown one is the last."""
 
     nothing: ClassVar[Seen] = Seen()
     """What it has seen before it has looked."""
@@ -121,20 +123,88 @@ class Watch:
         return {}
 
 
+class Broken(Seen):
+    """What is shown of an extension that fails: a fault."""
+
+    name: str
+    reason: str
+
+    def faults(self) -> Iterator[ClusterFault]:
+        """The failure."""
+        yield ClusterFault(
+            kind="extension",
+            text=f"Extension {self.name} cannot show the cluster: {self.reason}",
+            remedy="repair or uninstall its package; all else is shown",
+        )
+
+
 def watches() -> dict[str, Watch]:
-    """What the installed extensions add, by their names; without those that cannot be imported."""
+    """What the installed extensions add, by their names; one that cannot be imported adds a fault."""
     found: dict[str, Watch] = {}
     for name in names("rankmill.watch"):
         try:
-            found[name] = cast("Watch", load("rankmill.watch", name))
+            watch = load("rankmill.watch", name)
+            if not isinstance(watch, Watch):
+                raise ConfigError(f"{name!r} of rankmill.watch is {watch!r:.60}, not an object of a Watch")
+            found[name] = watch
         except ConfigError as error:
-            logger.debug("not shown: %s", error)
+            found[name] = _BrokenWatch(name, str(error))
     return found
+
+
+class _BrokenWatch(Watch):
+    """An extension that cannot be imported."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.nothing = Broken(name=name, reason=reason)  # type: ignore[misc]
+
+
+def read_extensions(look: Look) -> dict[str, Seen]:
+    """What the extensions read of the cluster, by their names; one that fails is `Broken`.
+
+    Raises
+    ------
+    redis.RedisError
+        The server cannot serve.
+    """
+    return {name: _seen(name, watch, look) for name, watch in watches().items()}
+
+
+def _seen(name: str, watch: Watch, look: Look) -> Seen:
+    try:
+        seen = watch.read(look)
+        # Here the extension alone fails; these depend on what was read, and are asked for again.
+        kinds = {fault.kind for fault in seen.faults()} - {"extension", *watch.kinds}
+        if kinds:
+            raise ValueError(f"{', '.join(sorted(kinds))} is not among the kinds of its faults")
+        _ = [*seen.queues(), *seen.lines(), *seen.gauges(), seen.model_dump_json()]
+    except (redis.RedisError, OSError):
+        raise
+    except Exception as error:
+        return Broken(name=name, reason=_reason(error))
+    return seen
+
+
+def ask_extensions(question: Callable[[Watch], T]) -> Iterator[T]:
+    """The answers of the extensions; one that fails is left out, with a warning that names it."""
+    for name, watch in watches().items():
+        try:
+            answer = question(watch)
+        except (RankmillError, redis.RedisError, OSError):
+            raise
+        except Exception as error:
+            logger.warning("extension %s fails and is left out: %s", name, _reason(error))
+        else:
+            yield answer
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
     """A run that an extension's processes carry out, by its id or the beginning of it."""
-    runs = (watch.find(client, settings, run_id) for watch in watches().values())
+    runs = ask_extensions(lambda watch: watch.find(client, settings, run_id))
     return next((run for run in runs if run), None)
 
 

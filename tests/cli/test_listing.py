@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -112,3 +113,15 @@ def test_code_that_is_not_the_installed_one_says_how_to_install_it(monkeypatch: 
         plugins._ours.cache_clear()
     assert done.exit_code == 2
     assert re.search(r"not the one that is installed.*pip install .*worker", done.output, re.S)
+
+
+@pytest.mark.parametrize("error", ["KeyError('HOME_OF_IT')", "SyntaxError('a word')"])
+def test_code_of_others_may_raise_anything_and_is_named(
+    error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "raises_when_imported.py").write_text(f"raise {error}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    add(monkeypatch, commands_at("raises_when_imported:COMMANDS"))
+    done = CliRunner().invoke(rankmill, ["--help"])
+    assert done.exit_code == 2
+    assert "'other' of rankmill.commands cannot be imported" in " ".join(done.output.split())

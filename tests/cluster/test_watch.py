@@ -1,0 +1,96 @@
+"""What a package adds to what is shown of a cluster: one that fails is a fault, and all else is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import pytest
+from click.testing import CliRunner
+
+from rankmill import plugins
+from rankmill.cli.main import rankmill
+from rankmill.cluster.exporter import ClusterView, exporter_app, exporter_registry
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.cluster.verdict import fault_kinds, verdict
+from rankmill.cluster.watch import ClusterFault, Seen, Watch
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.connection import impatient
+from tests.conftest import Server
+
+
+class Odd(Seen):
+    """Has a fault whose kind its watch does not name."""
+
+    def faults(self) -> Iterator[ClusterFault]:
+        yield ClusterFault(kind="odd", text="odd", remedy="none")
+
+
+class Raises(Watch):
+    """Fails whatever it is asked."""
+
+    kinds: ClassVar[Mapping[str, str]] = {"mine": "no_such_kind"}
+
+    def read(self, *about: Any) -> Any:
+        raise RuntimeError("its own bug")
+
+    find = runs = pages = read  # type: ignore[assignment]
+
+
+class SeesOdd(Watch):
+    """Reads what has a fault of an unknown kind."""
+
+    nothing: ClassVar[Seen] = Odd()
+
+
+@pytest.fixture
+def add(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Adds a watch of another package, or an error of its import."""
+    named, load = plugins.names, plugins.load
+
+    def install(watch: object) -> None:
+        def loaded(seam: plugins.Seam, name: str) -> Any:
+            if name != "stranger":
+                return load(seam, name)
+            if isinstance(watch, Exception):
+                raise watch
+            return watch
+
+        monkeypatch.setattr("rankmill.cluster.watch.names", lambda seam: [*named(seam), "stranger"])
+        monkeypatch.setattr("rankmill.cluster.watch.load", loaded)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("watch", "reason"),
+    [
+        (Raises(), "RuntimeError: its own bug"),
+        (SeesOdd(), "odd is not among the kinds of its faults"),
+        (Raises, "not an object of a Watch"),
+        (ConfigError("cannot be imported"), "cannot be imported"),
+    ],
+)
+def test_a_watch_that_fails_is_a_fault_and_all_else_is_shown(
+    watch: object, reason: str, server: Server, add: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(watch)
+    (fault,) = verdict(read_cluster(server.client)).faults
+    assert (fault.kind, fault.text.partition(": ")[0]) == (
+        "extension", "Extension stranger cannot show the cluster",
+    )  # fmt: skip
+    assert reason in fault.text
+    registry = exporter_registry(ClusterView(server.client))
+    assert registry.get_sample_value("rankmill_faults", {"kind": "extension"}) == 1
+    exporter_app(impatient(server.client))
+    for command in ("status", "status abc", "runs", "cancel abc"):
+        done = CliRunner().invoke(rankmill, [*command.split(), "--redis", server.url])
+        assert done.exit_code == (2 if "abc" in command else 0), done.output
+    told = {record.getMessage() for record in caplog.records}
+    warning = "extension stranger fails and is left out: RuntimeError: its own bug"
+    assert told == ({warning} if isinstance(watch, Raises) else set())
+
+
+def test_a_kind_that_is_just_worse_than_an_unknown_one_is_the_last(add: Any) -> None:
+    add(Raises())
+    assert fault_kinds()[-1] == "mine"
