@@ -65,7 +65,8 @@ def listed_commands() -> dict[str, Listed]:
 
 
 def _purposes(commands: dict[str, Listed]) -> list[str]:
-    return list(dict.fromkeys([*_PURPOSES, *(purpose for purpose, _, _ in commands.values())]))
+    used = dict.fromkeys(purpose for purpose, _, _ in commands.values())
+    return [*filter(used.__contains__, _PURPOSES), *(each for each in used if each not in _PURPOSES)]
 
 
 class _Commands(click.Group):

@@ -41,6 +41,13 @@ def test_a_name_that_an_extension_has_is_missed_in_one_line(name: str) -> None:
         getattr(face, name)
 
 
+def test_help_lists_the_commands_of_the_core() -> None:
+    done = CliRunner().invoke(rankmill, ["--help"])
+    assert done.exit_code == 0
+    assert "\nCluster:\n" in done.output
+    assert "\nServe:\n" not in done.output
+
+
 def test_the_cluster_is_shown(server: Server) -> None:
     store = RunStore(server.client)
     store.enqueue(stored_run(store), {0: Payload(b"pairs", 1)})
