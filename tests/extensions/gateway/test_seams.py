@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
+from click.testing import CliRunner
 from fastapi.testclient import TestClient
 
 from rankmill import plugins
+from rankmill.cli.main import rankmill
 from rankmill.extensions.gateway.dialects import routes
 from rankmill.extensions.gateway.dialects.base import Dialect, RerankBody
 from rankmill.extensions.gateway.dialects.routes import score_paths
@@ -132,3 +135,13 @@ def test_a_dialect_under_another_name_is_refused(installed: Installed) -> None:
     installed["rankmill.dialects"]["mine"] = (TeiRerank,)
     with pytest.raises(ConfigError, match=r"^the dialect 'mine' has a body of another dialect: TeiRerank is"):
         gateway_app(FakeWorkers())
+
+
+@pytest.mark.parametrize("package", ["fastapi", "fastapi_offline", "python_multipart"])
+def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People often have fastapi and uvicorn without the others."""
+    monkeypatch.setattr(
+        "rankmill.extensions.gateway.commands.serve.find_spec", lambda name: name != package or None
+    )
+    done = CliRunner().invoke(rankmill, ["serve", "--address", "nowhere:port"])
+    assert re.search(rf"\({package} missing\): pip install .*\[gateway\]", done.output)
