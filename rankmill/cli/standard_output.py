@@ -30,7 +30,7 @@ _NOTE = "-o - keeps no scores: only with a file (-o FILE) the same command conti
 def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
     """Change the request to write a file in a temporary folder instead of standard output.
 
-    ¶ Nothing of it is kept, because the reader of a pipe cannot get the second half later.
+    Nothing of it is kept, because the reader of a pipe cannot get the second half later.
 
     Raises
     ------

@@ -60,7 +60,7 @@ def model_folder(model: str) -> Path | None:
 def model_files(folder: Path) -> dict[str, Path]:
     """The files of a model's directory on which its scores may depend, by relative path, in order.
 
-    ¶ These are all files except hidden ones, texts for people, code, and weights in formats that are not
+    These are all files except hidden ones, texts for people, code, and weights in formats that are not
     read. Even these are included if a JSON file of the model names them.
 
     Raises

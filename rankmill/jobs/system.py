@@ -104,7 +104,7 @@ class Backoff:
 class Periodic:
     """Calls `do` every `seconds` seconds in a thread; if it raises, the next call still follows.
 
-    ¶ An error that is raised again and again is logged only once.
+    An error that is raised again and again is logged only once.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """The errors that rankmill raises on purpose.
 
-¶ The message of each is one line that says what is wrong, where, and what to do. Commands print it as it is,
+The message of each is one line that says what is wrong, where, and what to do. Commands print it as it is,
 never with a traceback, and end with the exit code of its class.
 """
 

@@ -300,7 +300,7 @@ class BatchOrder(WireModel):
 class FileOrder(WireModel):
     """Everything that a runner needs: the request, the model, the queue of chunks, and the webhook.
 
-    ¶ It is the only argument of the RQ job ``rankmill.score_file``. ``chunk_size``, ``queue`` and ``webhook``
+    It is the only argument of the RQ job ``rankmill.score_file``. ``chunk_size``, ``queue`` and ``webhook``
     may be left out; the runner's settings then decide the first two. ``batch`` is set if the gateway sent the
     order, and ``tenant`` and ``weight`` if it has a tenant.
     """

@@ -1,6 +1,6 @@
 """The wire format: pairs, other rows to score, and scores, encoded as Arrow.
 
-¶ A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of one record
+A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of one record
 batch. The whole stream is compressed with zstd, so a reader knows version and size before it decompresses
 anything. Pairs have the columns ``query`` (dictionary-encoded, because queries repeat) and ``passage``, both
 nullable text. Single texts have the column ``text``, conversations ``messages`` (JSON), and requests for

@@ -80,7 +80,7 @@ class Accountant:
     ) -> bool:
         """Add a command to `pipe` that counts what results have `used`, by their entries, and deletes these.
 
-        ¶ `END` stands for the whole stream, which is deleted too. If the results' entries `stays`, a set
+        `END` stands for the whole stream, which is deleted too. If the results' entries `stays`, a set
         records which are counted. `group` stands for the tenant if the run's id does not.
 
         Returns

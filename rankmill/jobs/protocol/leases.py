@@ -48,7 +48,7 @@ def move(
 ) -> bool:
     """End a lease or a pause in the transaction that moves its job, by the commands of `do`; returns whether.
 
-    ¶ If the reply was lost, or another process has moved the job, the entry is gone and the job is not moved
+    If the reply was lost, or another process has moved the job, the entry is gone and the job is not moved
     again.
 
     Parameters

@@ -259,7 +259,7 @@ class RunStore:
         """Count failed attempts at chunks, given the number of each; for a run that is gone, nothing is
         counted.
 
-        ¶ Workers call this, and so do producers that find a chunk lost or its result unusable, so that a
+        Workers call this, and so do producers that find a chunk lost or its result unusable, so that a
         chunk has `max_retries` + 1 attempts, whatever ends them. The number 0 says that the first attempt at
         a piece of a chunk begins.
 

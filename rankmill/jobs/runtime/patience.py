@@ -147,7 +147,7 @@ def waiting(
 def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
     """Recognize that the server refuses the large values of `pipe`, which the ``with`` block executes.
 
-    ¶ A server breaks the connection then, as if it were away, so the command would wait for it.
+    A server breaks the connection then, as if it were away, so the command would wait for it.
 
     Raises
     ------

@@ -70,7 +70,7 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
 class OpenTables(Iterator[pa.Table]):
     """Tables from opened sources, such as files that a thread reads ahead, or a caller's stream.
 
-    ¶ The code that opens them closes them, with ``with`` or `close`, which may wait. The garbage collector
+    The code that opens them closes them, with ``with`` or `close`, which may wait. The garbage collector
     never closes anything here, because it may run while its thread holds a lock that closing needs.
 
     Parameters

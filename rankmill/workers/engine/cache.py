@@ -104,7 +104,7 @@ class EngineCache:
     def get(self, spec: ScoreSpec) -> Engine:
         """The engine of `spec`; this loads the model if it is not loaded, or has new content.
 
-        ¶ A spec with a revision gets that content as long as it is loaded, even if the directory has changed.
+        A spec with a revision gets that content as long as it is loaded, even if the directory has changed.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class EngineCache:
     def warm(self, spec: ScoreSpec) -> None:
         """Load a model and score one row, so that the first request does not wait.
 
-        ¶ A model that is already loaded scores no row, because another thread may be using its backend.
+        A model that is already loaded scores no row, because another thread may be using its backend.
 
         Raises
         ------

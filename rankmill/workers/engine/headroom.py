@@ -146,7 +146,7 @@ class _Largest:
 class Headroom:
     """Learns how much memory the batches of a model need, and tells which batch fits.
 
-    ¶ A batch's weight is its padded tokens, and more for long rows. A batch is expected to need memory in
+    A batch's weight is its padded tokens, and more for long rows. A batch is expected to need memory in
     proportion to its weight, at the rate of the heaviest batch so far. Only the thread that runs forwards
     uses this object.
 

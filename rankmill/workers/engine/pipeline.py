@@ -100,7 +100,7 @@ class _Lane:
 class Pipeline:
     """Scores the work of several chunks together, and answers each chunk when its last row is scored.
 
-    ¶ A request waits only for the forwards in progress, however much bulk work is claimed: for one while
+    A request waits only for the forwards in progress, however much bulk work is claimed: for one while
     requests come, and otherwise for up to `Backend.depth`. If requests always wait, a quarter of the pairs is
     still bulk work (`PriorityTurns`).
 

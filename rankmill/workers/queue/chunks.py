@@ -378,7 +378,7 @@ class ChunkScorer:
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
         """The engine of a run, in the precision and with the content that all its chunks are scored with.
 
-        ¶ The first worker to get here settles these for the whole run. If a chunk is tried again, they are
+        The first worker to get here settles these for the whole run. If a chunk is tried again, they are
         read again, because the server may have lost them and another worker may have settled others.
         """
         if attempt(run, claim.job) > 1:

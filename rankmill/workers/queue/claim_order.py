@@ -101,7 +101,7 @@ class ClaimOrder:
 def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
     """The number of unstarted chunks that a worker gives to idle workers, beginning with the last chunk.
 
-    ¶ Each idle worker gets one chunk and begins it at once. So a chunk is given only once, unless its new
+    Each idle worker gets one chunk and begins it at once. So a chunk is given only once, unless its new
     worker ends.
 
     Parameters

@@ -38,7 +38,7 @@ Found = tuple[bytes, OrderedQueue]
 class Bell:
     """Listens for requests in a thread, while it is told to.
 
-    ¶ An idle worker waits for any job at the queue. A worker that is full of bulk work cannot do that,
+    An idle worker waits for any job at the queue. A worker that is full of bulk work cannot do that,
     because it would get more bulk work. Each request rings the bell once, and so wakes one such worker.
 
     Parameters

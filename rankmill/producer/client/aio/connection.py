@@ -46,7 +46,7 @@ class _Call(NamedTuple):
 class Line:
     """Sends the commands of many tasks over one connection.
 
-    ¶ A system call costs more than a small command. So the commands of tasks that run at the same time share
+    A system call costs more than a small command. So the commands of tasks that run at the same time share
     one write and few reads, and the commands of a single task do not wait. If a task is cancelled, its call
     is not sent, or its replies are dropped; other tasks do not notice.
 

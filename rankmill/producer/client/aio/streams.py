@@ -33,7 +33,7 @@ Found: TypeAlias = list[tuple[bytes, Entries]]
 class Streams:
     """Reads the streams of all runs that wait, each for its task.
 
-    ¶ If a run comes while the command waits, it rings a bell, which is a stream only for this reader. So the
+    If a run comes while the command waits, it rings a bell, which is a stream only for this reader. So the
     command returns, and the next command reads the run's stream too.
 
     Parameters
