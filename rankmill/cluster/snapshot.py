@@ -43,7 +43,7 @@ _CHUNK_BYTES = 8 << 20
 
 _QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
 _WORKER_FIELDS = (
-    "queues", "state", "birth", "death", "last_heartbeat", "pid", SCORING_FIELD,
+    "queues", "state", "birth", "death", "last_heartbeat", "pid", "hostname", SCORING_FIELD,
 )  # fmt: skip
 
 WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreign"]
@@ -68,8 +68,8 @@ class Damaged(_Frozen):
 class WorkerState(_Frozen):
     """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired.
 
-    ``pid`` is its process's id on its host. ``relative_pace`` is its pace divided by the usual pace of
-    workers with its device and models (``None`` if no other one scores).
+    ``host`` is the name of its host, and ``pid`` its process's id there. ``relative_pace`` is its pace
+    divided by the usual pace of workers with its device and models (``None`` if no other one scores).
     """
 
     name: str
@@ -77,6 +77,7 @@ class WorkerState(_Frozen):
     state: WorkerStateName
     beat_seconds: float | None
     report: WorkerReport | None
+    host: str | None = None
     pid: int | None = None
     relative_pace: float | None = None
 
@@ -262,6 +263,7 @@ class _Reader(Look):
             state=state,
             beat_seconds=self.age(report.beat if report else self.time(known["last_heartbeat"], key)),
             report=report,
+            host=self.text(known["hostname"] or b"", key) or None,
             pid=int(pid) if (pid := known["pid"]) and pid.isdigit() else None,
         )
 

@@ -41,7 +41,16 @@ scalars = st.one_of(
 )
 ids = st.one_of(st.binary(min_size=1, max_size=12), st.from_regex(r"\A[0-9a-f]{8}\Z").map(str.encode))
 RUN_FIELDS = [b"format", b"spec", b"queue", b"ttl", b"max_retries", b"created", b"rows"]
-WORKER_FIELDS = [b"queues", b"state", b"birth", b"death", b"last_heartbeat", SCORING_FIELD.encode(), b"pid"]
+WORKER_FIELDS = [
+    b"queues",
+    b"state",
+    b"birth",
+    b"death",
+    b"last_heartbeat",
+    SCORING_FIELD.encode(),
+    b"pid",
+    b"hostname",
+]
 
 
 def put(client: redis.Redis, key: bytes, kind: str, value: bytes, fields: dict[bytes, bytes]) -> None:

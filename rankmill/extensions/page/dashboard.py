@@ -30,6 +30,11 @@ WINDOW_SECONDS = 30
 
 MAX_POINTS = 300
 
+_SERIES = (
+    "at", "pairs_per_second", "request_p50", "request_p95", "request_p99",
+    "bulk_p50", "bulk_p95", "bulk_p99", "waiting",
+)  # fmt: skip
+
 _GROWING = ("beat", "pairs", "tokens", "padded_tokens", "row_errors", "retried_chunks")
 
 _PAGE = Path(__file__).resolve().parent / "static"
@@ -57,9 +62,8 @@ class Rates(BaseModel):
     """Rates of the workers over the last `WINDOW_SECONDS`; ``None`` where there is no data for them.
 
     ``padding`` is the share of the computed tokens that was padding, ``stages`` the share of the
-    workers' time by stage, ``latency`` the quantiles p50, p95 and p99 of the seconds from a chunk's
-    submission to its result (``request_latency`` and ``bulk_latency`` those of each), ``speeds``
-    the pairs per second by worker.
+    workers' time by stage, ``request_latency`` and ``bulk_latency`` the quantiles p50, p95 and p99 of
+    the seconds from a chunk's submission to its result, ``speeds`` the pairs per second by worker.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -69,7 +73,6 @@ class Rates(BaseModel):
     retried_chunks: int = 0
     padding: float | None = None
     stages: dict[str, float] | None = None
-    latency: tuple[float, float, float] | None = None
     request_latency: tuple[float, float, float] | None = None
     bulk_latency: tuple[float, float, float] | None = None
     speeds: dict[str, float] = {}
@@ -80,8 +83,7 @@ class History:
 
     def __init__(self) -> None:
         self._reports: dict[str, deque[WorkerReport]] = {}
-        self._points: deque[tuple[float, float | None, float | None, float | None, float | None, int | None]]
-        self._points = deque(maxlen=MAX_POINTS)
+        self._points: deque[tuple[float | None, ...]] = deque(maxlen=MAX_POINTS)
         self.rates = Rates()
 
     def add(self, cluster: Snapshot) -> None:
@@ -92,19 +94,19 @@ class History:
         for name, report in live.items():
             self._note(self._reports.setdefault(name, deque()), report)
         self.rates = _rates({name: (seen[0], seen[-1]) for name, seen in self._reports.items()})
-        p50, p95, p99 = self.rates.latency or (None, None, None)
+        requests = self.rates.request_latency or (None, None, None)
+        bulk = self.rates.bulk_latency or (None, None, None)
         waiting = sum(queue.waiting for queue in cluster.queues)
-        self._points.append((cluster.at, self.rates.pairs_per_second, p50, p95, p99, waiting))
+        self._points.append((cluster.at, self.rates.pairs_per_second, *requests, *bulk, waiting))
 
     def add_gap(self, at: float) -> None:
         """Add a point without values: there was no snapshot."""
-        self._points.append((at, None, None, None, None, None))
+        self._points.append((at, *[None] * (len(_SERIES) - 1)))
 
     def series(self) -> dict[str, list[float | None]]:
         """The points as columns, by name."""
-        names = ("at", "pairs_per_second", "p50", "p95", "p99", "waiting")
         points = list(self._points)  # a copy: another thread adds to them
-        return {name: [point[place] for point in points] for place, name in enumerate(names)}
+        return {name: [point[place] for point in points] for place, name in enumerate(_SERIES)}
 
     def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
         if seen and (seen[-1].started != report.started or _went_back(seen[-1], report)):
@@ -171,7 +173,6 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
         retried_chunks=growth("retried_chunks"),
         padding=1 - real / padded if padded else None,
         stages={name: part / busy for name, part in zip(STAGES, seconds, strict=True)} if busy > 0 else None,
-        latency=_quantiles(counts.tolist()),
         request_latency=_quantiles(requests.tolist()),
         bulk_latency=_quantiles((counts - requests).tolist()),
         speeds=speeds,
@@ -215,7 +216,9 @@ def _cluster_json(client: redis.Redis, history: History) -> WSGIApplication:
         found: dict[str, object] = {"series": history.series(), "rates": history.rates.model_dump()}
         status = HTTPStatus.OK
         try:
-            found["cluster"] = with_verdict(read_cluster(client, page=page)).model_dump()
+            cluster = read_cluster(client, page=page)
+            found["cluster"] = with_verdict(cluster).model_dump()
+            found["lines"] = [line for seen in cluster.extensions.values() for line in seen.lines()]
         except (redis.RedisError, OSError) as error:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             found["error"] = mask_passwords(" ".join(str(error).split()))

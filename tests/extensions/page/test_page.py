@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import threading
 import time
@@ -23,6 +24,7 @@ from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import ClusterView, exporter_registry
 from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.extensions.page.dashboard import WINDOW_SECONDS, History, quantile
+from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from tests.cluster.test_cluster import read
@@ -70,7 +72,7 @@ def figures(url: str, page: str = "0") -> dict[str, Any]:
 def text(html: str, element: str) -> str:
     found = re.search(rf'id="{element}"[^>]*>(.*?)</(?:table|dd|p)>', html, re.S)
     assert found, element
-    return re.sub(r"<[^>]+>", " ", found[1])
+    return re.sub(r"<[^>]+>", " ", found[1]).replace("&nbsp;", " ").replace("\xa0", " ")
 
 
 @pytest.mark.slow
@@ -87,11 +89,11 @@ def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
     run = client.submit(pairs + [("big cat", "the moon " * 40)] * 499_999)
     reader = threading.Thread(target=read, args=(run,))
     reader.start()
-    pages = [""]
+    pages, host = [""], re.escape(socket.gethostname())
 
     def busy() -> bool:
         pages.append(shown(page, tmp_path / "browser"))
-        found = re.search(r"worker-7\s+rankmill\s+busy\s+demo\s+cpu", text(pages[-1], "workers"))
+        found = re.search(rf"worker-7\s+rankmill\s+{host}\s+busy\s+demo\s+cpu", text(pages[-1], "workers"))
         progress = re.search(r'<progress max="1" value="([0-9.e-]+)"', pages[-1])
         return bool(found and progress and 0 < float(progress[1]) < 1)
 
@@ -101,21 +103,21 @@ def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
     assert run.id[:12] in text(html, "runs")
     assert "of 500,000" in text(html, "runs")
     assert text(html, "alive").strip() == "1"
-    assert html.count("<canvas") == 3
+    assert html.count("<canvas") == 4
     wait_for(lambda: (figures(page)["rates"]["pairs_per_second"] or 0) > 0)
     run.cancel()
     reader.join()
     worker.kill()
     wait_for(lambda: figures(page)["cluster"]["workers"][0]["state"] == "lost")
     html = shown(page, tmp_path / "browser")
-    assert re.search(r"worker-7\s+rankmill\s+lost", text(html, "workers"))
+    assert re.search(rf"worker-7\s+rankmill\s+{host}\s+lost", text(html, "workers"))
     assert "Worker worker-7 has died" in text(html, "state")
-    assert "start another" in text(html, "notice")
+    assert "start another" in text(html, "faults")
     assert "No runs." in text(html, "runs")
     server.client.shutdown(nosave=True)
     wait_for(lambda: "error" in figures(page))
     html = shown(page, tmp_path / "browser")
-    assert "Redis is away" in text(html, "notice")
+    assert "Redis is away" in text(html, "faults")
     assert 'id="notice" class="notice" role="alert" hidden' not in html
 
 
@@ -136,9 +138,47 @@ def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: st
     assert "<title>rankmill</title>" in html
     assert "idle, refuses some chunks" in text(html, "workers")
     assert "no model &lt;img src=x" in html
-    figures_of_x = r"x\s+drained.*1\.8 cores\s+2\.0 GiB\s+88%, 1\.5 of 80\.0 GiB, 64(?:\xa0|&nbsp;)°C\s+75%"
+    figures_of_x = r"x\s+unknown\s+drained.*1\.8 cores\s+2\.0 GiB\s+88%, 1\.5 of 80\.0 GiB, 64 °C\s+75%"
     assert re.search(figures_of_x, text(html, "workers"), re.S)
     assert "0 busy, 1 drained" in text(html, "alive-more")
+
+
+def test_of_forty_workers_those_in_trouble_come_first_and_the_others_are_one_row_for_each_host(
+    server: Server, page: str, tmp_path: Path
+) -> None:
+    for number in range(40):
+        host = f"node-{number % 10 + 1}"
+        name = f"{host}.cuda{number // 10}"
+        server.client.sadd("rq:workers", f"rq:worker:{name}")
+        born: dict[Any, Any] = {
+            "birth": "x",
+            "scoring": 1,
+            "state": "busy",
+            "hostname": host,
+            "queues": "rankmill",
+        }
+        server.client.hset(f"rq:worker:{name}", mapping=born)
+        report = WorkerReport(device="cuda", started=1.0, beat=time.time(), pairs=1, drained=number == 4)
+        if number:
+            announce_worker(server.client, name, report, 60)  # the first one is lost
+    server.client.zadd(keys.file_queues(), {"files": 1})
+    html = shown(page, tmp_path / "browser")
+    workers = text(html, "workers")
+    assert re.search(r"Heartbeat\s+node-1\.cuda0\s+rankmill\s+node-1\s+lost", workers)
+    assert re.search(r"node-5\.cuda0\s+rankmill\s+node-5\s+drained", workers)
+    folded = re.findall(r"▸ (\d) busy\s+(node-\d+)", workers)
+    hosts = [f"node-{number}" for number in range(1, 11)]
+    assert folded == [("3" if host in {"node-1", "node-5"} else "4", host) for host in hosts]
+    assert "node-2.cuda" not in workers
+    assert text(html, "alive-more") == "38 busy, 1 drained, 1 lost"
+    assert "Submitted runs in queue files: 0 waiting, 0 running" in text(html, "lines")
+    assert "No requests in these minutes." in html
+    server.client.shutdown(nosave=True)
+    html = shown(page, tmp_path / "browser")
+    assert text(html, "state") == "Redis is away."
+    assert text(html, "alive-more") == "Redis is away"
+    assert html.count('<span class="stale">Redis is away</span>') == 4
+    assert "node-" not in html
 
 
 def test_runs_are_paged_whatever_is_asked_for(server: Server, page: str) -> None:
@@ -217,11 +257,11 @@ def test_rates_are_differences_between_reports() -> None:
     assert (rates.pairs_per_second, rates.speeds, rates.row_errors) == (50, {"w": 50}, 3)
     assert rates.padding == pytest.approx(0.1)
     assert rates.stages == {"wait": 0.25, "fetch": 0, "tokenize": 0, "forward": 0.75, "write": 0}
-    assert rates.latency == pytest.approx((0.0875, 0.09875, 0.09975))
+    assert rates.bulk_latency == pytest.approx((0.0875, 0.09875, 0.09975))
     for second in range(21, 21 + 2 * WINDOW_SECONDS):
         history.add(look(second, **done))
     assert history.rates.pairs_per_second == 0
-    assert history.rates.latency is None
+    assert history.rates.bulk_latency is None
     history.add_gap(99)
     series = history.series()
     assert series["at"][-1] == 99

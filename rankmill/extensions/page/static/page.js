@@ -4,17 +4,21 @@
 const EVERY_MS = 2000;
 const SHOW_ENDED_MS = 15000; // how long a run that has ended stays on the page, marked as such
 const QUIET_SECONDS = 60;
-const SHOWN_SECONDS = 600; // length of the plots
+const LEAST_SECONDS = 60; // length of the plots at least
+const SHOWN_FAULTS = 5;
+const SINGLE_WORKERS = 8; // with more that are well, those of each host are one row, which a click opens
 const COLOURS = ["--c0", "--c1", "--c2"];
 
 const byId = (id) => document.getElementById(id);
 let page = 0;
 let known = new Map(); // runs in the last update
 let ended = new Map(); // runs that have ended, and when that was noticed
+const opened = new Set(); // hosts whose workers are shown one by one
 
 // --- words
 
 const count = (n) => Math.round(n).toLocaleString("en");
+const counted = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 const percent = (share) => (100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0) + "%";
 
 function rate(n) {
@@ -31,7 +35,7 @@ function duration(seconds) {
     if (left >= size || parts.length) parts.push(Math.floor(left / size) + " " + name);
     left %= size;
   }
-  return parts.slice(0, 2).join(" ");
+  return parts.slice(0, 2).filter((part, place) => !place || !part.startsWith("0 ")).join(" ");
 }
 
 // For durations where tenths of a second do not matter.
@@ -52,14 +56,20 @@ function say(id, text) {
 
 // --- tables
 
-// A cell is a text, or {text, className, title, share, more}; share shows a progress bar before the text, and
-// more is a second line of texts.
+// A cell is a text, or {text, className, title, share, more, host}; share shows a progress bar before the text,
+// more is a second line of texts, and a cell with a host is a button that opens and folds its workers.
 function cell(label, value) {
   const td = document.createElement("td");
-  const {text, className, title, share, more} = typeof value === "object" ? value : {text: value};
+  const {text, className, title, share, more, host} = typeof value === "object" ? value : {text: value};
   td.dataset.label = label;
+  if (text === "–") td.className = "none";
   if (title) td.title = title;
-  const content = document.createElement("span");
+  const content = document.createElement(host === undefined ? "span" : "button");
+  if (host !== undefined) {
+    content.type = "button";
+    content.dataset.host = host;
+    content.setAttribute("aria-expanded", opened.has(host));
+  }
   if (className) content.className = className;
   if (share !== undefined) {
     const bar = document.createElement("progress");
@@ -114,7 +124,7 @@ const errors = (n) => ({text: count(n), className: n ? "bad" : ""});
 
 function runRow(run, now, over) {
   const share = run.rows ? run.rows_done / run.rows : undefined;
-  const done = run.rows === null ? count(run.rows_done) + " rows"
+  const done = run.rows === null ? counted(run.rows_done, "row")
     : percent(share ?? 1) + " of " + count(run.rows);
   const quiet = run.quiet_seconds > QUIET_SECONDS;
   const left = over ? {text: "finished, cancelled or expired"}
@@ -135,7 +145,7 @@ function runRow(run, now, over) {
   };
 }
 
-function showRuns(cluster) {
+function showRuns(cluster, lines) {
   const current = new Map(cluster.runs.map((run) => [run.id, run]));
   const all = cluster.runs_total <= cluster.page_size; // else a run may only be on another page
   for (const [id, run] of known) {
@@ -149,9 +159,10 @@ function showRuns(cluster) {
   for (const {run} of ended.values()) rows.push(runRow(run, cluster.at, true));
   const columns = names("Run", "Model", "Queue", "Done", "#Row errors", "#Rows/s", "#Left", "#Age");
   table("runs", columns, rows, "No runs.");
+  byId("lines").replaceChildren(...lines.map(line));
   const pages = Math.max(1, Math.ceil(cluster.runs_total / cluster.page_size));
   byId("pages").hidden = pages === 1 && page === 0;
-  say("page", `Page ${page + 1} of ${pages}, ${count(cluster.runs_total)} runs`);
+  say("page", `Page ${page + 1} of ${pages}, ${counted(cluster.runs_total, "run")}`);
   byId("previous").disabled = page === 0;
   byId("next").disabled = page + 1 >= pages;
 }
@@ -181,8 +192,16 @@ function stateOf(worker) {
   return report?.doing ? {...found, text: `${found.text}, ${report.doing}`} : found;
 }
 
-const TROUBLE = {lost: 0, foreign: 1, draining: 3, drained: 3};
-const urgency = (worker) => TROUBLE[worker.state] ?? (worker.report?.refusals.length || worker.is_slow ? 2 : 4);
+const URGENCY = {draining: 3, drained: 3, foreign: 4};
+const isWell = (worker) => urgency(worker) === 5;
+
+function urgency({state, report, is_slow}) {
+  return state === "lost" ? 0 : report?.refusals.length ? 1 : is_slow ? 2 : URGENCY[state] ?? 5;
+}
+
+// As people sort names: 2 before 10.
+const natural = new Intl.Collator("en", {numeric: true}).compare;
+const hostOf = (worker) => worker.host ?? "unknown";
 
 function bytes(n) {
   return n >= 2 ** 30 ? (n / 2 ** 30).toFixed(1) + " GiB" : count(n / 2 ** 20) + " MiB";
@@ -191,7 +210,7 @@ function bytes(n) {
 // Figures of a worker's GPU, those that its driver tells.
 function graphics(gpu) {
   if (!gpu) return "";
-  const parts = [gpu.use === null ? "" : percent(gpu.use), `${(gpu.memory_used / 2 ** 30).toFixed(1)} of ${bytes(gpu.memory_size)}`,
+  const parts = [gpu.use === null ? "" : percent(gpu.use), `${(gpu.memory_used / 2 ** 30).toFixed(1)} of ${bytes(gpu.memory_size)}`.replaceAll(" ", "\u00a0"),
     gpu.celsius === null ? "" : Math.round(gpu.celsius) + "\u00a0°C"];
   return parts.filter((part) => part).join(", ");
 }
@@ -200,27 +219,66 @@ function hits({model_hits, model_loads}) {
   return model_hits + model_loads ? percent(model_hits / (model_hits + model_loads)) : "–";
 }
 
+function workerRow(worker, rates) {
+  const {name, queues, beat_seconds, report, pid} = worker;
+  const models = report ? report.models : [];
+  return {cells: [
+    {text: name, title: pid === null ? name : `${name}, process ${pid}`, more: [queues.join(", ")]},
+    hostOf(worker),
+    stateOf(worker),
+    {text: report ? models.map((model) => ending(model)).join(", ") || "none yet" : "–",
+      title: models.join("\n"), more: [report ? report.device : ""]},
+    rate(rates.speeds[name]),
+    {text: report ? count(report.pairs) : "–",
+      more: [report && report.row_errors ? counted(report.row_errors, "row error") : ""]},
+    {text: report && report.cpu !== null ? report.cpu.toFixed(1) + " cores" : "–",
+      more: [report && report.resident_bytes ? bytes(report.resident_bytes) : "", graphics(report && report.gpu)]},
+    report ? hits(report) : "–",
+    beat_seconds === null ? "–" : age(beat_seconds) + " ago",
+  ]};
+}
+
+// The workers of a host that are well, as one row.
+function hostRow(host, workers, rates) {
+  const sum = (figure) => workers.reduce((all, worker) => all + (figure(worker) ?? 0), 0);
+  const busy = workers.filter(({state}) => state === "busy").length;
+  const states = [busy && `${busy} busy`, workers.length - busy && `${workers.length - busy} idle`].filter((text) => text);
+  const models = [...new Set(workers.flatMap(({report}) => report?.models ?? []))];
+  return {className: "of-host", cells: [
+    {text: (opened.has(host) ? "▾ " : "▸ ") + states.join(", "), host},
+    host,
+    "–",
+    {text: models.map((model) => ending(model)).join(", ") || "none yet", title: models.join("\n")},
+    rate(sum(({name}) => rates.speeds[name])),
+    count(sum(({report}) => report?.pairs)),
+    {text: sum(({report}) => report?.cpu).toFixed(1) + " cores", more: [bytes(sum(({report}) => report?.resident_bytes))]},
+    "–",
+    "–",
+  ]};
+}
+
 function showWorkers(cluster, rates) {
-  const workers = [...cluster.workers].sort((one, other) => urgency(one) - urgency(other)); // else by name
-  const rows = workers.map((worker) => {
-    const {name, queues, beat_seconds, report, pid} = worker;
-    const models = report ? report.models : [];
-    return {cells: [
-      {text: name, title: pid === null ? name : `${name}, process ${pid}`, more: [queues.join(", ")]},
-      stateOf(worker),
-      {text: report ? models.map((model) => ending(model)).join(", ") || "none yet" : "–",
-        title: models.join("\n"), more: [report ? report.device : ""]},
-      rate(rates.speeds[name]),
-      {text: report ? count(report.pairs) : "–",
-        more: [report && report.row_errors ? count(report.row_errors) + " row errors" : ""]},
-      {text: report && report.cpu !== null ? report.cpu.toFixed(1) + " cores" : "–",
-        more: [report && report.resident_bytes ? bytes(report.resident_bytes) : "", graphics(report && report.gpu)]},
-      report ? hits(report) : "–",
-      beat_seconds === null ? "–" : age(beat_seconds) + " ago",
-    ]};
-  });
-  const columns = names("Worker", "State", "Models", "#Pairs/s", "#Pairs", "#Host", "#Cache hits", "#Heartbeat");
+  const workers = [...cluster.workers].sort((one, other) => urgency(one) - urgency(other)
+    || natural(hostOf(one), hostOf(other)) || natural(one.name, other.name));
+  const well = workers.filter(isWell);
+  const rows = workers.filter((worker) => !isWell(worker)).map((worker) => workerRow(worker, rates));
+  for (const host of new Set(well.map(hostOf))) {
+    const here = well.filter((worker) => hostOf(worker) === host);
+    const folds = well.length > SINGLE_WORKERS && here.length > 1;
+    if (folds) rows.push(hostRow(host, here, rates));
+    if (!folds || opened.has(host)) rows.push(...here.map((worker) => workerRow(worker, rates)));
+  }
+  const columns = names("Worker", "Host", "State", "Models", "#Pairs/s", "#Pairs", "#Uses", "#Cache hits", "#Heartbeat");
+  const focused = document.activeElement?.dataset.host;
   table("workers", columns, rows, "No workers. Start some with score-workers.");
+  for (const button of byId("workers").querySelectorAll("button")) {
+    const {host} = button.dataset;
+    button.addEventListener("click", () => {
+      if (!opened.delete(host)) opened.add(host);
+      showWorkers(cluster, rates);
+    });
+    if (host === focused) button.focus();
+  }
 }
 
 function showQueues(cluster) {
@@ -256,16 +314,17 @@ function showNow(cluster, rates) {
   say("throughput-more", "pairs/s");
   say("alive", count(alive));
   byId("alive").className = !alive ? "bad" : states.lost || drained || slow ? "warn" : "";
-  say("alive-more", `${states.busy} busy` + (drained ? `, ${drained} drained` : "") + (states.lost ? `, ${states.lost} lost` : "")
-    + (slow ? `, ${slow} slow` : "")
-    + (states.foreign ? `, ${states.foreign} cannot score` : ""));
+  const parts = [[states.busy, "busy"], [drained, "drained"], [states.lost, "lost"], [slow, "slow"], [states.foreign, "cannot score"]];
+  const told = parts.filter(([n], place) => n || !place).map(([n, what]) => `${n} ${what}`.replaceAll(" ", "\u00a0"));
+  say("alive-more", told.join(", "));
   say("waiting", count(cluster.queues.reduce((sum, queue) => sum + queue.waiting, 0)));
   const oldest = Math.max(...cluster.queues.map((queue) => queue.oldest_seconds ?? -1), -1);
   say("waiting-more", oldest < 0 ? "none" : "oldest " + age(oldest));
   for (const [id, latency] of [["request-latency", rates.request_latency], ["bulk-latency", rates.bulk_latency]]) {
     say(id, latency ? duration(latency[0]) : "–");
-    say(id + "-more", latency ? `p95 ${duration(latency[1])}, p99 ${duration(latency[2])}` : "none lately");
+    say(id + "-more", latency ? `p99 ${duration(latency[2])}` : "none lately");
   }
+  say("padding-more", "of computed tokens");
   say("padding", rates.padding === null ? "–" : percent(rates.padding));
   const total = cluster.workers.reduce((sum, worker) => sum + (worker.report ? worker.report.row_errors : 0), 0);
   say("errors", count(total));
@@ -296,7 +355,12 @@ function showStages(stages) {
 const plots = [];
 const compact = new Intl.NumberFormat("en", {notation: "compact"});
 
-function plot(id, series) {
+function span(self, low, high) {
+  const end = high ?? Date.now() / 1000;
+  return [Math.min(low ?? end, end - LEAST_SECONDS), end];
+}
+
+function plot(id, empty, series) {
   const box = byId(id);
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
@@ -306,9 +370,10 @@ function plot(id, series) {
     height: 170,
     cursor: {show: false},
     legend: {show: series.length > 1, live: false},
-    scales: {x: {range: (self, low, high) => [(high ?? Date.now() / 1000) - SHOWN_SECONDS, high]}, y: {range: (self, low, high) => [0, Math.max(high ?? 0, 1) * 1.1]}},
+    scales: {x: {range: span}, y: {range: (self, low, high) => [0, (high || 1) * 1.1]}},
     axes: [
-      {...axis, size: 28, space: 60, incrs: [60, 120, 300], values: (self, ticks) => ticks.map(clock)},
+      {...axis, size: 28, space: 70, incrs: [10, 30, 60, 120, 300],
+        values: (self, ticks, place, space, step) => ticks.map((at) => clock(at, step < 60))},
       {...axis, size: 48, values: (self, ticks) => ticks.map((n) => compact.format(n))},
     ],
     series: [{}, ...series.map(([, label], place) => ({
@@ -316,40 +381,80 @@ function plot(id, series) {
       fill: series.length === 1 ? colour(COLOURS[place]) + "22" : undefined,
     }))],
   }, [[], ...series.map(() => [])], box);
-  new ResizeObserver(() => drawn.setSize({width: box.clientWidth, height: 170})).observe(box);
-  plots.push({box, drawn, series});
+  const why = line("");
+  why.className = "why";
+  box.append(why);
+  const observer = new ResizeObserver(() => drawn.setSize({width: box.clientWidth, height: 170}));
+  observer.observe(box);
+  plots.push({box, drawn, series, empty, why, observer});
 }
 
-const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit"});
+const clock = (at, seconds) => new Date(at * 1000).toLocaleTimeString("en-GB",
+  {hour: "2-digit", minute: "2-digit", second: seconds ? "2-digit" : undefined});
 
 function makePlots() {
-  for (const {drawn} of plots.splice(0)) drawn.destroy();
-  plot("plot-pairs", [["pairs_per_second", "pairs/s"]]);
-  plot("plot-latency", [["p50", "p50"], ["p95", "p95"], ["p99", "p99"]]);
-  plot("plot-waiting", [["waiting", "waiting"]]);
+  for (const {drawn, why, observer} of plots.splice(0)) {
+    observer.disconnect();
+    drawn.destroy();
+    why.remove();
+  }
+  const quantiles = (of) => ["p50", "p95", "p99"].map((name) => [`${of}_${name}`, name]);
+  plot("plot-pairs", "No worker has told its speed yet.", [["pairs_per_second", "pairs/s"]]);
+  plot("plot-waiting", "Nothing is known yet.", [["waiting", "waiting"]]);
+  plot("plot-requests", "No requests in these minutes.", quantiles("request"));
+  plot("plot-bulk", "No bulk work in these minutes.", quantiles("bulk"));
 }
 
-function showPlots(data) {
-  for (const {box, drawn, series} of plots) {
-    drawn.setData([data.at, ...series.map(([name]) => data[name])]);
-    const last = series.map(([name, label]) => `${label} ${rate(data[name].at(-1))}`).join(", ");
-    box.setAttribute("aria-label", `Plot of the last ten minutes; now ${last}`);
+const hasValues = ({drawn}) => drawn.data.slice(1).flat().some((value) => value !== null);
+
+// Where a plot is empty, it says why.
+function showPlots(data, away) {
+  for (const {drawn, series} of data ? plots : []) drawn.setData([data.at, ...series.map(([name]) => data[name])]);
+  const isAway = away && !plots.some(hasValues);
+  for (const each of plots) {
+    const {box, drawn, series, empty, why} = each;
+    why.textContent = hasValues(each) ? "" : isAway ? away : empty;
+    const last = series.map(([, label], place) => `${label} ${rate(drawn.data[place + 1].at(-1))}`).join(", ");
+    box.setAttribute("aria-label", `Plot of the last minutes; now ${why.textContent || last}`);
   }
 }
 
 // --- the loop
 
-// What the server says of the cluster; `text` is there where it says nothing.
-function notice(text, verdict = null) {
-  const faults = verdict?.faults ?? [];
-  byId("notice").hidden = !text && !faults.length;
-  if (text) say("notice", text);
-  else byId("notice").replaceChildren(...faults.map((fault) => line(`${fault.text}: ${fault.remedy}.`)));
-  byId("state").className = text ? "away" : faults.length ? "trouble" : "live";
-  document.querySelector("main").style.opacity = text ? 0.55 : 1;
-  const time = new Date().toLocaleTimeString("en-GB");
-  say("state", !text ? `${verdict.sentence}. ${time}` : lastGood ? `not up to date since ${lastGood}` : "no figures yet");
-  if (!text) lastGood = time;
+// The verdict on the cluster.
+function showVerdict({sentence, faults}) {
+  const lines = faults.map((fault) => line(`${fault.text}: ${fault.remedy}.`));
+  const others = lines.splice(SHOWN_FAULTS);
+  showNotice(lines, others, `${sentence}.`, faults.length ? "trouble" : "live");
+  lastGood = new Date().toLocaleTimeString("en-GB");
+  say("checked", lastGood);
+  for (const mark of document.querySelectorAll(".stale")) mark.textContent = "";
+}
+
+// Without a state of the cluster: the cards say why, and of when they are.
+function showAway(short, series, text) {
+  showPlots(series, `${short}.`);
+  const since = lastGood ? `${short}, as of ${lastGood}` : short;
+  showNotice([line(text)], [], lastGood ? `${short} since ${lastGood}.` : `${short}.`, "away");
+  say("checked", "");
+  for (const mark of document.querySelectorAll(".stale")) mark.textContent = since;
+  for (const figure of document.querySelectorAll(".tiles dd")) {
+    const isMore = figure.classList.contains("more");
+    figure.textContent = isMore ? short : "–";
+    if (!isMore) figure.className = "";
+  }
+  if (!lastGood) byId("stages").textContent = "";
+}
+
+function showNotice(lines, others, sentence, state) {
+  byId("notice").hidden = !lines.length;
+  byId("faults").replaceChildren(...lines);
+  byId("more-faults").hidden = !others.length;
+  say("more-faults-title", `and ${counted(others.length, "other fault")}`);
+  byId("other-faults").replaceChildren(...others);
+  byId("state").className = state;
+  say("state", sentence);
+  document.querySelector("main").className = state;
 }
 
 function line(text) {
@@ -365,21 +470,21 @@ async function look() {
   clearTimeout(waiting);
   try {
     const reply = await fetch(`api/cluster.json?page=${page}`, {signal: AbortSignal.timeout(10000)});
-    const {cluster, rates, series, error} = await reply.json();
-    showPlots(series);
+    const {cluster, lines, rates, series, error} = await reply.json();
     if (cluster) {
+      showPlots(series, "");
       showNow(cluster, rates);
       showStages(rates.stages);
-      showRuns(cluster);
-      showWorkers(cluster, rates);
       showQueues(cluster);
+      showRuns(cluster, lines);
+      showWorkers(cluster, rates);
       showDamaged(cluster);
-      notice("", cluster.verdict);
+      showVerdict(cluster.verdict);
     } else {
-      notice(`Redis is away: ${error.replace(/\.$/, "")}. Workers and producers wait and go on when it is back.`);
+      showAway("Redis is away", series, `Redis is away: ${error.replace(/\.$/, "")}. Workers and producers wait and go on when it is back.`);
     }
   } catch (error) {
-    notice(`The server of this page does not answer (${error.message}).`);
+    showAway("No answer", null, `The server of this page does not answer (${error.message}).`);
   }
   waiting = setTimeout(look, EVERY_MS);
 }
