@@ -109,10 +109,14 @@ def test_a_key_that_redis_refuses_stops_no_worker_at_its_start_or_in_one_line(
 ) -> None:
     for name in (keys.queues(), keys.orders("same")):
         server.client.set(name, "no such type")
-    workers(name="same")
+    same = workers(name="same")
+    server.client.set("rq:queue:rankmill", "no list")
+    assert same.wait(timeout=60) == 1
     server.client.set("rq:workers", "no set")
     assert workers(name="other", ready=False).wait(timeout=60) == 1
     log = (tmp_path / "worker.log").read_text()
+    assert "cannot go on: Redis refuses to look into queue rankmill (WRONGTYPE" in log
+    assert "such as rq:queue:rankmill, has a value of another type, delete that key" in log
     assert "worker other cannot start: " in log
     assert "WRONGTYPE" in log
     assert "Traceback" not in log

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import redis
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue, Taken, is_bulk_job
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
@@ -176,7 +177,8 @@ class Intake:
         idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []
         for queue in self._queues:
-            taken = queue.take(kinds, worker=self._worker.name, waits=waits, idle=idle, alone=alone)
+            with _naming([queue]):
+                taken = queue.take(kinds, worker=self._worker.name, waits=waits, idle=idle, alone=alone)
             seen.append((queue, taken))
             if taken.job_id:
                 break
@@ -185,13 +187,14 @@ class Intake:
     def _wait_for_any(self) -> Found | None:
         """Wait for a job as RQ's workers do; from a single queue, its id moves to an intermediate list."""
         queues, connection = self._queues, cast("Any", self._worker.connection)
-        if len(queues) == 1:
-            (queue,) = queues
-            raw_id = connection.blmove(queue.key, queue.intermediate_queue_key, POLL_SECONDS)
-            return None if raw_id is None else (raw_id, queue)
-        by_key = {queue.key.encode(): queue for queue in queues}
-        found = connection.blpop(list(by_key), POLL_SECONDS)
-        return None if found is None else (found[1], by_key[found[0]])
+        with _naming(queues):
+            if len(queues) == 1:
+                (queue,) = queues
+                raw_id = connection.blmove(queue.key, queue.intermediate_queue_key, POLL_SECONDS)
+                return None if raw_id is None else (raw_id, queue)
+            by_key = {queue.key.encode(): queue for queue in queues}
+            found = connection.blpop(list(by_key), POLL_SECONDS)
+            return None if found is None else (found[1], by_key[found[0]])
 
     def _give(self, queue: OrderedQueue, idle: int) -> None:
         """Give unstarted chunks to up to `idle` workers of a queue that have no work."""
@@ -210,3 +213,18 @@ class Intake:
             self._bell.listen()
         self._pipeline.wait_for(lambda: len(self._kinds()) > len(self._room), POLL_SECONDS)
         self._bell.pause()
+
+
+@contextmanager
+def _naming(queues: Sequence[OrderedQueue]) -> Iterator[None]:
+    """Say in which queues Redis refuses a command, and the way out."""
+    try:
+        yield
+    except redis.ResponseError as error:
+        names, lists = (
+            ", ".join(words) for words in zip(*((each.name, each.key) for each in queues), strict=True)
+        )
+        raise RedisFailed(
+            f"Redis refuses to look into queue {names} ({error}): if one of its keys, such as {lists}, has a "
+            "value of another type, delete that key"
+        ) from None
