@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.worker_report import (
     STAGES,
     GpuReport,
@@ -110,6 +111,7 @@ def shared(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wo
         assert report
         announce_worker(server.client, "first", report, ttl=60)
         sharing.look()
+    server.client.delete(keys.worker("first"))  # or the real worker waits until its name is free
     yield processes, lines
     processes.send(signal.SIGKILL)
     processes.wait()

@@ -357,16 +357,24 @@ def test_a_proof_of_a_time_when_memory_was_short_is_made_again(
     assert reference() == "exact"
 
 
-@pytest.mark.parametrize("plant", slow_but([skipped_layer, shifted_positions], shifted_positions))
-def test_what_is_planted_in_8_bits_is_refused(
-    plant: Callable[[Patch], None], tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """As large as rounding is: positions that are one off change the demo's logits by 2.5."""
+@pytest.mark.slow
+def test_the_bound_of_8_bits_is_below_what_is_planted(tmp_path: Path) -> None:
+    """Positions that are one off change the demo's logits by 2.5."""
     require("openvino", "int8")
     spec = ScoreSpec(model="demo", precision="int8")
     proof = proving.load_proven(spec, "cpu", "openvino", str(tmp_path / "cache")).proof
     assert proof is not None
     assert proof.bound < 1.5
+
+
+@pytest.mark.timeout(900)  # the proof of 8 bits looks at more than others, and a busy machine takes minutes
+@pytest.mark.parametrize("plant", slow_but([skipped_layer, shifted_positions], shifted_positions))
+def test_what_is_planted_in_8_bits_is_refused(
+    plant: Callable[[Patch], None], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    require("openvino", "int8")
     plant(monkeypatch)
     with pytest.raises(WorkerError, match="would not get its own scores"):
-        proving.load_proven(spec, "cpu", "openvino", str(tmp_path / "other"))
+        proving.load_proven(
+            ScoreSpec(model="demo", precision="int8"), "cpu", "openvino", str(tmp_path / "other")
+        )
