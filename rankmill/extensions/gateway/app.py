@@ -54,7 +54,7 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
                 gateway.load.watch(),
                 gateway.admission.watch(),
                 gateway.warm(),
-                *(addition.work() for addition in gateway.additions),
+                *map(gateway.work, gateway.additions),
             )
         ]
         yield

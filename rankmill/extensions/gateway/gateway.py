@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Literal, TypeVar
 
 from fastapi import APIRouter
@@ -116,6 +116,15 @@ def load_additions(settings: Settings) -> list[Addition]:
     return [plugins.load("rankmill.routes", name)(settings) for name in plugins.names("rankmill.routes")]
 
 
+@contextmanager
+def _by_itself(addition: Addition) -> Iterator[None]:
+    """Log what an addition raises: the gateway and the other additions go on."""
+    try:
+        yield
+    except Exception:
+        logger.exception("%s fails, an addition to the gateway", type(addition).__name__)
+
+
 A = TypeVar("A", bound=Addition)
 
 
@@ -212,6 +221,11 @@ class Gateway:
         for stage, seconds in scores.stages().items():
             metrics.stages.labels(stage).observe(seconds)
 
+    async def work(self, addition: Addition) -> None:
+        """Let an addition do its work beside requests."""
+        with _by_itself(addition):
+            await addition.work()
+
     async def warm(self) -> None:
         """Until a worker has the gateway's model, have one load it, without waiting for a request."""
         while True:
@@ -238,12 +252,14 @@ class Gateway:
         """Stop background work, and the additions that listen beside HTTP, which accept nothing more."""
         self.is_stopping = True
         for addition in self.additions:
-            addition.stop()
+            with _by_itself(addition):
+                addition.stop()
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
         """Wait for all additions and cancelled requests to end, end `tasks`, and disconnect."""
         for addition in self.additions:
-            await addition.close()
+            with _by_itself(addition):
+                await addition.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 while self.load.requests:  # requests cancel their runs

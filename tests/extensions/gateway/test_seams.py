@@ -131,6 +131,32 @@ def test_of_two_dialects_with_a_path_the_first_has_it(installed: Installed) -> N
     assert (found["/predict"], found["/mine/predict"]) == (TEI, MINE)
 
 
+class Failing(Addition):
+    """An extension whose parts raise."""
+
+    async def work(self) -> None:
+        raise RuntimeError("work")
+
+    def stop(self) -> None:
+        raise RuntimeError("stop")
+
+    async def close(self) -> None:
+        raise RuntimeError("close")
+
+
+def test_an_addition_that_fails_is_logged_and_the_others_are_ended(
+    installed: Installed, caplog: pytest.LogCaptureFixture
+) -> None:
+    Counter.ended.clear()
+    installed["rankmill.routes"] = {"failing": Failing, "counter": Counter}
+    with TestClient(app := gateway_app(FakeWorkers(), model="m")) as client:
+        assert client.post("/rerank", json=RERANK).status_code == 200
+        app.state.gateway.stop()
+    assert Counter.ended == ["requests", "work"]
+    logged = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert sorted(logged) == ["close", "stop", "work"]
+
+
 def test_a_dialect_under_another_name_is_refused(installed: Installed) -> None:
     installed["rankmill.dialects"]["mine"] = (TeiRerank,)
     with pytest.raises(ConfigError, match=r"^the dialect 'mine' has a body of another dialect: TeiRerank is"):
