@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from rankmill.cluster.failed import FailedJob
 from rankmill.cluster.snapshot import Damaged, QueueState, RunState, Snapshot, WorkerState
 from rankmill.cluster.verdict import MAX_REASON_CHARS, verdict
 from rankmill.jobs.contract.run import RowError
+from rankmill.jobs.contract.shown import natural_order
 from rankmill.jobs.protocol.worker_report import GpuReport, WorkerReport
 from rankmill.jobs.runtime.durability import Durability
 
@@ -25,10 +25,10 @@ ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
 _FRAME = 4
-"""Lines of a terminal beside those of the overview's parts: the workers' head, a gap, a count, the prompt."""
+"""Lines that the overview needs besides its parts: head and count of the workers, a gap, the prompt."""
 
 _FEWEST = 3
-"""Workers that are shown however low the terminal is."""
+"""Least number of workers to show, however few lines the terminal has."""
 
 _STYLES = {
     "busy": "green",
@@ -42,7 +42,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Overview:
-    """Verdict, first runs, queues and workers: in a terminal as many workers as fit, trouble first."""
+    """Shows verdict, first runs, queues and workers; in a terminal as many workers as fit, trouble first."""
 
     cluster: Snapshot
     most_runs: int
@@ -88,23 +88,18 @@ class Overview:
 
 def _first_workers(workers: Sequence[WorkerState], most: int | None) -> RenderableType:
     """The first `most` workers, and how many more there are of each state."""
-    ordered = sorted(workers, key=lambda worker: (_calm(worker), _natural(worker.name)))
-    if most is None or len(ordered) <= most + 1:  # the last one takes no more room than what would count it
+    ordered = sorted(workers, key=lambda worker: (not _is_in_trouble(worker), natural_order(worker.name)))
+    if most is None or len(ordered) <= most + 1:  # one more worker takes no more room than its count
         return workers_table(ordered)
     states = Counter(worker.state for worker in ordered[most:])
     more = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     return Group(workers_table(ordered[:most], gap=False), Text(f"and {more}: rankmill workers\n"))
 
 
-def _calm(worker: WorkerState) -> int:
-    """0 for a worker that somebody should look at, the first in a list."""
+def _is_in_trouble(worker: WorkerState) -> bool:
+    """Whether somebody should look at the worker."""
     refuses = bool(worker.report and worker.report.refusals)
-    return 0 if worker.state not in {"busy", "idle"} or worker.is_slow or refuses else 1
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A key for sorting names as people do: 2 comes before 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name) if part]
+    return worker.state not in {"busy", "idle"} or worker.is_slow or refuses
 
 
 def queues_table(queues: Iterable[QueueState]) -> RenderableType:

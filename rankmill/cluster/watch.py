@@ -218,5 +218,9 @@ def counted(number: int, what: str) -> str:
 
 
 def waiting(number: int, what: str) -> str:
-    """So many things wait."""
+    """The words that say how many things wait.
+
+    >>> waiting(1, "run"), waiting(2, "run")
+    ('1 run waits', '2 runs wait')
+    """
     return f"{counted(number, what)} {'waits' if number == 1 else 'wait'}"

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from rankmill import plugins
 from rankmill.jobs.cache import KeptFolder, Locked
 from rankmill.jobs.contract.errors import ConfigError, InputError, RegistryAway
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -132,6 +133,10 @@ MakeModels = Callable[[WorkerSettings], NamedModels]
 """What a package names for the seam ``rankmill.models``."""
 
 
+def _installed() -> Iterable[MakeModels]:
+    return plugins.load_all("rankmill.models")
+
+
 def has_tag(model: str) -> bool:
     """Whether a model's name is NAME@TAG: a folder is not called so, unless a path says that it is one.
 
@@ -173,10 +178,15 @@ class ModelNames:
     settings
         Those of the extensions are among them.
     extensions
-        Finds what packages add to the seam ``rankmill.models``; called when a name may be one of theirs.
+        Finds who knows such names; called when a name may be one of theirs. By default they are what packages
+        add to the seam ``rankmill.models``.
     """
 
-    def __init__(self, settings: WorkerSettings, extensions: Callable[[], Iterable[MakeModels]]) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        extensions: Callable[[], Iterable[MakeModels]] = _installed,
+    ) -> None:
         self._settings, self._extensions = settings, extensions
         self._lock = system.Lock()
         self._known: dict[str, _Known] = {}

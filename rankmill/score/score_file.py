@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
-from rankmill import plugins
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError, RunFailed, WireError, WrongScores
 from rankmill.jobs.contract.file_request import FileRequest
@@ -197,7 +196,7 @@ def _use_system_memory() -> None:
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
     """The versions that the models stand for: those of an interrupted run, or else the present ones."""
-    found, names = [], ModelNames(settings, partial(plugins.load_all, "rankmill.models"))
+    found, names = [], ModelNames(settings)
     for asked, journal in zip(models, work.journals, strict=True):
         model = journal.model if work.resumes else None
         if model is None:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rankmill import plugins
 from rankmill.jobs.contract.errors import ConnectionFailed, InputError, RankmillError
 from rankmill.jobs.contract.results import ChunkStats
 from rankmill.jobs.model_names import ModelNames
@@ -64,7 +63,7 @@ class Session:
 
     def __init__(self, settings: Settings, cluster: EmbeddedCluster | None = None) -> None:
         # If an alias is moved meanwhile, the session still uses one model.
-        names = ModelNames(settings, partial(plugins.load_all, "rankmill.models"))
+        names = ModelNames(settings)
         settings = settings.model_copy(update={"model": names.pin(settings.model)})
         self._settings = settings
         self.embedded = None if settings.redis_url else cluster or EmbeddedCluster(settings)

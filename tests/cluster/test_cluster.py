@@ -257,3 +257,16 @@ def test_forty_workers_fit_into_a_terminal_of_24_lines_those_in_trouble_first(wi
     everything = Console(width=200, record=True, file=io.StringIO())
     everything.print(Overview(read_cluster(client), 5))
     assert everything.export_text().count("\nbox.cpu.") == 40
+
+
+def test_workers_are_listed_whatever_their_names_are() -> None:
+    client = fakeredis.FakeRedis()
+    names = ["box.10", "box.2", "box.\N{SUPERSCRIPT TWO}", "box." + "7" * 5000]
+    for name in names:
+        client.sadd("rq:workers", f"rq:worker:{name}")
+        announce_worker(client, name, WorkerReport(device="cpu", started=0, beat=time.time()), 60)
+    console = Console(width=6000, record=True, file=io.StringIO())
+    console.print(Overview(read_cluster(client), 5))
+    shown = [line.split()[0] for line in console.export_text().splitlines() if line.startswith("box.")]
+    assert sorted(shown) == sorted(names)
+    assert shown.index("box.2") < shown.index("box.10") < shown.index(names[-1])

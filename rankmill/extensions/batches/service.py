@@ -6,13 +6,11 @@ The methods wait for disks and the server, so call them in a thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from rankmill import plugins
 from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import endpoints, first_request, holds_requests
 from rankmill.extensions.batches.records import (
@@ -218,7 +216,7 @@ class Batches:
             order = BatchOrder(id=batch_id, owner=file.owner, kept=kept)
             request = self._pairs(asked.pairs, batch_id, file.place)
         check_model(key, model)
-        names = ModelNames(self._settings, partial(plugins.load_all, "rankmill.models"))
+        names = ModelNames(self._settings)
         pinned = names.pinned(run_spec(self._settings, {"model": model.model, **spec}))
         batch = BatchRecord(
             id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=asked.endpoint,

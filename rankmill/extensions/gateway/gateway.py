@@ -113,7 +113,7 @@ def load_additions(settings: Settings) -> list[Addition]:
     ConfigError
         A setting is not valid, or an extension cannot be imported.
     """
-    return [plugins.load("rankmill.routes", name)(settings) for name in plugins.names("rankmill.routes")]
+    return [kind(settings) for kind in plugins.load_all("rankmill.routes")]
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
-from rankmill import plugins
 from rankmill.extensions.lab.pairs import Pairs, fingerprint
 from rankmill.extensions.lab.precision import REFERENCE, Measured, compare, score_sample
 from rankmill.jobs.contract.errors import ConfigError, OutputError
@@ -248,7 +246,7 @@ def quantize(
     check_output(output, force)
     with _made_whole(output) as (whole, scratch):
         ours = {"backend": "openvino", "device": "cpu", "redis_url": None, "cache_dir": str(scratch)}
-        name = ModelNames(settings, partial(plugins.load_all, "rankmill.models")).pin(settings.model)
+        name = ModelNames(settings).pin(settings.model)
         settings = settings.model_copy(update={**ours, "model": name})
         say(f"calibrating {name} on {len(pairs.calibrated):,} pairs")
         found = calibrate(settings, pairs.calibrated, pairs.columns.names, whole)

@@ -8,7 +8,6 @@ that two writers of one version cannot mix their files. ``NAME/aliases/ALIAS.jso
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -33,6 +32,7 @@ from rankmill.jobs.contract.errors import (
     RegistryAway,
     RegistryError,
 )
+from rankmill.jobs.contract.shown import natural_order
 from rankmill.jobs.model_names import Choice
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.runtime.passwords import mask_passwords
@@ -162,7 +162,7 @@ class Registry:
 
     def taken(self, name: str) -> list[str]:
         """Like `versions`, but including removed versions and unfinished pushes."""
-        return sorted(filter(_is_name, self.folder.names(check_name(name, "a model"))), key=_in_order)
+        return sorted(filter(_is_name, self.folder.names(check_name(name, "a model"))), key=natural_order)
 
     def _has(self, name: str, version: str) -> bool:
         inside = self.folder.names(name, version)
@@ -272,12 +272,6 @@ def _is_name(text: str) -> bool:
     except InputError:
         return False
     return True
-
-
-def _in_order(version: str) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", version) if part
-    ]
 
 
 def fetch_files(

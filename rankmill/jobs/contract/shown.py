@@ -1,4 +1,4 @@
-"""Makes text that others have written safe to show in a terminal."""
+"""Shows text that others have written: safe in a terminal, and names in the order that people expect."""
 
 from __future__ import annotations
 
@@ -20,3 +20,17 @@ def shown(text: str) -> str:
 def shown_json(text: str) -> str:
     """Escape the same characters in JSON, which keeps its meaning."""
     return _UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts names as people do, however long a number in them is.
+
+    >>> sorted(["v10", "v2", "v1b", "v1"], key=natural_order)
+    ['v1', 'v1b', 'v2', 'v10']
+    """
+    parts = enumerate(re.split(r"(\d+)", name))  # every second part is a number
+    return [
+        (1, len(number := part.lstrip("0")), number) if place % 2 else (0, 0, part)
+        for place, part in parts
+        if part
+    ]

@@ -363,7 +363,7 @@ def merge_settings(
 
 def extension_settings() -> dict[str, type[ExtensionSettings]]:
     """The names of the settings of all installed extensions, with the models that have them."""
-    models = [plugins.load("rankmill.settings", name) for name in plugins.names("rankmill.settings")]
+    models = plugins.load_all("rankmill.settings")
     return {key: model for model in models for key in model.model_fields}
 
 

@@ -13,12 +13,10 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import pyarrow as pa
 
-from rankmill import plugins
 from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
 from rankmill.jobs.contract.run import Run, new_run
@@ -119,7 +117,7 @@ class Client:
         self.durability: Durability | None = None
         self.store = self._store_at(url)
         self._opened()
-        self._names = self._names_class(self.settings, partial(plugins.load_all, "rankmill.models"))
+        self._names = self._names_class(self.settings)
         self._shadows = system.Semaphore(_SHADOWS)
         self._cleaner = RunCleaner(self.store)
         self._chunk_rows: dict[str, int] = {}

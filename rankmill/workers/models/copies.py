@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
-from rankmill import plugins
 from rankmill.jobs.cache import KeptFolder, cache_folder
 from rankmill.jobs.contract.errors import InputError, RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -28,7 +26,7 @@ class ModelCopies:
     def __init__(self, settings: WorkerSettings) -> None:
         self.folder = cache_folder(settings.cache_dir)
         self._limit = settings.cache_bytes
-        self._names = ModelNames(settings, partial(plugins.load_all, "rankmill.models"))
+        self._names = ModelNames(settings)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
         """`spec` with the model that its own stands for now.

@@ -223,19 +223,22 @@ class Claims:
             if claim.work and not claim.is_wanted():
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
-    def unstarted(self, queue: OrderedQueue) -> list[ChunkClaim]:
-        """Bulk claims of `queue` without any scores yet, in the order of their turns."""
-        by_work = {claim.work: claim for claim in list(self.unanswered.values()) if claim.queue == queue}
+    def unstarted(self) -> list[ChunkClaim]:
+        """Bulk claims without any scores yet, in the order of their turns."""
+        by_work = {claim.work: claim for claim in list(self.unanswered.values())}
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
     def hand_back_unstarted(self) -> None:
-        """Put the bulk jobs back of which no row is scored yet, in order. Requests are scored soon."""
-        by_work = {claim.work: claim for claim in list(self.unanswered.values())}
+        """Put back all bulk jobs without any scores yet, in order. Requests are scored soon."""
         for claim in reversed(self._put_aside.empty()):
             self.hand_back(claim.job.id)
-        for work in reversed(self._pipeline.unstarted()):
-            if work in by_work and self._pipeline.withdraw(work):
-                self.hand_back(by_work[work].job.id)
+        for claim in reversed(self.unstarted()):
+            self.withdraw(claim)
+
+    def withdraw(self, claim: ChunkClaim) -> None:
+        """Put the job of an unstarted claim back, if it is still unstarted."""
+        if claim.work and self._pipeline.withdraw(claim.work):
+            self.hand_back(claim.job.id)
 
     def hand_back_all(self) -> None:
         """Put all claimed jobs back at the front of their queues, in order."""

@@ -198,14 +198,13 @@ class Intake:
 
     def _give(self, queue: OrderedQueue, idle: int) -> None:
         """Give unstarted chunks to up to `idle` workers of a queue that have no work."""
-        claims = self._claims.unstarted(queue)
+        claims = [claim for claim in self._claims.unstarted() if claim.queue == queue]
         pairs = [len(claim.work.rows) for claim in claims if claim.work]
         most = chunks_to_give(pairs, self._pipeline.pending, idle)
         if most:
             most = queue.claim_idle(most)
         for claim in claims[::-1][:most]:
-            if claim.work and self._pipeline.withdraw(claim.work):
-                self._claims.hand_back(claim.job.id)
+            self._claims.withdraw(claim)
 
     def wait_for_room(self) -> None:
         """Wait up to `POLL_SECONDS` for room for more jobs, or for a request if it has room."""

@@ -20,7 +20,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 @cache
 def formats() -> tuple[Format, ...]:
     """All formats, ours first; calling this imports all of them."""
-    return tuple(plugins.load("rankmill.formats", name) for name in plugins.names("rankmill.formats"))
+    return tuple(plugins.load_all("rankmill.formats"))
 
 
 @cache
