@@ -21,6 +21,7 @@ from tests.conftest import Server, wait_for
     [("full", "OOM command not allowed"), pytest.param("replica", "READONLY", marks=pytest.mark.slow)],
 )
 def test_why_a_server_cannot_serve_is_shown_until_it_can(kind: str, reason: str, server: Server) -> None:
+    """Shows: the server or its disk is full."""
     host, port = serve(exporter_app(impatient(server.client)), "exporter_address", "127.0.0.1:0", ())
 
     def page(path: str) -> str:

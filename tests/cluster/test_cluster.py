@@ -85,6 +85,7 @@ def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker
 def test_a_killed_worker_is_lost_then_gone_and_others_are_foreign(
     server: Server, workers: StartWorker
 ) -> None:
+    """Shows: a worker is killed, or its host is gone."""
     killed = workers(name="mine", environ=QUICK_LEASE)
     workers(name="other", worker_class="rq.SimpleWorker", ready=False)
     stopped = workers(name="stopped")

@@ -30,6 +30,7 @@ def used(client: redis.Redis, tenant: str) -> dict[str, Amounts]:
 def test_every_row_counts_once_though_workers_are_killed(
     server: Server, workers: StartWorker, tiny_model: Path
 ) -> None:
+    """Shows: workers are killed, and chunks are scored again."""
     doomed = [workers(), workers()]
     client = Client(server.url, model=str(tiny_model), tenant="live", chunk_size=16, precision="fp32")
     run = client.submit([("big cat", f"{'moon ' * (row % 9)}{row}") for row in range(3000)])
@@ -70,6 +71,7 @@ def test_rows_that_need_no_work_and_rows_without_a_score_are_told_apart(
 def test_a_detached_run_counts_once_whoever_collects_it_and_a_job_by_name_is_nobody_s(
     server: Server, workers: StartWorker, tiny_model: Path
 ) -> None:
+    """Shows: a detached run is collected."""
     workers()
     client = Client(server.url, model=str(tiny_model), tenant="detached", chunk_size=4)
     run = client.submit([("a", f"b {row}") for row in range(20)], detached=True)

@@ -89,6 +89,7 @@ def test_a_mixed_queue_loses_nothing(
     server: Server, other_worker: subprocess.Popen[bytes], others: Start, workers: StartWorker,
     tmp_path: Path, tiny_model: Path, expected: np.ndarray,
 ) -> None:  # fmt: skip
+    """Shows: two formats are on one queue."""
     worker = workers()
     worker.send_signal(signal.SIGSTOP)  # so that the other one meets all runs
     client = Client(server.url, model=str(tiny_model), precision="fp32", chunk_size=4)
@@ -118,6 +119,7 @@ def test_a_mixed_queue_loses_nothing(
 def test_a_run_ends_where_all_workers_have_another_format(
     server: Server, other_worker: subprocess.Popen[bytes], tiny_model: Path
 ) -> None:
+    """Shows: two formats are on one queue."""
     client = Client(server.url, model=str(tiny_model), precision="fp32")
     for detached in (False, True):
         run = client.submit(PAIRS, detached=detached)
@@ -129,6 +131,7 @@ def test_a_runner_of_another_format_leaves_a_submitted_run_to_others(
     server: Server, others: Start, workers: StartWorker, runners: StartRunner, tmp_path: Path,
     tiny_model: Path, expected: np.ndarray,
 ) -> None:  # fmt: skip
+    """Shows: two formats are on one queue."""
     source, output = tmp_path / "a.parquet", tmp_path / "out.parquet"
     pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*PAIRS, strict=True), strict=True))), source)
     client = Client(server.url, model=str(tiny_model), precision="fp32")

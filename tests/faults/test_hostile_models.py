@@ -53,6 +53,7 @@ def test_a_model_whose_template_has_no_end_is_not_pushed(tmp_path: Path) -> None
 def test_a_model_that_is_never_loaded_is_refused_and_others_score(
     server: Server, workers: StartWorker, tmp_path: Path, tiny_model: Path
 ) -> None:
+    """Shows: a model's load, or its chat template, takes no end."""
     workers(worker_class="tests.harness.misbehaving.EndlessWorker", environ={"PYTHONPATH": ROOT})
     client = Client(server.url, model=str(tiny_model))
     bad = client.submit(PAIRS, model=str(shutil.copytree(tiny_model, tmp_path / "endless")))

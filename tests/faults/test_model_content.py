@@ -69,6 +69,7 @@ def expected(model: Path) -> np.ndarray:
 def test_a_directory_that_is_replaced_in_a_run_is_for_the_next_run(
     client: Client, workers: StartWorker, models: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
+    """Shows: the model's files change in a run."""
     model, old, new = models
     odd(workers, "a")
     run = client.submit(PAIRS)
@@ -113,6 +114,7 @@ def test_hosts_with_other_files_at_the_same_path_do_not_mix(
 def test_a_run_ends_with_both_digests_when_nobody_has_its_content(
     client: Client, server: Server, workers: StartWorker, models: tuple[Path, Path, Path]
 ) -> None:
+    """Shows: the model's files change in a run."""
     model, old, new = models
     first = workers(worker_class="tests.harness.misbehaving.OddWorker", name="a", environ=QUICK)
     parts = iter(client.submit(PAIRS).tables())

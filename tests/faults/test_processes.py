@@ -51,6 +51,7 @@ def pool(server: Server, tmp_path: Path) -> Iterator[Start]:
 def test_a_killed_worker_s_chunks_run_at_once_and_sigterm_ends_all(
     server: Server, pool: Start, tmp_path: Path
 ) -> None:
+    """Shows: a worker is killed, or its host is gone."""
     process = pool("--workers", "2", "--threads", "1")
     wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, process)
     slow = make_bert(tmp_path / "slow", hidden=128, layers=4)
@@ -120,7 +121,10 @@ def test_workers_of_several_queues_take_jobs_of_the_first_one_first(
 def test_workers_end_with_the_process_that_keeps_them_running(
     server: Server, pool: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody would start them again, and nobody who stops score-workers would stop them."""
+    """Nobody would start them again, and nobody who stops score-workers would stop them.
+
+    Shows: score-workers, or the parent of embedded workers, is killed.
+    """
     monkeypatch.setitem(ENVIRON, "RANKMILL_CLAIM_AHEAD", "20")
     process = pool("--workers", "2", "--threads", "1")
     wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, process)

@@ -135,7 +135,10 @@ def test_a_directory_that_one_worker_lacks(
 def test_a_run_that_a_worker_cannot_score_keeps_it_from_no_other(
     client: Client, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
-    """Its chunks wait for a worker that is alive and has no time; they are as many, and before and behind."""
+    """Its chunks wait for a worker that is alive and has no time; they are as many, and before and behind.
+
+    Shows: no such model, package or precision.
+    """
     model = make_bert(tmp_path / "model")
     announce_worker(server.client, "busy", WorkerReport(device="cpu", started=1, beat=time.time()), 600)
     server.client.sadd("rq:workers:rankmill", "rq:worker:busy")
@@ -158,6 +161,7 @@ def test_a_run_that_a_worker_cannot_score_keeps_it_from_no_other(
 def test_the_run_ends_when_every_worker_has_refused_it(
     client: Client, workers: StartWorker, server: Server, tmp_path: Path
 ) -> None:
+    """Shows: no such model, package or precision."""
     model = make_bert(tmp_path / "model")
     odd(workers, "one", GONE=str(model))
     odd(workers, "other", LACKS="fp32")

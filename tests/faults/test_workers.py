@@ -30,6 +30,7 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_zombie_changes_nothing(
     stopped: int, server: Server, workers: StartWorker, slow_model: Path
 ) -> None:
+    """Shows: a worker is paused for longer than its lease."""
     pairs = [(f"big cat {n}", LONG) for n in range(120)]
     client = Client(server.url, model=str(slow_model), chunk_size=40)
     zombie = workers(environ=QUICK_LEASE)
@@ -56,6 +57,7 @@ def test_a_zombie_changes_nothing(
 def test_kills_one_after_the_other_lose_nothing(
     server: Server, workers: StartWorker, slow_model: Path
 ) -> None:
+    """Shows: a worker is killed, or its host is gone."""
     pairs = [(f"big cat {n}", LONG) for n in range(120)]
     client = Client(server.url, model=str(slow_model), chunk_size=12)
     run = client.submit(pairs)
@@ -71,6 +73,7 @@ def test_kills_one_after_the_other_lose_nothing(
 def test_every_key_expires_while_chunks_are_scored(
     server: Server, workers: StartWorker, slow_model: Path
 ) -> None:
+    """Shows: another live producer is killed."""
     workers()
     run = Client(server.url, model=str(slow_model), chunk_size=100).submit([("big cat", LONG)] * 1000)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))

@@ -48,6 +48,7 @@ def said(tmp_path: Path) -> str:
 def test_a_worker_whose_tokenizer_library_is_wrong_stops_and_keeps_no_chunk(
     worker: subprocess.Popen[bytes], workers: StartWorker, server: Server, model: Path, tmp_path: Path
 ) -> None:
+    """Shows: a tokenizer library computes wrong tokens."""
     client = Client(server.url, model=str(model), precision="fp32", chunk_size=10, backend="torch")
     before = client.submit([("big cat", "moon")] * 10)
     before.scores(60)
@@ -73,6 +74,7 @@ def test_a_worker_whose_tokenizer_library_is_wrong_stops_and_keeps_no_chunk(
 def test_a_file_that_was_scored_in_part_with_wrong_tokens_ends(
     worker: subprocess.Popen[bytes], server: Server, model: Path, tmp_path: Path
 ) -> None:
+    """Shows: a tokenizer library computes wrong tokens."""
     pairs = [("big cat", f"bread king {row}") for row in range(20)]
     pairs += [("big cat", f"river tell bread king {row}") for row in range(10)]
     source, output = tmp_path / "a.parquet", tmp_path / "out.parquet"

@@ -43,6 +43,7 @@ def counted(server: Server) -> Amounts:
 
 
 def test_a_transaction_that_is_repeated_counts_once(server: Server) -> None:
+    """Shows: a transaction is repeated because its reply was lost."""
     store = RunStore(server.client)
     run = begun(store)
     first, second = result(store, run), result(store, run)
@@ -100,6 +101,7 @@ def test_a_day_has_room_for_so_many_and_the_rest_is_added_up(
 def test_accounts_that_are_damaged_keep_no_run_from_its_end(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Shows: an account's key is damaged."""
     store = RunStore(server.client)
     for number in range(2):
         run = begun(store)
@@ -114,6 +116,7 @@ def test_accounts_that_are_damaged_keep_no_run_from_its_end(
 
 
 def test_runs_end_and_are_counted_on_a_full_server(server: Server) -> None:
+    """Shows: the server or its disk is full."""
     store = RunStore(server.client)
     ended, cancelled = begun(store), begun(store)
     entry = result(store, ended)

@@ -52,6 +52,7 @@ PIPELINED = "Command # 2 (SET a LOADING) of pipeline caused error: "
     ],
 )
 def test_what_a_server_that_cannot_serve_says(error: redis.RedisError, reason: str | None) -> None:
+    """Shows: the server or its disk is full."""
     assert cannot_serve(error) == reason
 
 
@@ -100,6 +101,7 @@ def test_commands_for_damaged_keys_fail_alone_and_the_others_wait_for_the_server
 
 
 def test_the_wait_has_an_end(server: Server) -> None:
+    """Shows: the server is away for too long."""
     client = client_for(server.url, 0.5)
     with full(server.client), pytest.raises(RedisUnavailable, match="Redis cannot serve: OOM command not"):
         client.set("a", 1)

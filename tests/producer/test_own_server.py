@@ -20,6 +20,7 @@ from tests.producer.test_client import PAIRS
 def test_it_scores_and_ends_with_its_block_and_says_so_when_its_server_dies(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Shows: the embedded server dies."""
     monkeypatch.setenv(EXECUTED, "1")
     with Client.embedded(model=str(tiny_model), device="cpu", threads=1) as client:
         assert np.isfinite(client.score(PAIRS, timeout=120)).all()

@@ -156,6 +156,7 @@ def test_nothing_outlives_the_command(
     code: int,
     executed: bool,
 ) -> None:
+    """Shows: score-workers, or the parent of embedded workers, is killed."""
     found = cluster_of(private_tmp)
     cluster = found.all
     if executed:

@@ -24,13 +24,24 @@ def simulate(*options: str, module: str = "tests.simulation") -> tuple[int, str]
 
 
 def test_seeds() -> None:
-    """They break no promise, and load each one."""
+    """They break no promise, and load each one.
+
+    Shows: the server loses its last writes, or a failover does.
+    Shows: the server loses acknowledged writes.
+    Shows: a producer ends while the server takes no writes.
+    Shows: a file is started over with `--restart`.
+    """
     code, said = simulate("--seeds", "45", "--processes", "2")
     assert code == 0, said
     assert "less than one scenario of twenty" not in said
 
 
 def test_failures_that_were_found_are_mended() -> None:
+    """Shows: a device computes wrong scores.
+    Shows: a runner is killed.
+    Shows: the server is away for a while.
+    Shows: hosts' clocks differ or jump.
+    """
     code, said = simulate("--found")
     assert code == 0, said
     assert said.startswith(f"{len(FOUND)} seeds, 0 failed")

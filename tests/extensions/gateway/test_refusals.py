@@ -122,6 +122,7 @@ def test_and_over_grpc(barred: Running) -> None:
 def test_a_full_server_is_not_waited_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Shows: the server is away for too long."""
     for module in (dependencies, scoring):
         monkeypatch.setattr(module, "MOST_WAIT", 0.1)
     settings = load_settings({"gateway_files": str(tmp_path), "model": "demo"})

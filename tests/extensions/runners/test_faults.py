@@ -165,6 +165,7 @@ def as_if_undisturbed(output: Path, held: Held, source: Path) -> Damage:
 def test_a_runner_that_dies_is_followed_and_a_zombie_writes_nothing(
     held: Held, held_client: Client, runners: StartRunner, held_source: Path, output: Path, tmp_path: Path
 ) -> None:
+    """Shows: a runner is killed."""
     before = finished_jobs(held.server.client)
     first = runners(held.server, environ=SMALL)
     run = held_client.submit_file(str(held_source), str(output))
@@ -195,6 +196,7 @@ def test_a_runner_that_dies_is_followed_and_a_zombie_writes_nothing(
 def test_a_runner_keeps_its_run_when_the_server_loses_its_data(
     held: Held, held_client: Client, runners: StartRunner, held_source: Path, output: Path
 ) -> None:
+    """Shows: the server restarts without data."""
     runner = runners(held.server, environ=SMALL)
     run = held_client.submit_file(str(held_source), str(output))
     waits = held_client.submit_file(str(held_source), str(output.with_name("other.parquet")))
@@ -228,6 +230,7 @@ def test_a_runner_that_is_stopped_hands_its_run_on_at_once(
 def test_killed_between_the_output_and_the_end_it_is_done(
     client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, tmp_path: Path
 ) -> None:
+    """Shows: a runner is killed."""
     run = client.submit_file(str(source), str(output), limit=50)
     dies = "import os; from rankmill.extensions.runners.store import FileRunStore as S"
     dies += "; S.end = lambda *_: os.kill(os.getpid(), 9)"
@@ -259,6 +262,7 @@ def test_a_runner_that_stood_still_beside_its_output_removes_what_its_successor_
 def test_a_run_whose_end_the_server_has_lost_is_done(
     attempts: int, client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
 ) -> None:
+    """Shows: the server loses its last writes, or a failover does."""
     server: Any = queue.client
     run = client.submit_file(str(source), str(output), limit=50)
     earlier = {key: server.dump(key) for key in server.scan_iter(f"*{run.id}*")}
@@ -398,6 +402,7 @@ def start_fork(command: Sequence[str], environ: Mapping[str, str], log: Path) ->
 
 @pytest.mark.slow
 def test_gateway_runner_worker_and_server_die_in_a_batch(tmp_path: Path) -> None:
+    """Shows: a gateway is killed."""
     toll = everybody_dies_in_a_batch(tmp_path, lines=2000, kills=1, seed=1, seconds=0.5, start=start_fork)
     assert (toll.lost, toll.doubled, toll.different, toll.moved) == (0, 0, 0, 0)
     assert toll.kills == 7
@@ -405,6 +410,7 @@ def test_gateway_runner_worker_and_server_die_in_a_batch(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_submitter_runner_worker_and_server_die(tmp_path: Path) -> None:
+    """Shows: the server restarts with its append-only file."""
     toll = everybody_dies(tmp_path, rows=4000, kills=1, seed=1, seconds=0.5, start=start_fork)
     assert (toll.lost, toll.doubled, toll.different, toll.moved, toll.scored_again) == (0, 0, 0, 0, 0)
     assert toll.kills == 4

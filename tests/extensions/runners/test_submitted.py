@@ -27,6 +27,7 @@ ORDER = FileOrder(request=FileRequest(inputs=("/a.csv",), output="/b.csv"), spec
 def test_leases_and_pauses_follow_the_server_s_clock(
     ahead: float, shared_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Shows: hosts' clocks differ or jump."""
     now = system.now
     monkeypatch.setattr(system, "now", lambda: now() + ahead)
     server: Any = shared_server.client

@@ -76,6 +76,7 @@ def pairs(mark: str, rows: int = ROWS, at: int = 77) -> list[tuple[str, str]]:
 def test_a_row_that_raises_or_exhausts_memory(
     mark: str, server: Server, restarting: None, marked_model: Path, forwards: Path
 ) -> None:
+    """Shows: a row raises an exception."""
     run = Client(server.url, model=str(marked_model), chunk_size=ROWS).submit(pairs(mark))
     scores = run.scores(timeout=60)
     assert list(run.errors) == [77]
@@ -100,6 +101,7 @@ def test_an_attempt_that_fails_is_made_again_after_a_pause(
 def test_a_row_that_kills_its_worker_each_time(
     server: Server, restarting: None, marked_model: Path, forwards: Path
 ) -> None:
+    """Shows: a row kills each worker."""
     client = Client(server.url, model=str(marked_model), chunk_size=4, max_retries=1)
     deadly = client.submit(pairs("kill", 4, at=2))
     others = client.submit([("a cat", "the moon")] * 40)
@@ -115,6 +117,7 @@ def test_a_row_that_kills_its_worker_each_time(
 def test_a_wedged_forward_ends_its_worker(
     server: Server, restarting: None, marked_model: Path, forwards: Path
 ) -> None:
+    """Shows: a forward never ends."""
     started = time.monotonic()
     run = Client(server.url, model=str(marked_model), chunk_size=ROWS).submit(pairs("hang"))
     assert np.isfinite(run.scores(timeout=120)).all()

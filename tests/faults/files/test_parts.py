@@ -163,6 +163,7 @@ def test_killed_many_times_no_part_is_torn_missing_or_doubled(
 def test_killed_at_the_worst_moment(
     at: str, number: int, command: list[object], output: Path, whole: pa.Table
 ) -> None:
+    """Shows: score-file is killed as it puts the output in place."""
     died = dies(at, number, *command)
     assert died.code == -9, died.err
     there = check(output, whole, complete=False)

@@ -83,6 +83,9 @@ def interrupt(command: list[object], output: Path, sent: signal.Signals = signal
 def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     command: list[object], output: Path, undisturbed: Path, queue: Server
 ) -> None:
+    """Shows: score-file is killed, or its host restarts.
+    Shows: score-file or a runner continues within `run_ttl`.
+    """
     size = CHUNK // 2  # so that all kills find it at work
     before = finished_jobs(queue.client)
     end = run_under_kills(
@@ -140,6 +143,7 @@ def test_killed_with_its_server_and_workers(source: Path, tmp_path: Path, undist
 
 
 def test_after_ctrl_c_the_same_command_continues(command: list[object], output: Path, queue: Server) -> None:
+    """Shows: Ctrl-C or SIGTERM."""
     done = interrupt(command, output, signal.SIGINT)
     assert done.code == 130
     (line,) = done.complaints
@@ -156,6 +160,7 @@ def test_after_ctrl_c_the_same_command_continues(command: list[object], output: 
 def test_what_is_damaged_in_the_journal_is_scored_again(
     command: list[object], output: Path, undisturbed: Path
 ) -> None:
+    """Shows: the journal is torn or damaged."""
     interrupt(command, output)
     with sqlite3.connect(folder_of(output) / "journal.db") as journal:
         journal.execute("UPDATE chunks SET scores = x'00' WHERE chunk = 0")
@@ -242,6 +247,7 @@ def test_two_at_a_time_are_refused(source: Path, output: Path, queue: Server) ->
 
 
 def test_killed_between_the_output_and_the_end(command: list[object], output: Path) -> None:
+    """Shows: score-file is killed as it puts the output in place."""
     dies = "import os; from rankmill.producer.files.workspace import Workspace"
     dies += "; Workspace.remove = lambda self: os.kill(os.getpid(), 9)"
     code = f"{dies}; from rankmill.cli.score import score_file; score_file()"
@@ -266,6 +272,7 @@ def test_killed_while_its_folder_is_removed(command: list[object], output: Path)
 
 
 def test_a_damaged_journal_is_told(command: list[object], output: Path) -> None:
+    """Shows: the journal is torn or damaged."""
     interrupt(command, output)
     for path in folder_of(output).glob("journal.db*"):
         path.write_bytes(os.urandom(20_000))
@@ -280,6 +287,7 @@ def test_a_damaged_journal_is_told(command: list[object], output: Path) -> None:
 def test_an_input_that_changes_while_it_is_scored_makes_no_output(
     kind: str, command: list[object], source: Path, output: Path
 ) -> None:
+    """Shows: the input changes in a run."""
     if kind == "jsonl":
         rows = pq.read_table(source).to_pylist()
         source = source.with_suffix(".jsonl")
@@ -346,7 +354,10 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     disk: Path,
     undisturbed: Path,
 ) -> None:
-    """Too small for the journal's beginnings, for its growth, for the output."""
+    """Too small for the journal's beginnings, for its growth, for the output.
+
+    Shows: the disk of the output is full.
+    """
     command = [*command, "--chunk-size", chunk]
     output = disk / "out.parquet"
     texts = [os.urandom(2000).hex() for _ in range(ROWS)]  # 1.6 MB however it is compressed

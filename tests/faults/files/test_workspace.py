@@ -131,6 +131,7 @@ def test_force_replaces_no_fifo_among_parts(command: list[object], output: Path)
 def test_a_run_whose_folder_is_taken_away_ends_at_its_next_write(
     what: str, tmp_path: Path, output: Path, held: Held
 ) -> None:
+    """Shows: the journal's folder is removed."""
     source, queue = tmp_path / "held.parquet", held.server
     texts = [f"river {n}" if n != ROWS // 2 else "hold" for n in range(ROWS)]
     pq.write_table(pa.table({"query": ["big cat"] * ROWS, "passage": texts}), source)
@@ -228,6 +229,7 @@ def test_an_output_that_is_in_place_is_done_whatever_cannot_be_removed(
 def test_an_output_that_the_disk_does_not_confirm_is_said_to_be_there(
     command: list[object], output: Path
 ) -> None:
+    """Shows: the disk does not confirm that the output stays."""
     done = run_command("python", "-c", FAILS.format(what="os.fsync"), *command)
     (line,) = [line for line in done.err.splitlines() if "complete and in its place" in line]
     assert done.code == 1

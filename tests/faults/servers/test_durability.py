@@ -221,6 +221,7 @@ def test_of_an_embedded_server_nothing_is_said(tmp_path: Path) -> None:
 def test_a_live_run_is_whole_on_a_server_that_evicts(
     server: Server, workers: StartWorker, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Shows: the server evicts keys."""
     monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 0.5)
     worker = workers(environ=QUICK_LEASE)
     dice = random.Random(1)

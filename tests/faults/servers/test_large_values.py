@@ -56,6 +56,7 @@ def test_the_size_of_a_value_that_is_refused_is_said(strict: Server, over: str) 
 def test_smaller_chunks_are_a_way_out(
     tmp_path: Path, strict: Server, workers: StartWorker, tiny_model: Path
 ) -> None:
+    """Shows: the server takes no value as large as a chunk."""
     pq.write_table(pa.table({"query": ["a"] * 40, "passage": texts(40)}), tmp_path / "in.parquet")
     command = ["in.parquet", "--model", tiny_model, "--redis", strict.url, "-o", "out.parquet"]
     workers()

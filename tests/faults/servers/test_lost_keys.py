@@ -101,6 +101,7 @@ def claimed(server: Server) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_is_whole_whichever_keys_are_lost_while_it_is_scored(kind: str, cluster: Cluster) -> None:
+    """Shows: the server restarts without data."""
     client = cluster.server.client
     with cluster.stopped():
         run = cluster.client.submit(PAIRS)
@@ -119,6 +120,7 @@ def test_a_run_is_whole_whichever_keys_are_lost_while_it_is_scored(kind: str, cl
     "kind", ["meta", "pairs:*", "results", "detached", "submissions", "queue:waiting:*", "queue:turns:*"]
 )
 def test_a_detached_run_is_whole_or_says_that_it_has_expired(kind: str, cluster: Cluster) -> None:
+    """Shows: the server restarts without data."""
     with cluster.stopped():
         run = cluster.client.submit(PAIRS, detached=True)
         of_queue = kind.replace("queue:", "rankmill:queue:rankmill:")
@@ -248,7 +250,10 @@ def server_an_hour_behind(folder: Path) -> Iterator[ValkeyServer]:
 
 
 def test_another_server_with_a_clock_that_is_behind(cluster: Cluster, tmp_path: Path) -> None:
-    """As after a failover to a host with another clock, to which nothing was copied."""
+    """As after a failover to a host with another clock, to which nothing was copied.
+
+    Shows: a new server's clock is behind.
+    """
     with tempfile.TemporaryDirectory(prefix="rm-") as name:
         folder = Path(name)
         tool("faketime", "faketime")
@@ -278,7 +283,10 @@ def test_another_server_with_a_clock_that_is_behind(cluster: Cluster, tmp_path: 
 def test_a_detached_run_s_results_on_a_server_that_lost_the_last_entries_are_seen(
     shared_server: Server,
 ) -> None:
-    """A replica has not got them, and numbers the next ones by its own clock."""
+    """A replica has not got them, and numbers the next ones by its own clock.
+
+    Shows: the server loses its last writes, or a failover does.
+    """
     client = Client(shared_server.url, model="m", queue="replica", chunk_size=5, no_workers_seconds=None)
     run = client.submit(PAIRS[:10], detached=True)
     stored = client.store.load(run.id)

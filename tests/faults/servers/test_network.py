@@ -66,6 +66,7 @@ def trouble(proxy: Proxy, kind: str, stop: threading.Event) -> None:
 
 @pytest.mark.parametrize("kind", ["drop", pytest.param("delay", marks=pytest.mark.slow), "cut"])
 def test_a_run_survives_a_bad_network(kind: str, tiny_model: Path, tmp_path: Path) -> None:
+    """Shows: the network drops, delays or cuts replies."""
     with behind_proxy(tmp_path) as (server, proxy, worker):
         client = Client(server.url, model=str(tiny_model), chunk_size=50, window=8)
         undisturbed = client.score(PAIRS)

@@ -61,6 +61,9 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.parametrize("kind", slow_but(OUTAGES, "full"))
 def test_a_run_goes_on_when_the_server_can_serve_again(kind: str, cluster: Cluster) -> None:
+    """Shows: the server is away for a while.
+    Shows: the server or its disk is full.
+    """
     wait_for(lambda: "Redis cannot serve" not in _ready(cluster.metrics_port))  # the outage before is over
     logged = len(cluster.log.read_text())
     run = cluster.client.submit(PAIRS)
@@ -124,6 +127,7 @@ def test_a_worker_names_a_malformed_url_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_worker_gives_up_in_the_end(server: Server, workers: StartWorker, tmp_path: Path) -> None:
+    """Shows: the server is away for too long."""
     worker = workers(environ={"RANKMILL_REDIS_WAIT_SECONDS": "1"})
     with replica(server.client):
         assert worker.wait(timeout=30) == os.EX_UNAVAILABLE

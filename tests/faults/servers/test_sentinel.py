@@ -34,6 +34,9 @@ async def in_a_loop(url: str, model: str, found: list[float], begun: threading.E
 def test_a_failover_in_the_middle_of_a_run_loses_nothing(
     how: str, service: Service, exporters: StartExporter, tiny_model: Path, tmp_path: Path
 ) -> None:
+    """Shows: the server loses its last writes, or a failover does.
+    Shows: there are two masters.
+    """
     client = client_for(service.url, 60)
     environ = {"RQ_CONNECTION_CLASS": "rankmill.Connection", "RANKMILL_CLAIM_AHEAD": "20"}
     worker = start_worker(Server(service.url, client), "rankmill", tmp_path, environ=environ)

@@ -1,4 +1,4 @@
-"""The pages of docs/reference/, from the code: commands, settings, metrics, Python, keys in Redis.
+"""The pages of docs/reference/, from the code: commands, settings, metrics, Python, keys in Redis, promises.
 
 python -m tests.harness.reference    # writes them
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.harness.reference import commands, metrics, python, redis_keys, settings
+from tests.harness.reference import commands, metrics, python, redis_keys, settings, shown
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "reference"
 
@@ -18,6 +18,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "python.md": lambda _: python.page(),
     "redis.md": lambda _: redis_keys.page(),
     "metrics.md": metrics.written,
+    "shown.md": lambda _: shown.page(),
 }
 """Each page, and what makes it of the page that is there: its tables, or all of it."""
 

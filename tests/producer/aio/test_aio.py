@@ -228,6 +228,7 @@ def test_a_server_that_is_silent_costs_no_more_than_the_time_left(
 def test_a_server_that_restarts_is_waited_for(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Shows: the server is away for a while."""
     monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 1)
     with tempfile.TemporaryDirectory(prefix="rm-") as directory:
         valkey = ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory))

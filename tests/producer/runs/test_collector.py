@@ -149,6 +149,7 @@ def test_attempts_are_counted_whatever_ends_them(second: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("priority", ["bulk", "request"])
 def test_a_run_with_wrong_scores_does_not_end_well(priority: Priority) -> None:
+    """Shows: a device computes wrong scores."""
     queue = QueueByHand([pairs(3)], WindowSize(4, 1 << 20), priority=priority)
     queue.driver.on_wait = queue.score_all
     tables = queue.driver.tables()
@@ -197,7 +198,10 @@ def test_a_run_with_wrong_scores_that_is_cancelled_stays_cancelled() -> None:
 
 
 def test_what_a_run_has_when_it_is_cancelled_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what is still in Redis."""
+    """Also what is still in Redis.
+
+    Shows: a run is cancelled.
+    """
     queue = QueueByHand([pairs(3), pairs(3, 3)], WindowSize(1, 1 << 20))
     monkeypatch.setattr(queue.store, "forget", lambda *_: queue.driver.cancel())  # as another thread may
     with suppress(RunCancelled):

@@ -60,6 +60,7 @@ def queued(client: Client) -> list[str]:
 def test_another_process_fetches_the_scores_though_the_submitter_was_killed(
     shared_queue: Server, tiny_model: Path
 ) -> None:
+    """Shows: the submitter of a detached run is killed."""
     code = (
         "import os; from rankmill import Client; "
         "pairs = [('big cat', f'moon river {n}') for n in range(40)]; "

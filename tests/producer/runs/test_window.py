@@ -160,6 +160,7 @@ def test_the_window_is_bounded_in_bytes() -> None:
 def test_without_room_on_disk_no_chunks_are_submitted_until_the_late_one_is_done(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Shows: there is no room for results that wait for an earlier chunk."""
     monkeypatch.setattr(
         "rankmill.producer.collect.driver.Spool", lambda folder: Spool(folder, 0, disk_bytes=5000)
     )

@@ -232,6 +232,7 @@ def test_a_row_that_breaks_the_model_is_found_and_its_neighbours_are_scored(tiny
 
 
 def test_out_of_memory_halves_the_budget_and_keeps_it(tiny_model: Path) -> None:
+    """Shows: a batch does not fit into memory."""
     short, backend = misbehaving(tiny_model, most_tokens=300)
     assert not short.score(["q"] * 200, ["a cat"] * 200).errors
     assert short.size.token_budget < 100_000
@@ -241,6 +242,7 @@ def test_out_of_memory_halves_the_budget_and_keeps_it(tiny_model: Path) -> None:
 
 
 def test_a_row_too_large_by_itself_is_that_row_s_error(tiny_model: Path) -> None:
+    """Shows: a batch does not fit into memory."""
     short, _ = misbehaving(tiny_model, most_tokens=20)
     scored = short.score(["q"] * 3, ["a", "a " * 60, "a"])
     assert scored.errors == {1: "model: OutOfMemory: too large"}

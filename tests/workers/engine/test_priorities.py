@@ -266,6 +266,7 @@ def test_a_small_bulk_run_behind_a_large_window_of_small_chunks_takes_twice_its_
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [pytest.param(False, id="late"), pytest.param(True, id="killed")])
 def test_workers_that_come_late_are_given_chunks_and_each_row_is_scored_once(kill: bool) -> None:
+    """Shows: a worker is slow."""
     with simulated_cluster(1, 10.0, QUICK if kill else {**QUICK, "RANKMILL_LEASE_SECONDS": "60"}) as cluster:
         given, first = pairs(12 * 100), cast(int, cluster.workers["simulated-0"].pid)
         run = client_of(cluster, chunk_size=100).submit(given)

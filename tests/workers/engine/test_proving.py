@@ -438,6 +438,7 @@ def breaks(broken: Path, rows: int) -> None:
 def test_a_worker_whose_device_breaks_stops_and_says_so(
     server: Server, workers: StartWorker, bert: Path, tmp_path: Path
 ) -> None:
+    """Shows: a device computes wrong scores."""
     broken = tmp_path / "broken"
     worker, client = breaking(server, workers, broken)
     before = client.submit(PAIRS[:4], model=str(bert))
@@ -506,6 +507,7 @@ def test_a_fault_in_the_models_own_directory_is_refused(fault: str, tmp_path: Pa
 def test_a_file_that_a_broken_device_has_scored_in_part_ends_and_is_started_over(
     parts: int | None, server: Server, workers: StartWorker, bert: Path, tmp_path: Path
 ) -> None:
+    """Shows: a device computes wrong scores."""
     worker, _ = breaking(server, workers, broken := tmp_path / "broken")
     source, output = tmp_path / "a.parquet", tmp_path / ("out" if parts else "out.parquet")
     pq.write_table(pa.table(dict(zip(("query", "passage"), zip(*PAIRS, strict=True), strict=True))), source)
@@ -554,6 +556,7 @@ def test_a_run_that_a_broken_device_has_scored_in_part_ends(
 def test_whoever_collects_a_detached_run_hears_of_wrong_scores(
     server: Server, workers: StartWorker, bert: Path, tmp_path: Path
 ) -> None:
+    """Shows: a device computes wrong scores."""
     worker, client = breaking(server, workers, broken := tmp_path / "broken")
     run = client.submit(PAIRS, model=str(bert), detached=True)
     run.scores(60)
