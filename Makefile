@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-slow test-more simulate check chaos clients docs release stack clean
+.PHONY: demo test test-slow test-more simulate check chaos figures clients docs release stack clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
@@ -28,26 +28,21 @@ simulate: $(READY)  ## clusters in virtual time, under all faults, an hour on al
 	$(BIN)/python -m tests.simulation.every_write
 	$(BIN)/python -m tests.simulation.reached
 
-check: $(READY)  ## linter, formatter, types
+check: $(READY)  ## linter, formatter, types; tables of the first screen that are too old are told
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	-@$(BIN)/python -m benchmarks.ages
 
 chaos: $(READY)  ## what is lost when things die, at full size; docs/explanation/benchmarks.md has its figures
 	$(BIN)/python -m pytest -m long
-	$(BIN)/python -m benchmarks.faults.chaos producer --rows 100000 --kills 20
-	$(BIN)/python -m benchmarks.faults.chaos worker --rows 100000 --kills 55
-	$(BIN)/python -m benchmarks.faults.chaos rq-worker --rows 250000 --kills 50
-	$(BIN)/python -m benchmarks.faults.chaos redis-aof --rows 100000 --kills 10
-	$(BIN)/python -m benchmarks.faults.chaos redis-bare --rows 100000 --kills 10
-	$(BIN)/python -m benchmarks.faults.chaos redis-flush --rows 100000 --kills 10
-	$(BIN)/python -m benchmarks.faults.chaos redis-behind --rows 100000 --kills 10
-	$(BIN)/python -m benchmarks.faults.chaos redis-lists --rows 100000 --kills 10
-	$(BIN)/python -m benchmarks.faults.chaos redis-failover --rows 100000 --kills 5
-	$(BIN)/python -m benchmarks.faults.chaos redis-full --rows 100000 --kills 5
-	$(BIN)/python -m benchmarks.faults.chaos submitted --rows 100000 --kills 5
-	$(BIN)/python -m benchmarks.faults.chaos batch --rows 50000 --kills 3
+	set -e; for each in producer worker rq-worker redis-aof redis-bare redis-flush redis-behind redis-lists \
+		redis-failover redis-full submitted batch; do $(BIN)/python -m benchmarks.faults.chaos $$each; done
 	$(BIN)/python -m benchmarks.faults.fuzz --minutes 10
+
+# Goes on at the same commit: PARTS="compare feed" are some of its parts, OPTIONS="--sample 2000" more options.
+figures: $(READY)  ## measure the documents' figures on this machine: MODEL=… PAIRS=… QRELS=…
+	$(BIN)/python -m benchmarks.figures $(PARTS) --model $(MODEL) --pairs $(PAIRS) $(QRELS:%=--qrels %) $(OPTIONS)
 
 clients: $(READY)  ## the gateway: real clients of other services, in an environment of their own; its OpenAPI document
 	$(PYTHON) -m venv .venv-clients
@@ -61,6 +56,7 @@ docs: $(READY)  ## the site, in build/docs: open index.html; it needs no network
 	@echo "build/docs/index.html"
 
 release: $(READY)  ## wheel, sdist, checksums, SBOM of the last commit, in dist: built twice, tried where nothing is
+	$(BIN)/python -m benchmarks.ages
 	$(BIN)/python -m tests.harness.release dist
 
 stack: secrets/redis_password secrets/grafana_password  ## server, workers, gateway, page, Prometheus, Grafana, in containers

@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def main() -> None:
     chosen = [c for c in CONTENDERS if device in c.devices and (not args.only or c.name in args.only)]
     HOME.mkdir(exist_ok=True)
     pairs = sample(args.pairs, args.sample, HOME / "pairs.parquet")
-    results = Results(asked=asked(args, pairs), machine=machine())
+    results = Results(asked=asked(args, pairs), machine=machine(), date=f"{datetime.now(UTC):%Y-%m-%d}")
     saved = args.out / "compare.json"
     if args.resume and saved.exists():
         before = from_json(json.loads(saved.read_text(encoding="utf-8")))
@@ -106,15 +107,19 @@ def sample(source: Path, rows: int, target: Path) -> Path:
 
 def asked(args: argparse.Namespace, pairs: Path) -> dict[str, str]:
     """Identity of a comparison: two comparisons with the same identity can be joined."""
-    commit = _git("rev-parse", "--short", "HEAD") or "no commit"
-    changed = ", changed" if _git("diff", "--name-only", "HEAD", "--", "*.py") else ""  # results may change
     return {
         "model": args.model.resolve().name,
         "pairs": str(pq.read_metadata(pairs).num_rows),
         "drawn from": args.pairs.name,
         "rounds": str(args.repeats),
-        "rankmill": f"{version('rankmill')} ({commit}{changed})",
+        "rankmill": f"{version('rankmill')} ({commit()})",
     }
+
+
+def commit() -> str:
+    """The commit of the code, and whether the code differs from it."""
+    changed = ", changed" if _git("diff", "--name-only", "HEAD", "--", "*.py") else ""  # results may change
+    return (_git("rev-parse", "--short", "HEAD") or "no commit") + changed
 
 
 def one_round(

@@ -1,6 +1,6 @@
 """Losses when processes die: each command runs one scenario, with kills at random moments fixed by a seed.
 
-    python -m benchmarks.faults.chaos producer --rows 100000 --kills 20 --seed 1
+    python -m benchmarks.faults.chaos producer    # --rows 100000 --kills 20 --seed 1
 
 Each makes a file, scores it once undisturbed and once under kills with the same model, compares
 the two row by row and prints the figures. It fails if a row is lost, doubled, moved or different.
@@ -50,12 +50,14 @@ def main() -> None:
     """Run one scenario and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("scenario", choices=SCENARIOS)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--rows", type=int, help="default: those of the documents")
+    parser.add_argument("--kills", type=int, help="default: those of the documents")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    scenario = SCENARIOS[options.scenario]
+    rows, kills = options.rows or scenario.rows, options.kills or scenario.kills
     with tempfile.TemporaryDirectory() as name:
-        figures = SCENARIOS[options.scenario](Path(name), options.rows, options.kills, options.seed)
+        figures = scenario.run(Path(name), rows, kills, options.seed)
     for what, figure in figures.items():
         shown = f"{figure:,}" if isinstance(figure, int) else figure
         print(f"{what:<28} {figure:>12,.6g}" if isinstance(figure, float) else f"{what:<28} {shown:>12}")
@@ -356,19 +358,28 @@ def slow_model(directory: Path) -> Path:
     return random_bert(directory / "model", hidden=128, layers=3)
 
 
-SCENARIOS: dict[str, Callable[[Path, int, int, int], Figures]] = {
-    "producer": producer,
-    "worker": worker,
-    "rq-worker": rq_worker,
-    "redis-aof": redis_aof,
-    "redis-bare": redis_bare,
-    "redis-flush": redis_flush,
-    "redis-behind": redis_behind,
-    "redis-lists": redis_lists,
-    "redis-failover": redis_failover,
-    "redis-full": redis_full,
-    "submitted": submitted,
-    "batch": batch,
+@dataclass(frozen=True)
+class Scenario:
+    """What is done, and the size of it that the documents show."""
+
+    run: Callable[[Path, int, int, int], Figures]
+    rows: int
+    kills: int
+
+
+SCENARIOS = {
+    "producer": Scenario(producer, 100_000, 20),
+    "worker": Scenario(worker, 100_000, 55),
+    "rq-worker": Scenario(rq_worker, 250_000, 50),
+    "redis-aof": Scenario(redis_aof, 100_000, 10),
+    "redis-bare": Scenario(redis_bare, 100_000, 10),
+    "redis-flush": Scenario(redis_flush, 100_000, 10),
+    "redis-behind": Scenario(redis_behind, 100_000, 10),
+    "redis-lists": Scenario(redis_lists, 100_000, 10),
+    "redis-failover": Scenario(redis_failover, 100_000, 5),
+    "redis-full": Scenario(redis_full, 100_000, 5),
+    "submitted": Scenario(submitted, 100_000, 5),
+    "batch": Scenario(batch, 50_000, 3),
 }
 
 

@@ -1,4 +1,4 @@
-"""fp8 of PyTorch: torchao's own code on this CPU, which is told that it may; no GPU has run it."""
+"""fp8 of PyTorch: torchao's own code on this CPU, which is told that it may."""
 
 from __future__ import annotations
 
