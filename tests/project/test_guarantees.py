@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from rankmill.jobs.runtime.settings import Settings, WorkerSettings
-from tests.harness.reference.shown import promises, rows, tests_by_row
+from tests.harness.reference.shown import promises, rows, shown_by
 
 ROOT = Path(__file__).resolve().parents[2]
 GUARANTEES = (ROOT / "docs" / "explanation" / "guarantees.md").read_text()
@@ -17,11 +17,11 @@ GUARANTEES = (ROOT / "docs" / "explanation" / "guarantees.md").read_text()
 def test_each_promise_has_tests_for_what_may_happen() -> None:
     assert len(rows()) > 45
     assert {number for numbers in rows().values() for number in numbers} == {*promises()}
-    assert [row for row in rows() if row not in tests_by_row()] == []
+    assert [row for row in rows() if row not in shown_by()] == []
 
 
 def test_each_test_shows_what_is_promised() -> None:
-    assert {row: tests for row, tests in tests_by_row().items() if row not in rows()} == {}
+    assert {row: tests for row, tests in shown_by().items() if row not in rows()} == {}
 
 
 def test_the_tables_are_read_at_a_glance() -> None:

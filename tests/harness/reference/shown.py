@@ -24,7 +24,7 @@ The tests for each row of the tables in [guarantees](../explanation/guarantees.m
 
 def page() -> str:
     """The page."""
-    tests = tests_by_row()
+    tests = shown_by()
     parts = [_INTRO, "| what happens | promise | tests |\n| --- | --- | --- |\n"]
     for row, promises in rows().items():
         named = ", ".join(f"`{test}`" for test in tests.get(row, []))
@@ -45,7 +45,7 @@ def rows() -> dict[str, list[int]]:
     return {row.removeprefix("| "): list(map(int, numbers.split(", "))) for row, numbers, *_ in cells}
 
 
-def tests_by_row() -> dict[str, list[str]]:
+def shown_by() -> dict[str, list[str]]:
     """The tests that show each row, as pytest names them."""
     found: dict[str, list[str]] = {}
     for path in sorted((_ROOT / "tests").rglob("test_*.py")):
