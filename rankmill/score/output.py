@@ -13,9 +13,9 @@ from rankmill.producer.files.formats.delimited import CSV, TSV
 from rankmill.producer.files.formats.table import stem
 from rankmill.producer.files.formats.trec import TREC
 from rankmill.producer.files.inputs import InputFile
-from rankmill.producer.files.mean_scores import MeanColumn
 from rankmill.producer.files.outputs import OutputFormat, OutputPart, check_target
 from rankmill.producer.files.plan import OutputPlan, plan_output
+from rankmill.producer.files.ranking import MeanColumn
 from rankmill.producer.files.shards import check_shard
 from rankmill.producer.files.source import PairSource
 from rankmill.producer.files.stores.paths import AnyPath, as_path, is_url, resolved

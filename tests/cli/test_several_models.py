@@ -18,7 +18,7 @@ from rankmill import Client
 from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RunTimeout
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.producer.files.mean_scores import Mean, MeanColumn, MeanScores
+from rankmill.producer.files.ranking import HeldRows, Mean, MeanColumn
 from rankmill.score.score_file import score_file as score_file_here
 from tests.conftest import Server, score_file
 from tests.harness.models.tiny import make_bert
@@ -177,21 +177,12 @@ def test_means_are_those_of_pandas(
     rows = sorted(rows, key=lambda row: row[0]) if grouped else rows
     table = pd.DataFrame(rows, columns=["query", "one", "two"]).astype({"one": "float32", "two": "float32"})
     arrow = pa.Table.from_pandas(table)
-    means = MeanScores(
-        tmp_path_factory.mktemp("means"),
-        "query",
-        ["one", "two"],
-        MeanColumn("mean", mean),
-        is_grouped=grouped,
-    )
+    held = HeldRows(tmp_path_factory.mktemp("means"), "query", ["one", "two"], MeanColumn("mean", mean))
     # a run's texts are in dictionaries, one for each table
-    tables = [
-        part.append_column("text", part["query"].dictionary_encode())
-        for part in (arrow.slice(at, size) for at in range(0, len(rows), size))
-    ]
-    parts = [part for each in tables for part in means.add(each)]
-    whole = pa.concat_tables([*parts, *means.finish()])
-    means.close()
+    for part in (arrow.slice(at, size) for at in range(0, len(rows), size)):
+        held.add(part.append_column("text", part["query"].dictionary_encode()))
+    whole = pa.concat_tables(held.finish())
+    held.close()
     assert whole.drop_columns(["mean", "text"]).equals(arrow)
     assert whole["text"].to_pylist() == whole["query"].to_pylist()
     known = table.dropna()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,24 +20,10 @@ from rankmill.producer.files.formats.text import (
     without_times,
 )
 from rankmill.producer.files.formats.trec import TREC
-from rankmill.producer.files.mean_scores import MeanColumn, MeanScores
 from rankmill.producer.files.outputs import OutputFormat
-from rankmill.producer.files.ranking import Ranking, Repeats, starts_of
+from rankmill.producer.files.ranking import HeldRows, MeanColumn, Repeats
 from rankmill.producer.files.source import PairSource
 from rankmill.producer.files.stores.paths import AnyPath
-
-
-class Transform(Protocol):
-    """A step that rows pass on their way to the file; it may hold them back, and change their order."""
-
-    def add(self, table: pa.Table) -> Iterable[pa.Table]:
-        """Take in rows; yield rows that are ready."""
-
-    def finish(self) -> Iterable[pa.Table]:
-        """Yield the remaining rows."""
-
-    def close(self) -> None:
-        """Delete the rows that are held back."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +32,9 @@ class OutputPlan:
 
     ``needed`` are the columns of the input that the output needs, and ``schema`` is the schema of the file.
     ``scores`` are the names of the float32 columns of scores, which are null where a row has an error.
-    ``group`` is the column that tells queries apart if rows are ranked or scores averaged, and ``is_grouped``
-    says whether the rows of every query follow each other. ``passage`` is the column of the passages' ids, by
-    which equal scores of a TREC run are ranked. ``tokens`` is the int32 column of the tokens of each row, if
-    the output has one.
+    ``group`` is the column that tells queries apart if rows are ranked or scores averaged. ``passage`` is the
+    column of the passages' ids, by which equal scores of a TREC run are ranked. ``tokens`` is the int32
+    column of the tokens of each row, if the output has one.
     """
 
     form: OutputFormat
@@ -58,26 +42,17 @@ class OutputPlan:
     schema: pa.Schema
     scores: Sequence[str]
     group: str | None = None
-    is_grouped: bool = False
     mean: MeanColumn | None = None
     is_ranked: bool = False
     tokens: str | None = None
     passage: str | None = None
 
-    def transforms(self, folder: Path) -> list[Transform]:
-        """The steps between scoring and writing rows, with files in `folder`."""
+    def held_rows(self, folder: Path) -> HeldRows | None:
+        """Holds the rows until all have scores, if the output needs this."""
         if self.group is None:
-            return []
-        form, grouped = self.form, self.is_grouped
-        found: list[Transform] = []
-        if self.mean:
-            found.append(MeanScores(folder, self.group, self.scores, self.mean, is_grouped=grouped))
-        if self.is_ranked:
-            ranking = Ranking(
-                folder, self.group, self.score, form.rank_column, form.top_k, self.passage, is_grouped=grouped
-            )
-            found.append(ranking)
-        return found
+            return None
+        rank = self.form.rank_column if self.is_ranked else None
+        return HeldRows(folder, self.group, self.scores, self.mean, rank, self.form.top_k, self.passage)
 
     @property
     def score(self) -> str:
@@ -94,7 +69,7 @@ def plan_output(
     mean: MeanColumn | None = None,
     tokens: str | None = None,
 ) -> OutputPlan:
-    """Plan the output of `source` at `target`. Where rows are to be ranked, the ids are read once.
+    """Plan the output of `source` at `target`. For a TREC run, the ids are read once.
 
     `scores` are the columns of scores, and `mean` is one more for several models. `tokens` is the column of
     the tokens of each row. `left_out` are columns of the input that the output does not have.
@@ -120,12 +95,13 @@ def plan_output(
         return OutputPlan(form, kept, schema, scores, tokens=tokens)
     added += [pa.field(form.rank_column, pa.int32())] if is_ranked else []
     group = form.group(source.schema, source.columns.query)
-    is_grouped = _survey(source, group, kept if is_trec else [])
+    if is_trec:
+        _check_ids(source, kept)
     schema = _with(source.schema, kept, added)
     _check_times(source, target, form, kept)
     passage = kept[-1] if is_trec else None
     needed = list(dict.fromkeys([*kept, group]))
-    return OutputPlan(form, needed, schema, scores, group, is_grouped, mean, is_ranked, tokens, passage)
+    return OutputPlan(form, needed, schema, scores, group, mean, is_ranked, tokens, passage)
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:
@@ -159,30 +135,19 @@ def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: 
         first += len(batch)
 
 
-def _survey(source: PairSource, group: str, ids: Sequence[str]) -> bool:
-    """Check the ids, and find whether the rows of every query follow each other."""
-    seen: set[int] = set()  # hashes: two queries with one hash only cost a sort
-    is_grouped, last, row = True, object(), 0
-    repeats = Repeats(ids[0], ids[-1]) if ids else None
-    for batch in source.select(dict.fromkeys([group, *ids])):
+def _check_ids(source: PairSource, ids: Sequence[str]) -> None:
+    """Raise `InputError` if an id cannot be written between spaces, or a query has a passage twice."""
+    row, repeats = 0, Repeats(ids[0], ids[-1])
+    for batch in source.select(ids):
         for name in ids:
-            _check_ids(batch[name], name, row)
-        if repeats:
-            repeats.add(batch)
+            _check_spaces(batch[name], name, row)
+        repeats.add(batch)
         row += len(batch)
-        if not is_grouped:
-            continue
-        for value in batch[group].take(pa.array(starts_of(batch[group]))).to_pylist():
-            if value != last:
-                is_grouped = is_grouped and hash(value) not in seen
-                seen.add(hash(value))
-                last = value
-    if repeats and (twice := repeats.first(lambda: source.select(dict.fromkeys(ids)))):
+    if twice := repeats.first(lambda: source.select(ids)):
         raise InputError(f"query {twice[0]!r} has passage {twice[1]!r} twice; a TREC run may have it once")
-    return is_grouped
 
 
-def _check_ids(column: pa.Array, name: str, first: int) -> None:
+def _check_spaces(column: pa.Array, name: str, first: int) -> None:
     """Raise `InputError` if an id cannot be written between spaces."""
     column = undictionary(column)
     bad = pc.invert(pc.fill_null(pc.match_substring_regex(column.cast(pa.string()), r"^\S+$"), False))

@@ -1,14 +1,14 @@
-"""Ranks the rows of each query by score, best first, in bounded memory.
+"""Ranks the rows of each query by score, and adds the mean of several models' scores, in bounded memory.
 
-If the rows of each query follow each other, a query is ranked as soon as the next one begins. Otherwise
-sorted parts are written to disk and merged at the end.
+Rows wait on disk until the last one has come. Of each row, only the number of its query stays in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,15 @@ import pyarrow.compute as pc
 from rankmill.producer.files.formats.text import undictionary
 from rankmill.producer.files.stores.writing import discard
 
-_BUFFER_ROWS = 262_144
+if TYPE_CHECKING:
+    import pandas as pd
+    from pandas.core.groupby import DataFrameGroupBy
+
 _BUFFER_BYTES = 128 << 20
+"""Bytes of rows that are held in memory before they are written to disk."""
+
 _BATCH_ROWS = 8192
-"""Rows of a sorted part that the merge reads at a time."""
+"""Rows that are ranked at a time, or more if one query has more, and rows that are read at a time."""
 
 _LOOKED_AT = 1000
 """Rows with equal hashes that are compared; different ids almost never have equal hashes."""
@@ -29,47 +34,169 @@ _LOOKED_AT = 1000
 Ids = tuple[str, str]
 """The ids of a query and a passage."""
 
-_NUMBER = "rankmill.query"
-"""Column with the number of the row's query while rows are ranked; numbers follow the order of appearance."""
+Rows = npt.NDArray[np.int64]
+
+Mean = Literal["ranks", "scores"]
 
 
-class QueryNumbers:
-    """Numbers queries in order of appearance.
+@dataclass(frozen=True)
+class MeanColumn:
+    """The column with the mean of several models' scores, or of the ranks that the models give.
+
+    Both are computed within each query. Scores are standardized first. Rank 1 is the best; equal scores share
+    the mean of their ranks.
+    """
+
+    name: str
+    of: Mean
+
+
+class HeldRows:
+    """Holds rows with their scores, and gives them back with their means or ranks.
+
+    Ranked rows come by query, in the order in which the queries appeared; rows without a score are left out,
+    and equal scores are ranked as by `best_first`. Otherwise, rows keep their order.
 
     Parameters
     ----------
-    group
-        Name of the column that tells queries apart.
-    is_grouped
-        Whether the rows of every query follow each other; if so, earlier queries are forgotten.
+    folder
+        Folder for the file of the rows.
+    group, scores
+        Names of the column that tells queries apart, and of the columns of scores.
+    mean
+        The column of means to add, if any; rows are then ranked by it.
+    rank
+        Name of the column of ranks to add; ``None``: the rows are not ranked.
+    top_k
+        Rows to keep of each query if they are ranked; ``None`` keeps all.
+    passage
+        Name of the column with the passages' ids, if there is one.
     """
 
-    def __init__(self, group: str, *, is_grouped: bool) -> None:
-        self._group = group
-        self._is_grouped = is_grouped
-        self._numbers: dict[object, int] = {}
-        self._queries = 0
-        self._last: object = object()  # no query
+    def __init__(
+        self,
+        folder: Path,
+        group: str,
+        scores: Sequence[str],
+        mean: MeanColumn | None = None,
+        rank: str | None = None,
+        top_k: int | None = None,
+        passage: str | None = None,
+    ) -> None:
+        self._path = folder / "rows.arrow"
+        self._group, self._scores, self._mean = group, list(scores), mean
+        self._score = mean.name if mean else scores[-1]
+        self._rank, self._top_k, self._passage = rank, top_k, passage
+        self._buffer: list[pa.Table] = []
+        self._bytes = 0
+        self._known: dict[object, int] = {}
+        self._numbers: list[Rows] = []
+        self._writer: pa.RecordBatchStreamWriter | None = None
 
-    @property
-    def last(self) -> int:
-        """The number of the last query, if the rows are grouped."""
-        return self._queries - 1
+    def add(self, table: pa.Table) -> None:
+        """Take in rows."""
+        self._buffer.append(table)
+        self._bytes += table.nbytes
+        if self._bytes >= _BUFFER_BYTES:
+            self._spill()
 
-    def of(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        """The number of each row's query."""
-        column = undictionary(table[self._group].combine_chunks())
-        encoded = pc.dictionary_encode(column, null_encoding="encode")
-        known = np.array([self._number(value) for value in encoded.dictionary.to_pylist()], np.int64)
-        numbers: npt.NDArray[np.int64] = known[encoded.indices.to_numpy()]
+    def finish(self) -> Iterator[pa.Table]:
+        """Yield all rows."""
+        self._spill()
+        if self._writer is None:
+            return
+        self._writer.close()
+        numbers = np.concatenate(self._numbers)
+        if not len(numbers):
+            return
+        with pa.ipc.open_stream(pa.memory_map(str(self._path))) as stream:
+            batches = list(stream)  # not read yet, as the file is mapped
+        if self._mean:
+            batches = self._with_means(batches, numbers, self._mean)
+        if self._rank:
+            yield from self._ranked(batches, numbers, self._rank)
+        else:
+            yield from (pa.Table.from_batches([batch]) for batch in batches)
+
+    def close(self) -> None:
+        """Delete the file of the rows."""
+        if self._writer is not None:
+            self._writer.close()
+        discard(self._path)
+
+    def _spill(self) -> None:
+        """Write the held rows to disk, without those that cannot be among the best."""
+        if not self._buffer:
+            return
+        table = pa.concat_tables(self._buffer).combine_chunks()
+        numbers = self._numbers_of(table[self._group])
+        if self._rank and not self._mean:
+            kept = np.sort(self._best(table, numbers))
+            table, numbers = table.take(kept).combine_chunks(), numbers[kept]
+        if self._writer is None:  # a stream, as each table has dictionaries of its own
+            self._writer = pa.ipc.new_stream(self._path, table.schema)
+        self._writer.write_table(table)
+        self._numbers.append(numbers)
+        self._buffer, self._bytes = [], 0
+
+    def _numbers_of(self, column: pa.ChunkedArray) -> Rows:
+        """The number of each row's query; queries are numbered in order of appearance."""
+        encoded = pc.dictionary_encode(undictionary(column.combine_chunks()), null_encoding="encode")
+        known = [self._known.setdefault(query, len(self._known)) for query in encoded.dictionary.to_pylist()]
+        numbers: Rows = np.array(known, np.int64)[encoded.indices.to_numpy()]
         return numbers
 
-    def _number(self, value: object) -> int:
-        if self._is_grouped:  # of grouped rows, only the first value can be of a known query
-            if value != self._last:
-                self._last, self._queries = value, self._queries + 1
-            return self._queries - 1
-        return self._numbers.setdefault(value, len(self._numbers))
+    def _with_means(
+        self, batches: Sequence[pa.RecordBatch], numbers: Rows, mean: MeanColumn
+    ) -> list[pa.RecordBatch]:
+        columns = [
+            np.concatenate([batch[name].to_numpy(zero_copy_only=False) for batch in batches])
+            for name in self._scores
+        ]
+        means = _means(numbers, np.stack(columns, axis=1), mean.of)
+        parts = np.split(means.astype(np.float32), np.cumsum([len(batch) for batch in batches])[:-1])
+        return [
+            batch.append_column(pa.field(mean.name, pa.float32()), pa.array(part, mask=np.isnan(part)))
+            for batch, part in zip(batches, parts, strict=True)
+        ]
+
+    def _ranked(self, batches: Sequence[pa.RecordBatch], numbers: Rows, rank: str) -> Iterator[pa.Table]:
+        by_query = np.argsort(numbers, kind="stable")
+        ends = np.flatnonzero(np.diff(numbers[by_query], append=-1)) + 1
+        names = [self._score, *([self._passage] if self._passage else [])]
+        compared = [batch.select(names) for batch in batches]
+        start = 0
+        while start < len(numbers):
+            end = int(ends[np.searchsorted(ends, min(start + _BATCH_ROWS, len(numbers)))])
+            rows = by_query[start:end]
+            best = self._best(_taken(compared, rows), numbers[rows])
+            ranks = _places(numbers[rows][best])
+            for first in range(0, len(best), _BATCH_ROWS):
+                some = slice(first, first + _BATCH_ROWS)
+                table = _taken(batches, rows[best[some]])
+                yield table.append_column(rank, pa.array(ranks[some], pa.int32()))
+            start = end
+
+    def _best(self, table: pa.Table, numbers: Rows) -> Rows:
+        """The rows to keep, sorted by query and score."""
+        scores: npt.NDArray[np.float32] = table[self._score].to_numpy().astype(np.float32)
+        ids = undictionary(table[self._passage].combine_chunks()).cast(pa.string()) if self._passage else None
+        order = best_first(numbers, scores, ids)
+        order = order[np.isfinite(scores)[order]]
+        return order[_places(numbers[order]) <= (self._top_k or len(order))]
+
+
+def _taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
+    """Rows of batches, by their numbers; Arrow itself would first copy all batches into one."""
+    order = np.argsort(rows)
+    starts = np.cumsum([0, *map(len, batches)])
+    cuts = np.searchsorted(rows[order], starts)
+    parts = [
+        batch.take(pa.array(rows[order[first:end]] - start))
+        for batch, start, first, end in zip(batches, starts, cuts, cuts[1:], strict=False)
+        if first < end
+    ]
+    return pa.Table.from_batches(parts, batches[0].schema).take(np.argsort(order))
 
 
 class Repeats:
@@ -77,7 +204,7 @@ class Repeats:
 
     def __init__(self, query: str, passage: str) -> None:
         self._names = (query, passage)
-        self._keys: list[npt.NDArray[np.int64]] = []
+        self._keys: list[Rows] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take in rows, in order."""
@@ -110,15 +237,13 @@ class Repeats:
         return zip(*columns, strict=True)
 
 
-def best_first(
-    numbers: npt.NDArray[np.int64], scores: npt.NDArray[np.floating[Any]], ids: pa.Array | None
-) -> npt.NDArray[np.int64]:
+def best_first(numbers: Rows, scores: npt.NDArray[np.floating[Any]], ids: pa.Array | None) -> Rows:
     """The rows of each query in order of their scores, best first; those without a score come last.
 
     Of equal scores, the passage with the larger id comes first, as in trec_eval; without `ids`, rows with
-    equal scores stay in order. `numbers` are the numbers of the rows' queries, and rows are sorted by them.
+    equal scores stay in order. `numbers` are the numbers of the rows' queries.
     """
-    order: npt.NDArray[np.int64] = np.lexsort((-scores, numbers))
+    order: Rows = np.lexsort((-scores, numbers))
     is_tied = (np.diff(numbers[order]) == 0) & (np.diff(scores[order]) == 0)  # with the row behind it
     if ids is not None and is_tied.any():
         places = np.flatnonzero(np.r_[is_tied, False] | np.r_[False, is_tied])
@@ -128,167 +253,36 @@ def best_first(
     return order
 
 
-class Ranking:
-    """Ranks rows. Rows without a score are left out; equal scores are ranked as by `best_first`.
-
-    Parameters
-    ----------
-    folder
-        Folder for sorted parts.
-    group, score, rank
-        Names of the column that tells queries apart, of the column of scores, and of the column to add.
-    top_k
-        Rows to keep of each query; ``None`` keeps all.
-    passage
-        Name of the column with the passages' ids, if there is one.
-    is_grouped
-        Whether the rows of every query follow each other.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        group: str,
-        score: str,
-        rank: str,
-        top_k: int | None,
-        passage: str | None,
-        *,
-        is_grouped: bool,
-    ) -> None:
-        self._folder = folder
-        self._queries = QueryNumbers(group, is_grouped=is_grouped)
-        self._score = score
-        self._rank = rank
-        self._top_k = top_k
-        self._passage = passage
-        self._is_grouped = is_grouped
-        self._rows: list[pa.Table] = []
-        self._held_rows = self._held_bytes = 0
-        self._parts: list[Path] = []
-
-    def add(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Take in rows; yield ranked rows of complete queries."""
-        table = table.append_column(_NUMBER, pa.array(self._queries.of(table)))
-        table = table.filter(pc.is_finite(table[self._score]))
-        self._rows.append(table)
-        self._held_rows += len(table)
-        self._held_bytes += table.nbytes
-        if self._held_rows < _BUFFER_ROWS and self._held_bytes < _BUFFER_BYTES:
-            return
-        if not self._is_grouped:
-            self._spill()
-            return
-        rows = pa.concat_tables(self._rows)
-        open_rows = pc.equal(rows[_NUMBER], self._queries.last)
-        yield self._ranked(rows.filter(pc.invert(open_rows)))
-        rest = self._best(rows.filter(open_rows))  # bounded if only the best rows are kept
-        self._rows, self._held_rows, self._held_bytes = [rest], len(rest), rest.nbytes
-
-    def finish(self) -> Iterator[pa.Table]:
-        """Yield the ranked rows of the remaining queries."""
-        if self._parts:
-            self._spill()
-            yield from map(self._ranked, self._merged())
-        elif self._rows:
-            yield self._ranked(pa.concat_tables(self._rows))
-        self._rows = []
-
-    def _best(self, table: pa.Table) -> pa.Table:
-        """The rows to keep, sorted by query and score."""
-        numbers = table[_NUMBER].to_numpy()
-        scores = table[self._score].to_numpy().astype(np.float32)
-        ids = undictionary(table[self._passage].combine_chunks()).cast(pa.string()) if self._passage else None
-        order = best_first(numbers, scores, ids)
-        if self._top_k is not None:
-            order = order[_places(numbers[order]) <= self._top_k]
-        return table.take(order)
-
-    def _ranked(self, table: pa.Table) -> pa.Table:
-        best = self._best(table)
-        ranks = pa.array(_places(best[_NUMBER].to_numpy()), pa.int32())
-        return best.drop_columns(_NUMBER).append_column(self._rank, ranks)
-
-    def _spill(self) -> None:
-        """Write the held rows as a sorted part."""
-        rows = self._best(pa.concat_tables(self._rows)) if self._rows else None
-        self._rows, self._held_rows, self._held_bytes = [], 0, 0
-        if rows is None:
-            return
-        path = self._folder / f"sorted-{len(self._parts)}.arrow"
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with pa.ipc.new_file(path, rows.schema, options=options) as writer:
-            writer.write_table(rows.combine_chunks().unify_dictionaries(), max_chunksize=_BATCH_ROWS)
-        self._parts.append(path)
-
-    def _merged(self) -> Iterator[pa.Table]:
-        """Merge the sorted parts; yield tables of whole queries."""
-        parts = [_SortedPart(path) for path in self._parts]
-        while parts := [part for part in parts if part.fill()]:
-            ends = [part.last for part in parts if not part.is_exhausted]
-            end = min(ends, default=None)
-            taken = [part.take(end) for part in parts]
-            rows = pa.concat_tables(taken)
-            if len(rows):
-                yield rows
-            else:  # the rows of the next query are not all loaded
-                for part in parts:
-                    if not part.is_exhausted and part.last == end:
-                        part.load()
-
-    def close(self) -> None:
-        """Delete the sorted parts."""
-        for path in self._parts:
-            discard(path)
-
-
-class _SortedPart:
-    """A sorted part that is read from its beginning; ``last`` is the last query that is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        self._next = 0
-        self._loaded: pa.Table = self._reader.schema.empty_table()
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether everything is loaded."""
-        return self._next >= int(self._reader.num_record_batches)
-
-    @property
-    def last(self) -> int:
-        return int(self._loaded[_NUMBER][-1].as_py())
-
-    def fill(self) -> bool:
-        """Load rows if none are loaded; return whether any rows are left."""
-        while not len(self._loaded) and not self.is_exhausted:
-            self.load()
-        return len(self._loaded) > 0
-
-    def load(self) -> None:
-        """Load one batch more."""
-        batch = self._reader.get_batch(self._next)
-        self._loaded = pa.concat_tables([self._loaded, pa.Table.from_batches([batch])])
-        self._next += 1
-
-    def take(self, end: int | None) -> pa.Table:
-        """Remove and return the loaded rows of the queries before number `end`; with ``None``, all loaded
-        rows.
-        """
-        numbers = self._loaded[_NUMBER].to_numpy()
-        size = len(numbers) if end is None else int(np.searchsorted(numbers, end))
-        taken, self._loaded = self._loaded.slice(0, size), self._loaded.slice(size)
-        return taken
-
-
-def _places(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _places(numbers: Rows) -> Rows:
     """The place (from 1) of each row within its query; rows must be sorted by query."""
-    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]) if len(numbers) else np.array([], int)
-    sizes = np.diff(np.r_[starts, len(numbers)])
-    return np.arange(len(numbers)) - np.repeat(starts, sizes) + 1
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    sizes = np.diff(starts, append=len(numbers))
+    return np.arange(1, len(numbers) + 1) - np.repeat(starts, sizes)
 
 
-def starts_of(column: pa.Array) -> npt.NDArray[np.int64]:
+def starts_of(column: pa.Array) -> Rows:
     """The first row of each run of equal values."""
     encoded = pc.dictionary_encode(undictionary(column), null_encoding="encode")
     return np.flatnonzero(np.diff(encoded.indices.to_numpy().astype(np.int64), prepend=-1))
+
+
+def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDArray[np.float64]:
+    """The mean of each row; NaN for a row that lacks a score, which does not affect other rows."""
+    import pandas as pd  # slow to import
+
+    means = np.full(len(numbers), np.nan)
+    whole = np.isfinite(scores).all(axis=1)
+    if whole.any():
+        by_query = pd.DataFrame(scores[whole].astype(np.float64)).groupby(numbers[whole])
+        ranks_or_scores = by_query.rank(ascending=False) if of == "ranks" else _standardized(by_query)
+        means[whole] = ranks_or_scores.mean(axis=1)
+    return means
+
+
+def _standardized(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
+    """Each score less the query's mean, in units of its standard deviation; 0 if a query's scores are all
+    equal.
+    """
+    differ = by_query.transform("max") > by_query.transform("min")
+    off = by_query.obj - by_query.transform("mean")
+    return (off / by_query.transform("std", ddof=0)).where(differ, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +21,7 @@ from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
 from rankmill.producer.files.outputs import PART, PARTS, OutputPart, errors_name
-from rankmill.producer.files.plan import OutputPlan, Transform
+from rankmill.producer.files.plan import OutputPlan
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.writing import discard, identity, put, sync
@@ -79,7 +79,7 @@ class ScoredFile:
         self._thread = system.Executor(1, "rankmill-write")
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
-        self._transforms = plan.transforms(folder)
+        self._held = plan.held_rows(folder)
         with _as_output_error(path):
             self._writer = plan.form.writer(self.partial, path, plan.schema, plan.score)
 
@@ -101,13 +101,16 @@ class ScoredFile:
             if part.errors.null_count < len(part.errors):
                 self._write_errors(part)
             self.rows += len(part.table)
-            self._pass((scored,), self._transforms)
+            if self._held:
+                self._held.add(scored)
+            else:
+                self._append(scored)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Complete the file, with `metadata` if the format has a place for it, and sync it."""
         with _as_output_error(self.path):
-            for at, each in enumerate(self._transforms, 1):
-                self._pass(each.finish(), self._transforms[at:])
+            for table in self._held.finish() if self._held else ():
+                self._append(table)
             self._flush()
             self._wait()
             self._writer.close(metadata)
@@ -142,21 +145,13 @@ class ScoredFile:
             self._wait()
         with suppress(OSError, pa.ArrowException):
             self._writer.abandon()
-        for each in self._transforms:
-            each.close()
+        if self._held:
+            self._held.close()
         if self._errors is not None:
             with suppress(OSError):
                 self._errors.close()
         discard(self.partial)
         discard(self.partial_errors)
-
-    def _pass(self, tables: Iterable[pa.Table], transforms: Sequence[Transform]) -> None:
-        """Pass rows through the transforms, and append what comes out."""
-        for table in tables:
-            if transforms:
-                self._pass(transforms[0].add(table), transforms[1:])
-            else:
-                self._append(table)
 
     def _append(self, table: pa.Table) -> None:
         self._pending.append(table)

@@ -154,7 +154,7 @@ def best(queries: list[int], scores: list[float | None], top_k: int | None) -> l
 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking_module, "_BUFFER_ROWS", 5)
+    monkeypatch.setattr(ranking_module, "_BUFFER_BYTES", 200)
     monkeypatch.setattr(ranking_module, "_BATCH_ROWS", 2)
 
 
