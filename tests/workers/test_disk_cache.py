@@ -42,6 +42,18 @@ def scores(model: Path, cache: Path, backend: str) -> list[float]:
     return found
 
 
+def test_a_module_has_the_version_of_the_package_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As onnxruntime, which also comes in onnxruntime-gpu."""
+    info = tmp_path / "some_module_gpu-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: some-module-gpu\nVersion: 1.2\n")
+    (info / "top_level.txt").write_text("some_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert disk_cache.version("some_module") == "1.2"
+
+
 @pytest.mark.parametrize("backend", ["openvino", "onnx"])
 def test_a_planted_graph_is_not_loaded(
     models: list[Path], tmp_path: Path, backend: str, caplog: pytest.LogCaptureFixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.workers.backends.base import BackendKind, Logits, ModelFiles
+from rankmill.workers.backends.base import Backend, BackendKind, Logits, ModelFiles
 from rankmill.workers.batches.tokens import Batch
 
 
@@ -16,11 +16,11 @@ def shares(ids: Any, types: Any, mask: Any) -> Any:
     return same.any(2).sum(1) / query.sum(1)
 
 
-class Overlap:
+class Overlap(Backend):
     """The loaded model. It computes in `submit`, so what that returns is done."""
 
     name, device, precision = "overlap", "cpu", "fp32"
-    depth, pieces, bytes, shares_prefixes, packs = 1, 1, 4, False, False
+    depth, bytes = 1, 4
 
     def __init__(self, files: ModelFiles, device: str, precision: str) -> None:
         self._scale, self._logits = float(files.classifier().scale), np.zeros(0, np.float32)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import version
 
 
-class Alone:
+class Alone(Backend):
     """A `Backend` that computes each row of a batch separately.
 
     Parameters
@@ -36,10 +35,6 @@ class Alone:
     about
         The backend's `BackendKind`.
     """
-
-    shares_prefixes = False
-    packs = False
-    pieces = 1
 
     def __init__(self, backend: Backend, about: BackendKind) -> None:
         self.name, self.device, self.precision = backend.name, backend.device, backend.precision
@@ -117,13 +112,6 @@ def _kind(backend: Backend, about: BackendKind) -> str:
     flags = blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=4).hexdigest()
     where = [device_name(backend.device)]
     where += [f"{cpu_model()} with instructions {flags}"] if backend.device == "cpu" else []
-    made_by = [f"{name} {_version(name)}" for name in packages]
+    made_by = [f"{name} {version(name)}" for name in packages]
     known = [f"{backend.name} {backend.precision}", backend.device, *where, *forced_kernels(), *made_by]
     return ", ".join(known)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # the package has another name, such as onnxruntime-gpu
-        return str(getattr(sys.modules.get(package), "__version__", "?"))

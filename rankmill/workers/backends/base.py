@@ -71,9 +71,9 @@ class Backend(Protocol):
     precision: str
     depth: int
     bytes: int
-    shares_prefixes: bool
-    packs: bool
-    pieces: int
+    shares_prefixes: bool = False
+    packs: bool = False
+    pieces: int = 1
 
     def submit(self, batch: Batch) -> Pending:
         """Begin a forward; raises `OutOfMemory` and `DeviceLost`."""

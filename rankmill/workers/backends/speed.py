@@ -14,7 +14,6 @@ import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,7 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
         "flags": flags.hexdigest(),
         "system": f"{platform.system()} {platform.machine()}",
         "threads": threads(),
-        "packages": {kind.name: [f"{each} {_version(each)}" for each in kind.packages] for kind in kinds},
+        "packages": {kind.name: [f"{each} {version(each)}" for each in kind.packages] for kind in kinds},
         "layer": asdict(shape),
     }
 
@@ -187,13 +186,6 @@ def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, 
 def _combination(name: str) -> Combination:
     backend, precision = name.split(" ", 1)
     return backend, precision
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # the package has another name, such as onnxruntime-gpu
-        return "?"
 
 
 def _layers(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[Combination, Callable[[], object]]:

@@ -44,7 +44,6 @@ class TracedNetwork(nn.Module):
         super().__init__()
         cast_all_but_head(network, torch.float32, network.heads)
         self.network = network
-        self.head = f"network.{network.heads[0]}" if network.heads else "network.head"
         self.inputs = INPUTS if (getattr(config, "type_vocab_size", 0) or 0) > 1 else INPUTS[:2]
 
     def example(self) -> tuple[torch.Tensor, ...]:
@@ -81,10 +80,8 @@ class Traceable(nn.Module):
     def __init__(self, classifier: Any) -> None:
         super().__init__()
         read_first_token_only(classifier)
-        (head,) = heads_of(classifier)
-        cast_all_but_head(classifier, torch.float32, [head])
+        cast_all_but_head(classifier, torch.float32, heads_of(classifier))
         self.classifier = classifier
-        self.head = f"classifier.{head}"
         types = getattr(classifier.config, "type_vocab_size", 0) > 1
         self.inputs = INPUTS if types else INPUTS[:2]
 

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -588,12 +587,7 @@ def _release() -> str:
     return version("rankmill")
 
 
-@cache
 def _versions(backend: str, precision: str) -> dict[str, str]:
     """Versions of the packages that compute and tokenize, here and in the reference."""
-    found = {}
     packages = backends()[backend].packages_of(precision)
-    for package in dict.fromkeys(("torch", "transformers", "tokenizers", *packages)):
-        with suppress(PackageNotFoundError):  # the package has another name
-            found[package] = version(package)
-    return found
+    return {package: version(package) for package in ("torch", "transformers", "tokenizers", *packages)}

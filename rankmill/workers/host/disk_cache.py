@@ -39,12 +39,20 @@ logger = logging.getLogger(__name__)
 def version(package: str) -> str:
     """Version of an installed package, read from its files only once; what the package makes depends on it.
 
+    `package` is the name by which it is imported; it may be installed under another (`onnxruntime-gpu`).
+
     Raises
     ------
     PackageNotFoundError
         The package is not installed.
     """
-    return metadata.version(package)
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        names = metadata.packages_distributions().get(package)
+        if not names:
+            raise
+        return metadata.version(names[0])
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:

@@ -395,18 +395,6 @@ def test_a_cached_copy_of_another_model_is_refused(
     assert served(bert, kept.parents[1], backend) is None
 
 
-def test_a_graph_of_other_weights_in_the_model_itself_is_refused(bert: Path, tmp_path: Path) -> None:
-    require("onnx")
-    other = make_bert(tmp_path / "other", layers=3, heads=4, seed=1)
-    load_proven(ScoreSpec(model=str(other), precision="fp32"), "cpu", "onnx", str(tmp_path / "cache"))
-    (graph,) = (tmp_path / "cache" / "onnx").glob("*/model.onnx")
-    model = Path(shutil.copytree(bert, tmp_path / "model"))
-    (model / "onnx").mkdir()
-    shutil.copyfile(graph, model / "onnx" / "model.onnx")
-    assert served(model, tmp_path / "cache", "onnx") is None
-    assert served(model, tmp_path / "cache", "auto") is not None
-
-
 @pytest.mark.parametrize("plant", slow_but(DECODER, "lost_ending", "prefixes_at_other_places"))
 def test_what_is_planted_in_a_language_model_is_refused(
     plant: str, decoder: Path, tmp_path: Path, monkeypatch: Patch

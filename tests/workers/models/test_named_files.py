@@ -232,34 +232,6 @@ def test_the_files_of_the_tokenizer_are_the_model_s(tmp_path: Path) -> None:
     np.testing.assert_allclose(score(model), wanted, atol=1e-5)
 
 
-def test_a_graph_has_no_weights_outside_of_the_model(tmp_path: Path) -> None:
-    needs_package("onnxruntime")
-    import onnx
-
-    model = make_bert(tmp_path / "model")
-    wanted = score(model, "onnx")
-    (exported,) = (tmp_path / "cache").glob("onnx/*/model.onnx")
-    for name in ("model.onnx_data", ".data", "../data", str(tmp_path / "data")):
-        folder = model / "onnx"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        graph = onnx.load(exported)
-        onnx.save(
-            graph, folder / "model.onnx", save_as_external_data=True, location="whole", size_threshold=0
-        )
-        (folder / "whole").rename(folder / name)
-        graph = onnx.load(folder / "model.onnx", load_external_data=False)
-        for tensor in graph.graph.initializer:
-            for each in tensor.external_data:
-                each.value = name if each.key == "location" else each.value
-        (folder / "model.onnx").write_bytes(graph.SerializeToString())
-        if name == "model.onnx_data":
-            np.testing.assert_allclose(score(model, "onnx"), wanted, atol=1e-5)
-            continue
-        with pytest.raises(SpecError, match="which is hidden or not in its folder: put that beside"):
-            score(model, "onnx")
-
-
 def test_an_adapter_is_said_to_be_one(tmp_path: Path) -> None:
     """Without its model, and beside it: then what is loaded would depend on whether peft is installed."""
     model = make_bert(tmp_path / "model")

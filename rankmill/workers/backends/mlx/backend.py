@@ -13,7 +13,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.backends.base import Backend, Logits, OutOfMemory
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.batches.tokens import Batch
 
@@ -27,7 +27,7 @@ _FINENESS = 16
 """Shapes are rounded up by at most 1/16, so that MLX compiles only a few."""
 
 
-class MlxBackend:
+class MlxBackend(Backend):
     """A BERT-family sequence classifier in MLX's own modules.
 
     With ``int8`` and ``int4`` the weights of the layers and of the word embeddings have 8 and 4
@@ -52,9 +52,6 @@ class MlxBackend:
     """
 
     name = "mlx"
-    shares_prefixes = False
-    packs = False
-    pieces = 1
     depth = 2
 
     def __init__(self, classifier: Any, device: str, precision: str, compiled: bool | None = None) -> None:

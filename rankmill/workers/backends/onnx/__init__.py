@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend: CPUs, and NVIDIA GPUs where its GPU build is installed."""
+"""The ONNX Runtime backend: CPUs."""
 
 from __future__ import annotations
 
@@ -22,28 +22,19 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from rankmill.workers.backends.onnx.backend import OnnxBackend
     from rankmill.workers.backends.onnx.files import onnx_file
 
-    file = onnx_file(files, precision)
-    return OnnxBackend(file, device, precision, 1 if files.alone else threads())
+    return OnnxBackend(onnx_file(files, precision), precision, 1 if files.alone else threads())
 
 
 def _timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
-    from rankmill.workers.backends.onnx.timed_layer import timed_layer
+    from rankmill.workers.backends.onnx.backend import timed_layer
 
     return timed_layer(shape)
 
 
 def _lacks(device: str, precision: str) -> str | None:
-    if device == "cuda" and not _runs_on_cuda():
-        return "it is ONNX Runtime's build for CPUs (pip install onnxruntime-gpu instead of onnxruntime)"
     if precision.startswith("int8-") and precision not in _int8():
         return f"{precision} overflows on this CPU, which has no VNNI; use {' or '.join(_int8())}"
     return None
-
-
-def _runs_on_cuda() -> bool:
-    import onnxruntime
-
-    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
 KIND = BackendKind(
@@ -51,7 +42,7 @@ KIND = BackendKind(
     extra="onnx",
     preference=3,
     packages=("onnx", "onnxruntime"),
-    precisions={"cpu": ("fp32", "int8", *_INT8), "cuda": ("fp32", "fp16")},
+    precisions={"cpu": ("fp32", "int8", *_INT8)},
     measured=TRACEABLE,
     load=_load,
     timed_layer=_timed_layer,

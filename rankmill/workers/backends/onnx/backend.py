@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.backends.base import Backend, LayerShape, Logits, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.host.device import threads
 
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
-
-class OnnxBackend:
+class OnnxBackend(Backend):
     """A sequence classifier from an ONNX file.
 
     Parameters
     ----------
     path
         From `rankmill.workers.backends.onnx.files.onnx_file`.
-    device
-        ``cpu`` or ``cuda``.
     precision
         The precision of the file.
     threads
@@ -30,16 +29,13 @@ class OnnxBackend:
     """
 
     name = "onnx"
-    shares_prefixes = False
-    packs = False
-    pieces = 1
+    device = "cpu"
     depth = 1
 
-    def __init__(self, path: Path, device: str, precision: str, threads: int) -> None:
-        self.device = device
+    def __init__(self, path: Path, precision: str, threads: int) -> None:
         self.precision = precision
         self.bytes = path.stat().st_size + sum(each.stat().st_size for each in path.parent.glob("*data"))
-        self._session = session(path, device, threads)
+        self._session = session(path, threads)
         self._inputs = [each.name for each in self._session.get_inputs()]
 
     def submit(self, batch: Batch) -> OnnxForward:
@@ -54,7 +50,7 @@ class OnnxBackend:
         return OnnxForward(logits)
 
 
-def session(model: Path, device: str, threads: int) -> Any:
+def session(model: Path, threads: int) -> Any:
     """Make an ONNX Runtime session for a file, with `threads` CPU threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -62,7 +58,7 @@ def session(model: Path, device: str, threads: int) -> Any:
     options.log_severity_level = 3
     # Threads that spin while they wait take the cores of other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(model, options, providers=[_PROVIDERS[device]])
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 class OnnxForward:
@@ -75,3 +71,16 @@ class OnnxForward:
         """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32."""
         logits: Logits = np.asarray(self._logits, dtype=np.float32)
         return logits[:, 0] if logits.ndim == 2 and logits.shape[1] == 1 else logits
+
+
+def timed_layer(shape: LayerShape) -> Callable[[], object]:
+    """Make a function that runs a layer with random weights once, in fp32."""
+    from rankmill.workers.backends.layer import TimedLayer, example  # these and the export need torch
+    from rankmill.workers.backends.onnx.files import export
+
+    hidden = example(shape)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "layer.onnx"
+        export(TimedLayer(shape), {"hidden": hidden}, "output", file)
+        ready = session(file, threads())
+    return lambda: ready.run(None, {"hidden": hidden.numpy()})

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.backends.base import Backend, Logits, OutOfMemory
 from rankmill.workers.backends.openvino.core import core
 from rankmill.workers.backends.speed import INT8
 from rankmill.workers.batches.tokens import INPUTS, Batch, BatchPiece, cut_batch
@@ -19,7 +19,7 @@ from rankmill.workers.host.device import threads
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
 
-class OpenVinoBackend:
+class OpenVinoBackend(Backend):
     """A sequence classifier, compiled for the CPU in this process.
 
     Parameters
@@ -35,8 +35,6 @@ class OpenVinoBackend:
     """
 
     name = "openvino"
-    shares_prefixes = False
-    packs = False
     device = "cpu"
 
     def __init__(self, graph: Any, precision: str, *, alone: bool = False) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankmill.workers.backends.base import DeviceLost, LayerShape, Logits, OutOfMemory
+from rankmill.workers.backends.base import Backend, DeviceLost, LayerShape, Logits, OutOfMemory
 from rankmill.workers.backends.classifier import own_memory
 from rankmill.workers.backends.head import cast_all_but_head
 from rankmill.workers.backends.layer import TimedLayer, example
@@ -25,7 +25,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 """The dtype that each precision computes in; in fp8 only the linear layers have 8 bits."""
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """A network in PyTorch.
 
     Parameters
@@ -39,7 +39,6 @@ class TorchBackend:
     """
 
     name = "torch"
-    pieces = 1
 
     def __init__(self, network: Any, device: str, precision: str) -> None:
         self.device = device
@@ -56,9 +55,7 @@ class TorchBackend:
                 from rankmill.workers.backends.torch.fp8 import round_linear_layers  # imports torchao
 
                 round_linear_layers(self.network)
-        self.shares_prefixes: bool = network.shares_prefixes
-        self.packs = False
-        """Whether rows lie end to end; set if this is shown to be right and faster."""
+        self.shares_prefixes = network.shares_prefixes
         self.graphs = Graphs(network.packed, self._put) if device == "cuda" else None
         self.bytes = sum(map(_bytes, network.state_dict().values()))
 
