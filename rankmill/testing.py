@@ -434,9 +434,6 @@ class _Store(RunStore):
     def note(self, *_: Any, **__: Any) -> None:
         pass
 
-    def scored_rows(self, run: Run) -> dict[ChunkId, int]:
-        return {}
-
     def unlist(self, run: Run) -> None:
         pass
 

@@ -184,6 +184,5 @@ class RunDamages:
             keys.progress,
             keys.settled,
             keys.refusals,
-            keys.scored_rows,
         ]
         put(self._client, self._rng.choice(named)(self._id), self._rng)

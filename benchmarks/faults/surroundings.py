@@ -35,7 +35,7 @@ LISTS = ("rq:queue:rankmill", "rq:queue:rankmill:intermediate", "rq:wip:rankmill
          "rq:queues", "rq:workers", "rq:workers:rankmill", "rq:worker:*", "rq:job:{run}-*", "rq:executions:*",
          "rankmill:worker:*", "rankmill:queue*", "rankmill:runs", "rankmill:run:{run}:meta",
          "rankmill:run:{run}:pairs:*", "rankmill:run:{run}:results", "rankmill:run:{run}:progress",
-         "rankmill:run:{run}:settled", "rankmill:run:{run}:scored-rows")  # fmt: skip
+         "rankmill:run:{run}:settled")  # fmt: skip
 """Patterns of keys that an operator, a bug or an eviction may remove."""
 
 OPTIONS = (

@@ -96,7 +96,6 @@ _LIFE = (
     ("W", "R", "job started, lease of lease_seconds (15 s)"),
     ("W", "R", "HGETALL meta, GET pairs:7"),
     ("W", "", "decode and tokenize, beside the forward of earlier chunks"),
-    ("W", "R", "every second, in a thread: HSET scored-rows 7 → number of rows"),
     ("W", "R", "each heartbeat (5 s), in a thread: renew leases, return expired jobs"),
     ("W", "", "forward, in batches shared with other chunks"),
     ("W", "R", "MULTI: XADD results (scores, stats), delete job 7, end its lease; EXEC"),

@@ -1,7 +1,7 @@
 """ScoringWorker, the RQ worker: claims jobs ahead, renews their leases while they are scored, and ends them.
 
 Its threads: main (claims, fetches, tokenizes, loads), forward (scores), writer (answers), heartbeat,
-scored-rows, last-resort, bell, those of the health server, and one for each model whose files are read or
+last-resort, bell, those of the health server, and one for each model whose files are read or
 whose tokenizer is proven. What two threads share, and the lock that protects it:
 
 - `Pipeline`: lanes, waiting rows, answers, turns, and times of batches are protected by its condition. Only
@@ -61,7 +61,7 @@ from rankmill.workers.models.loading import Loaded
 from rankmill.workers.models.sources import Reading, directory_content
 from rankmill.workers.queue.chunks import ChunkScorer
 from rankmill.workers.queue.claim_order import ClaimOrder
-from rankmill.workers.queue.claims import Claims, ScoredRowsBeat
+from rankmill.workers.queue.claims import Claims
 from rankmill.workers.queue.connection import LastResort, give_up, stop_without_supervisor
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from rankmill.workers.queue.intake import Intake
@@ -134,7 +134,6 @@ class ScoringWorker(RQWorker):
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         self._pipeline.start()
         self._heartbeat.start()
-        self._scored_rows.start()
         taken, most = 0, options.max_jobs
         try:
             self._warm_up()
@@ -195,7 +194,6 @@ class ScoringWorker(RQWorker):
             self._claims.hand_back_all()
             if self._claims.wrong:
                 write_last_report(self.connection, self._claims.wrong)
-            self._scored_rows.stop()
             self._heartbeat.stop()  # a heartbeat after the next line would announce the worker again
             self.teardown()  # type: ignore[no-untyped-call]
             logger.info("stopped")
@@ -219,7 +217,6 @@ class ScoringWorker(RQWorker):
         scorer = ChunkScorer(self, self._engines, copies.pinned, reading, refusals, pipeline)
         claims = self._claims = Claims(self, self.store, scorer, pipeline, order, refusals)
         self._intake = Intake(self, claims, pipeline, order, refusals)
-        self._scored_rows = ScoredRowsBeat(self.store, claims)
         self._orders = Orders(self._started, self._engines, self._spec, claims, refusals)
         self._metrics_url = serve_health(settings.metrics_address, self.connection, self._obstacle)
         self._heartbeat = WorkerHeartbeat(

@@ -77,7 +77,6 @@ _LIBRARIES_OF_WORKERS = (
     "transformers.models.bert.tokenization_bert",
     "transformers.models.modernbert.modeling_modernbert",
     "rankmill.workers.backends.onnx.backend",
-    "rankmill.workers.backends.onnx.timed_layer",
     "rankmill.workers.backends.openvino.backend",
     "rankmill.workers.backends.openvino.graph",
     "rankmill.workers.backends.openvino.timed_layer",

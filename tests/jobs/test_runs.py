@@ -209,9 +209,7 @@ def test_a_run_can_be_restored_but_is_not_reset(store: RunStore, run: Run) -> No
 
 def test_damaged_keys_of_the_window_and_of_progress_end_no_run(store: RunStore, run: Run) -> None:
     store.redis.rpush(keys.capacity("q"), "no string")
-    store.redis.set(keys.scored_rows(run.id), "no hash")
     assert store.capacity("q") == QueueCapacity()
-    assert store.scored_rows(run) == {}
     store.redis.sadd("rq:workers:q", b"\xff", "rq:worker:odd")
     store.redis.set(keys.worker("odd"), b"\xff")
     write_capacity(store.redis, "q", 10)

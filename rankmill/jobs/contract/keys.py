@@ -64,11 +64,6 @@ def pairs(run_id: str, chunk: ChunkId | Literal["*", ""]) -> str:
     return f"{PREFIX}:run:{run_id}:pairs:{chunk}"
 
 
-def scored_rows(run_id: str) -> str:
-    """Hash: scored rows of chunks without a result, by chunk."""
-    return f"{PREFIX}:run:{run_id}:scored-rows"
-
-
 def results(run_id: str) -> str:
     """Stream: one entry for each finished chunk, until the producer has read and deleted it."""
     return f"{PREFIX}:run:{run_id}:results"
@@ -128,7 +123,7 @@ def of_run(run_id: str) -> list[str]:
     """All keys that end with a run; keys of chunks, and the notes that it is wrong or cancelled, are not
     included.
     """
-    state = (run, results, progress, errors, detached, failed_attempts, scored_rows, counted)
+    state = (run, results, progress, errors, detached, failed_attempts, counted)
     return [name(run_id) for name in (*state, settled, refusals)]
 
 

@@ -58,10 +58,6 @@ _INDEX_SECONDS = 7 * 86400
 """Expiry in seconds of the list of runs, from the latest change to any run."""
 
 
-_SCORED_ROWS_SECONDS = 60
-"""Expiry in seconds of the counts of scored rows of unfinished chunks; workers renew them every second."""
-
-
 class DetachedChunks(WireModel):
     """First row and number of rows of each chunk of a detached run, in order."""
 
@@ -327,7 +323,6 @@ class RunStore:
             counts = self.accountant.count(pipe, run, used)
             if done := list(chunks):
                 pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in done))
-                pipe.hdel(keys.scored_rows(run.id), *map(str, done))
             pipe.xdel(keys.results(run.id), *entries)
             self._note(pipe, run, progress)
             if row_errors:
@@ -370,36 +365,6 @@ class RunStore:
             else:
                 found[error.row] = error  # after a lost reply, a row may be listed twice
         return list(found.values()), damaged
-
-    def write_scored_rows(self, counts: Mapping[str, Mapping[ChunkId, int]]) -> None:
-        """Write how many rows of unfinished chunks are scored, by run and chunk.
-
-        The worker that has a chunk writes the chunk's field, so a chunk that moves from a dead worker to
-        another is not counted twice. A run that is gone gets no key.
-        """
-        with self.redis.pipeline() as pipe:
-            for run, rows in counts.items():
-                pipe.hset(keys.scored_rows(run), mapping={str(chunk): count for chunk, count in rows.items()})
-                pipe.expire(keys.scored_rows(run), _SCORED_ROWS_SECONDS)
-                pipe.exists(keys.run(run))
-            there = pipe.execute()[2::3]
-        gone = [keys.scored_rows(run) for run, exists in zip(counts, there, strict=True) if not exists]
-        if gone:
-            self.redis.unlink(*gone)
-
-    def scored_rows(self, run: Run) -> dict[ChunkId, int]:
-        """The number of scored rows of each unfinished chunk; damaged fields are left out."""
-        try:
-            found = self.redis.hgetall(keys.scored_rows(run.id))
-        except redis.ResponseError as error:
-            if cannot_serve(error):
-                raise
-            return {}  # the key is not a hash; progress is not worth losing a run
-        return {
-            chunk: int(rows)
-            for name, rows in found.items()
-            if (chunk := read_chunk_id(name)) is not None and rows.isdigit() and len(rows) < 19
-        }
 
     def find(self, prefix: str) -> list[str]:
         """Ids of the runs that begin with `prefix`."""

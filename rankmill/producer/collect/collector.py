@@ -236,8 +236,6 @@ class Collector:
         """Bytes of payload of the pieces in the load."""
         self._payload_share = 1.0
         """Bytes of payload for each byte of a table, as last seen."""
-        self._scored: Mapping[ChunkId, int] = {}
-        """Scored rows of pieces without a result, as last seen."""
 
     @property
     def ready(self) -> bool:
@@ -301,15 +299,6 @@ class Collector:
         self._payload_share = sum(sizes.values()) / max(tables, 1)
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
-    def see(self, scored: Mapping[ChunkId, int], now: float) -> bool:
-        """Note the progress at `now` (s since 1970); returns whether it is new.
-
-        `scored` has the scored rows of pieces without a result.
-        """
-        self._scored, pieces = scored, self.pieces
-        counts = (min(rows, len(pieces[each].table)) for each, rows in scored.items() if each in pieces)
-        return self.rows.see(sum(counts), now)
-
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
         """What the run is scored with, if these results, which are not accepted yet, are the first to say."""
         scored = (result for result in results if isinstance(result, ChunkScores))
@@ -352,7 +341,7 @@ class Collector:
                 self._has_answer(piece.chunk, whole)
                 if self._used:
                     used[place] = self._used
-        self.see(self._scored, now)
+        self.rows.see(now)
         still_bad = {each: why for each, why in unusable.items() if each in self.pieces}
         unsent = [piece for piece in fresh if piece.id in self.pieces]
         return Accepted(taken, unsent, still_bad, used)

@@ -247,7 +247,7 @@ class RunDriver:
             self._look_at_workers()
 
     def _look_at_workers(self) -> None:
-        """Note from time to time how much workers have scored of their chunks, and how much they claim ahead.
+        """Note from time to time how much workers claim ahead, and the progress.
 
         Also end the run if they have left a note that scores are wrong.
         """
@@ -260,7 +260,7 @@ class RunDriver:
             if window.follows_workers:
                 capacity = self._store.capacity(self.run.queue)
                 window.follow(capacity, self.collector.chunk_rows, sized=sized)
-            if self.collector.see(self._store.scored_rows(self.run), system.now()):
+            if self.collector.rows.see(system.now()):
                 self._store.note(self.run, self.progress)
             self._check_notes()
 

@@ -35,7 +35,6 @@ class RowCounter:
         self._most_errors = most_errors
         self._known_rows = known_rows
         self._fresh_rows = 0
-        self._partial_rows = 0
         self._row_errors = row_errors
         self._points: deque[tuple[float, int]] = deque()
         """Number of rows done, including the known ones, at times of the last minute."""
@@ -72,12 +71,8 @@ class RowCounter:
         """Subtract known rows whose result cannot be used."""
         self._known_rows -= rows
 
-    def see(self, partial_rows: int, now: float) -> bool:
-        """Note the progress at `now` (s since 1970), with `partial_rows` of unfinished chunks.
-
-        Returns whether it is new.
-        """
-        self._partial_rows = partial_rows
+    def see(self, now: float) -> bool:
+        """Note the progress at `now` (s since 1970); returns whether it is new."""
         if self._rows == (self._points[-1][1] if self._points else self._known_rows):
             return False
         if len(self._points) > 1 and now - self._points[-2][0] < _STEP_SECONDS:
@@ -89,4 +84,4 @@ class RowCounter:
 
     @property
     def _rows(self) -> int:
-        return self._known_rows + self._fresh_rows + self._partial_rows
+        return self._known_rows + self._fresh_rows

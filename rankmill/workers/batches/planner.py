@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -187,20 +187,10 @@ class WaitingRows(Generic[Owner]):
                 fresh.append(self._behind.popleft())
             if not fresh:
                 return
-            self._cut_together([*self._batches, *fresh])
-
-    def _cut_together(self, batches: Sequence[_Batch]) -> None:
-        """Cut these rows into batches, and put those with the oldest work first."""
-        waiting = np.concatenate(batches, axis=1)
-        groups = waiting[_GROUP] if waiting[_GROUP].any() else None
-        cut = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH], groups=groups)]
-        self._batches = deque(sorted(cut, key=lambda batch: int(batch[_NUMBER].min())))
-
-    def cut_again(self, token_budget: int) -> None:
-        """Cut the rows of the waiting batches anew, with this budget."""
-        if self._batches:
-            self._cut = partial(self._cut, token_budget=token_budget)
-            self._cut_together(self._batches)
+            waiting = np.concatenate([*self._batches, *fresh], axis=1)
+            groups = waiting[_GROUP] if waiting[_GROUP].any() else None
+            cut = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH], groups=groups)]
+            self._batches = deque(sorted(cut, key=lambda batch: int(batch[_NUMBER].min())))  # oldest first
 
     @property
     def _next_tokens(self) -> int:

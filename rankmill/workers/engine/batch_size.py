@@ -16,7 +16,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +27,7 @@ from rankmill.jobs.cache import cache_folder, read_json, write_json
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
 from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import Backend, OutOfMemory, Pending
+from rankmill.workers.backends.base import Backend, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.headroom import Headroom, memory_of
 from rankmill.workers.host.device import device_name, empty_cache, threads
@@ -93,15 +93,15 @@ class BatchSize:
     search
         Finds a better token budget.
     headroom
-        Knows which batches fit into memory.
+        Tells which batches fit into memory; by default all do.
     short_batches
         Whether a batch of a slow model has fewer tokens than the budget.
 
     >>> size = BatchSize(2048, short_batches=True)
     >>> size.tokens(), size.mixed_batches(512)
     (512, 4)
-    >>> size.see(512, seconds=0.25)
-    True
+    >>> size.see(512, rows=8, tokens=500, seconds=0.25)
+    False
     >>> size.tokens(), size.mixed_batches(1024)
     (1024, 8)
     """
@@ -118,7 +118,7 @@ class BatchSize:
         self.token_budget = token_budget
         self.max_rows = max_rows
         self._search = search
-        self._headroom = headroom or Headroom()
+        self.headroom = headroom or Headroom()
         self._short_batches = short_batches
         self._speeds: deque[float] = deque(maxlen=_LATEST)
 
@@ -156,17 +156,12 @@ class BatchSize:
             return _FEWEST
         return max(round(_MIXED_SECONDS * median(self._speeds) / tokens), _FEWEST)
 
-    def see(self, planned: int, seconds: float) -> bool:
-        """Record the tokens of a batch, as the budget counts them, and its time; returns whether it is the
-        first one.
+    def see(self, planned: int, rows: int, tokens: int, seconds: float) -> bool:
+        """Record a batch: its tokens as the budget counts them, its rows, its own tokens, its time.
+
+        Returns whether to call `search` now.
         """
         self._speeds.append(planned / max(seconds, 1e-6))
-        return len(self._speeds) == 1
-
-    def may_search(self, rows: int, tokens: int, seconds: float) -> bool:
-        """Record a batch, with its tokens without padding, for the search; returns whether to call `search`
-        now.
-        """
         return self._search is not None and self._search.see(rows, tokens, seconds)
 
     def search(self, batch: Batch) -> None:
@@ -180,32 +175,13 @@ class BatchSize:
             The device failed.
         """
         if self._search is not None:
-            self.token_budget = self._search.find(batch, self._headroom.most_rows)
+            self.token_budget = self._search.find(batch, self.headroom.most_rows)
             self._search = None
 
     def shrink(self, tokens: int) -> None:
         """Lower the budget to half of a batch that had no memory, and search no better one."""
         self.token_budget = max(1, min(self.token_budget, tokens // 2))
         self._search = None
-
-    def fits(self, rows: int, length: int) -> bool:
-        """Whether this many rows of this length are expected to fit into memory now."""
-        return rows <= self._headroom.most_rows(length)
-
-    def pieces(self, rows: int, length: int) -> Iterator[tuple[int, int]]:
-        """Cut a batch that does not fit into pieces that do; yields the first row of each, and the row after
-        its last.
-        """
-        self._headroom.log_cut(rows, length)
-        done = 0
-        while done < rows:
-            end = min(done + self._headroom.most_rows(length), rows)
-            yield done, end
-            done = end
-
-    def submit(self, backend: Backend, batch: Batch) -> Pending:
-        """Begin a forward as `Backend.submit` does, and learn how much memory it needs."""
-        return self._headroom.submit(backend, batch)
 
 
 def first_budget(setting: int | str, device: str) -> int:

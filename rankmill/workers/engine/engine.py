@@ -122,7 +122,7 @@ class Engine:
 
     def submit(self, parts: list[Part]) -> Flight:
         """Begin the forward of a batch; raises `DeviceLost`."""
-        if not self.size.fits(rows_in(parts), longest_in(parts)):
+        if rows_in(parts) > self.size.headroom.most_rows(longest_in(parts)):
             return Flight(parts, _TooLarge())
         try:
             return Flight(parts, self._begin(parts))
@@ -158,19 +158,6 @@ class Engine:
             work.scored.scores[list(work.scored.errors)] = np.nan  # even if another window has a score
         return [work for work, _ in flight.parts if not work.left]
 
-    def see(self, flight: Flight, seconds: float) -> bool:
-        """Record the time of a batch; returns whether it is the first, so that it is time to `cut_again`."""
-        return self.size.see(self._planned(flight.parts), seconds)
-
-    def cut_again(self, waiting: WaitingRows[Work]) -> None:
-        """Cut batches again that were cut small because the model's speed was unknown."""
-        if not self.model.backend.shares_prefixes:  # these have large batches from the start
-            waiting.cut_again(self.size.tokens())
-
-    def may_adapt(self, flight: Flight, seconds: float) -> bool:
-        """Tell the search about a batch; returns whether to call `adapt` now."""
-        return self.size.may_search(rows_in(flight.parts), tokens_in(flight.parts), seconds)
-
     @property
     def _pads(self) -> bool:
         """Whether rows of a batch are padded to one length; not if they are packed or computed one by one."""
@@ -187,6 +174,11 @@ class Engine:
             return [int(some.sum()) for some in lengths]
         padded = padded_lengths(np.concatenate(lengths), self.model.backend.pieces)
         return [int(some.sum()) for some in np.split(padded, np.cumsum([len(some) for some in lengths])[:-1])]
+
+    def see(self, flight: Flight, seconds: float) -> bool:
+        """Record the time of a batch; returns whether to call `adapt` now."""
+        parts = flight.parts
+        return self.size.see(self._planned(parts), rows_in(parts), tokens_in(parts), seconds)
 
     def adapt(self, flight: Flight) -> None:
         """Find the best token budget with batches like that of `flight`, as `BatchSize.search` does."""
@@ -224,11 +216,11 @@ class Engine:
             proof = self.model.prove_batch(rows_in(parts), self._planned(parts))
             if proof is not None and not proof.holds:
                 raise ScoresChanged(self.model, str(proof))
-        return self.size.submit(self.model.backend, self._batch(parts))
+        return self.size.headroom.submit(self.model.backend, self._batch(parts))
 
     def _cut(self, parts: list[Part]) -> None:
         """Run a batch that was not expected to fit, in pieces that do."""
-        for start, end in self.size.pieces(rows_in(parts), longest_in(parts)):
+        for start, end in self.size.headroom.pieces(rows_in(parts), longest_in(parts)):
             self._run_again(parts, [np.arange(start, end)])
 
     def _recover(self, parts: list[Part], error: Exception) -> None:

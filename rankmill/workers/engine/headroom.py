@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -188,14 +188,21 @@ class Headroom:
         weight = room / self._known.bytes * self._known.weight - self._weight
         return max(int(weight / _weight(1, length)), 1)
 
-    def log_cut(self, rows: int, length: int) -> None:
-        """Count a batch that was cut, and log it from time to time."""
+    def pieces(self, rows: int, length: int) -> Iterator[tuple[int, int]]:
+        """Cut a batch that does not fit into pieces that do; yields the first row of each, and the row after
+        its last.
+        """
         metrics.cut_batches.inc()
         if self._memory and system.monotonic() - self._said >= _SAY_SECONDS:
             self._said, (_, free) = system.monotonic(), self._memory.used_and_free()
             logger.warning(
                 "%.0f MiB of memory are free: cut a batch of %d rows of %d tokens", free / 2**20, rows, length
             )
+        done = 0
+        while done < rows:
+            end = min(done + self.most_rows(length), rows)
+            yield done, end
+            done = end
 
     def _begin(self, memory: Memory, weight: float) -> None:
         if not self._weight:

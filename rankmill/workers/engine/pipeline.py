@@ -305,21 +305,13 @@ class Pipeline:
         lane, flight = self._flights.popleft()
         seconds = self._finish(lane, flight)
         with self._changed:
-            if lane.engine.see(flight, seconds):
-                for each in self._lanes.values():
-                    if each.engine is lane.engine:
-                        each.engine.cut_again(each.rows)
-        if lane.engine.may_adapt(flight, seconds):
+            adapts = lane.engine.see(flight, seconds)
+        if adapts:
             while self._flights:
                 self._finish(*self._flights.popleft())
             self._batch_since = system.monotonic()
             lane.engine.adapt(flight)
             self._batch_since = None
-
-    def _prove(self, engine: Engine) -> None:
-        """Score the probes again; if their scores have changed, answers since the last time may be wrong."""
-        engine.prove()
-        self.proven(engine.model)
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
         """Take the next batch from the lane whose turn it is; ``None`` if none waits, or after `close`."""
@@ -370,7 +362,8 @@ class Pipeline:
         """
         complete = lane.engine.finish(flight)
         if lane.engine.must_prove:
-            self._prove(lane.engine)  # before these chunks are answered
+            lane.engine.prove()  # if this raises, these chunks are not answered
+            self.proven(lane.engine.model)
         now = system.monotonic()
         seconds = now - (self._batch_since or now)
         metrics.stage_seconds.labels("forward").observe(seconds)

@@ -37,8 +37,8 @@ class PairScores:
         Number of real tokens, and of real tokens with padding.
     batches
         Number of batches with at least one of the pairs.
-    windows, cut
-        Number of windows of the passages that were cut, and of these passages.
+    windows
+        Number of windows of the passages that were cut.
     counted
         Whether the worker's metrics count the pairs.
     """
@@ -49,7 +49,6 @@ class PairScores:
     padded_tokens: int = 0
     batches: int = 0
     windows: int = 0
-    cut: int = 0
     counted: bool = True
 
     def fail(self, row: int, kind: RowFault, reason: str) -> None:
@@ -98,12 +97,6 @@ class Work:
         """
         return np.bincount(self.rows, self.tokens.lengths, len(self.scored.scores)).astype(np.int32)
 
-    @property
-    def done(self) -> int:
-        """Number of scored pairs; a pair with several windows counts in parts."""
-        rows = len(self.rows)
-        return (rows - self.left) * (rows - self.scored.windows + self.scored.cut) // rows if rows else 0
-
 
 def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, counted: bool = True) -> Work:
     """Tokenize pairs ``[n]``, or single texts; rows that cannot be tokenized get an error and are done.
@@ -128,7 +121,6 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, coun
             raise ValueError(f"the {_row_of(model)} has no tokens")
         pieces.append(_fitting(model, part, tokens, scored))
         scored.windows += int(counts[counts > 1].sum())
-        scored.cut += int((counts > 1).sum())
 
     with model.lock:
         bisect(_with_texts(model, queries, passages, scored), tokenize, scored.fail_tokenizer)

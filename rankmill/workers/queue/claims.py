@@ -11,10 +11,8 @@ from functools import partial
 
 import redis
 
-from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RunFailed, SpecError, WorkerError, fault_of
 from rankmill.jobs.contract.job import is_suspect
-from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
@@ -26,7 +24,7 @@ from rankmill.jobs.protocol.worker_report import LastReport
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about_job
 from rankmill.jobs.runtime.patience import cannot_serve
-from rankmill.jobs.system import Periodic, system
+from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
@@ -39,12 +37,6 @@ from rankmill.workers.rq.worker import RQWorker
 GROUP = 8
 GROUP_SECONDS = 3.0
 """Number of jobs, and seconds, that wait before their model is loaded in place of another model."""
-
-_COUNT_SECONDS = 1.0
-"""Seconds between two counts of scored rows, while unfinished chunks have any."""
-
-_LOOK_SECONDS = 0.25
-"""Seconds after the first score within which the first count follows."""
 
 _NAMED = 100
 """Most runs with wrong scores that are named; these are the latest."""
@@ -254,13 +246,8 @@ class Claims:
         claim = self.unanswered.get(job_id)
         if claim is None or not self._ends(claim):
             return
-
-        def forget_progress(pipe: redis.client.Pipeline) -> None:
-            if claim.run:
-                pipe.hdel(keys.scored_rows(claim.run.id), str(claim.chunk))
-
         with self._set_aside_if_damaged(claim.job, claim.queue):
-            claim.held.hand_back(forget_progress)
+            claim.held.hand_back()
         claim.span.add_event("handed back")
         claim.span.end()
         metrics.count_chunk("handed_back")
@@ -462,43 +449,3 @@ def _is_of_the_host(error: Exception) -> bool:
     Other faults of a model may be repaired before the next run, or may not concern its options.
     """
     return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)
-
-
-class ScoredRowsBeat:
-    """Counts the scored rows of claimed chunks into their runs, so that progress is visible within a chunk.
-
-    A thread does it, with one small command a second for all runs.
-    """
-
-    def __init__(self, store: RunStore, claims: Claims) -> None:
-        self._store = store
-        self._claims = claims
-        self._next = 0.0
-        self._periodic = Periodic("scored-rows", self._count_due, _LOOK_SECONDS)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._periodic.start()
-
-    def stop(self) -> None:
-        """Stop the thread."""
-        self._periodic.stop()
-
-    def _count_due(self) -> None:
-        if system.monotonic() >= self._next and self.count():
-            self._next = system.monotonic() + _COUNT_SECONDS
-
-    def count(self) -> bool:
-        """Write the scored rows of the claimed chunks; returns whether any have some."""
-        counts: dict[str, dict[ChunkId, int]] = {}
-        for claim in list(self._claims.unanswered.values()):
-            if claim.in_redis and claim.work and claim.work.done:
-                counts.setdefault(claim.run_id, {})[claim.chunk] = claim.work.done
-        if counts:
-            try:
-                self._store.write_scored_rows(counts)
-            except redis.ResponseError as error:  # for instance, the key is not a hash
-                logger.warning("the scored rows cannot be counted: %s", error)
-            except Exception:  # progress is not worth losing a worker
-                logger.exception("the scored rows cannot be counted, trying again")
-        return bool(counts)

@@ -50,8 +50,8 @@ class HeldJob:
         status = connection.hget(self.job.key, "status")
         return status not in {None, JobStatus.CANCELED.value.encode()}
 
-    def hand_back(self, also: Callable[[Pipeline], object]) -> None:
-        """Put the job back, in one transaction with what `also` adds; this does not count as an attempt.
+    def hand_back(self) -> None:
+        """Put the job back, in one transaction; this does not count as an attempt.
 
         It is the next job of its run, which gets its turn back.
         """
@@ -59,7 +59,6 @@ class HeldJob:
         def put_back(pipe: Pipeline) -> None:
             self._worker.cleanup_execution(self.job, pipe, self._execution)
             enqueue(self.queue, self.job, pipe, at_front=True)
-            also(pipe)
 
         self._worker.executions.pop(self._execution.id, None)  # even if another worker already has the job
         self._move(put_back)

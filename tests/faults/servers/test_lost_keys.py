@@ -79,7 +79,7 @@ def sweeps_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 0.5)
 
 
-OF_RUN = ["meta", "pairs:*", "results", "progress", "errors", "precision", "scored-rows", "refusals",
+OF_RUN = ["meta", "pairs:*", "results", "progress", "errors", "precision", "refusals",
           "refused-until"]  # fmt: skip
 OF_ALL = [
     "rq:job:*", "rq:queue:rankmill", "rankmill:queue:rankmill:waiting:*", "rankmill:queue:rankmill:turns:*",

@@ -129,7 +129,6 @@ def test_a_request_asks_for_its_scores_alone(
     monkeypatch.setattr("rankmill.jobs.protocol.runs.RunStore.patrol_seconds", 30)
     asked: list[object] = []
     monkeypatch.setattr(client.store, "capacity", asked.append)
-    monkeypatch.setattr(client.store, "scored_rows", asked.append)
     client.score([("q", "other")], timeout=60)
     assert not asked
 

@@ -97,12 +97,13 @@ def test_requests_that_come_together_share_batches(tiny_model: Path) -> None:
     pipeline.close(finish=True)
 
 
-def test_only_batches_that_run_before_the_speed_is_known_are_small(tiny_model: Path) -> None:
+def test_batches_are_small_until_the_speed_is_known(tiny_model: Path) -> None:
     engine, backend, work = paced(tiny_model, 0.0, rows_in_batch=40, short_batches=True)
     pipeline = Pipeline(0.0)
-    pipeline.put(engine, work(200), lambda: None)
-    pipeline.wait_until_idle(0)
-    assert backend.sizes == [10, 40, 40, 40, 40, 30]
+    for rows in (30, 120):
+        pipeline.put(engine, work(rows), lambda: None)
+        pipeline.wait_until_idle(0)
+    assert backend.sizes == [10, 10, 10, 40, 40, 40]
 
 
 def test_scores_of_shared_batches_are_those_of_each_alone(tiny_model: Path) -> None:

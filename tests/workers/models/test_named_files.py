@@ -24,7 +24,6 @@ from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.reference import ReferenceModel
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_chain, make_decoder, make_encoder
 from tests.harness.models.tiny import make_bert, put_weights
-from tests.harness.tools import needs_package
 
 PAIRS = ["how far", "why"], ["a cat and the moon", "the big river"]
 
