@@ -35,13 +35,12 @@ from rankmill.producer.client.runs import RowScore, ScoringRun
 from rankmill.producer.client.sync_client import Client
 
 if TYPE_CHECKING:
-    from rankmill.jobs.contract.priority import Priority
     from rankmill.jobs.contract.run import Progress
-    from rankmill.jobs.contract.spec import OtherSpecOptions
     from rankmill.jobs.runtime.settings import Settings, SettingsOptions
     from rankmill.producer.client.files import AsyncFileHandle, FileHandle
     from rankmill.producer.client.runs import RunStats, Scores
-    from rankmill.producer.collect.pairs import Conversations, Pairs, Texts
+    from rankmill.producer.client.sync_client import SubmitOptions
+    from rankmill.producer.collect.pairs import Pairs
 
 
 P = ParamSpec("P")
@@ -263,41 +262,18 @@ class AsyncClient:
             self,
             pairs: Pairs | None = None,
             *,
-            texts: Texts | None = None,
-            messages: Conversations | None = None,
-            columns: tuple[str, ...] | None = None,
-            priority: Priority | None = None,
-            detached: bool = False,
             all_labels: Literal[False] = False,
-            **spec: Unpack[OtherSpecOptions],
+            **options: Unpack[SubmitOptions],
         ) -> AsyncScoringRun[float]: ...
 
         @overload
         async def submit(
-            self,
-            pairs: Pairs | None = None,
-            *,
-            texts: Texts | None = None,
-            messages: Conversations | None = None,
-            columns: tuple[str, ...] | None = None,
-            priority: Priority | None = None,
-            detached: bool = False,
-            all_labels: Literal[True],
-            **spec: Unpack[OtherSpecOptions],
+            self, pairs: Pairs | None = None, *, all_labels: Literal[True], **options: Unpack[SubmitOptions]
         ) -> AsyncScoringRun[list[float]]: ...
 
         @overload
         async def submit(
-            self,
-            pairs: Pairs | None = None,
-            *,
-            texts: Texts | None = None,
-            messages: Conversations | None = None,
-            columns: tuple[str, ...] | None = None,
-            priority: Priority | None = None,
-            detached: bool = False,
-            all_labels: bool,
-            **spec: Unpack[OtherSpecOptions],
+            self, pairs: Pairs | None = None, *, all_labels: bool, **options: Unpack[SubmitOptions]
         ) -> AsyncScoringRun[Any]: ...
 
         async def submit(self, *pairs: Any, **options: Any) -> AsyncScoringRun[Any]: ...

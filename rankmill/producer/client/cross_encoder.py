@@ -9,21 +9,19 @@ array([-1.8], dtype=float32)
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.runtime.settings import BASE, Settings, merge_settings, validate
 from rankmill.producer.client.runs import check_top_k
 from rankmill.producer.client.sync_client import Client
-from rankmill.producer.collect.pairs import COLUMNS, pair_of, rows_of, tables_of
 
 if TYPE_CHECKING:
     from rankmill.producer.collect.pairs import Pairs
@@ -194,10 +192,7 @@ class CrossEncoder:
         inputs: tuple[str, str] | list[str],
         prompt_name: str | None = None,
         prompt: str | None = None,
-        batch_size: int = 32,
-        show_progress_bar: bool | None = None,
-        activation_fn: Callable[[Any], Any] | None = None,
-        apply_softmax: bool | None = False,
+        *,
         convert_to_numpy: Literal[True] = True,
         convert_to_tensor: Literal[False] = False,
         **others: Any,
@@ -209,10 +204,7 @@ class CrossEncoder:
         inputs: Pairs | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
-        batch_size: int = 32,
-        show_progress_bar: bool | None = None,
-        activation_fn: Callable[[Any], Any] | None = None,
-        apply_softmax: bool | None = False,
+        *,
         convert_to_numpy: Literal[True] = True,
         convert_to_tensor: Literal[False] = False,
         **others: Any,
@@ -283,23 +275,17 @@ class CrossEncoder:
         if inputs is None:
             raise InputError("inputs are None; give pairs of texts")
         is_one = _is_pair(inputs)
-        tables = None if is_one else tables_of(inputs, COLUMNS)
-        if tables is None:
-            items = [inputs] if is_one else rows_of(inputs) if isinstance(inputs, np.ndarray) else inputs
-            pairs: Any = [_checked(pair, row) for row, pair in enumerate(items)]
-        else:
-            pairs = _as_stream(tables)
+        pairs = [tuple(inputs)] if is_one else inputs
         scores = self._scores(pairs, self._prompt(prompt, prompt_name), activation_fn, show_progress_bar)
         if apply_softmax and scores.ndim > 1:
             powers = np.exp(scores - scores.max(axis=1, keepdims=True))
             scores = powers / powers.sum(axis=1, keepdims=True)
-        if convert_to_tensor:
-            found: Any = _torch().from_numpy(scores)
-        elif convert_to_numpy:
-            found = scores
+        if convert_to_tensor or not convert_to_numpy:
+            tensor = _torch().from_numpy(scores)
+            result = tensor if convert_to_tensor else list(tensor)
         else:
-            found = list(_torch().from_numpy(scores))
-        return found[0] if is_one else found
+            result = scores
+        return result[0] if is_one else result
 
     def rank(
         self,
@@ -346,11 +332,12 @@ class CrossEncoder:
             raise ConfigError(
                 "documents are ranked by one score, and the model has several; name one (label=)"
             )
-        found = []
-        for index in np.argsort(-scores, kind="stable")[:top_k].tolist():
-            each: dict[str, Any] = {"corpus_id": index, "score": float(scores[index])}
-            found.append(each | ({"text": documents[index]} if return_documents else {}))
-        return found
+        best = np.argsort(-scores, kind="stable")[:top_k].tolist()
+        return [
+            {"corpus_id": index, "score": float(scores[index])}
+            | ({"text": documents[index]} if return_documents else {})
+            for index in best
+        ]
 
     @property
     def num_labels(self) -> int:
@@ -642,19 +629,6 @@ def _is_pair(inputs: Any) -> bool:
     if isinstance(inputs, np.ndarray):
         return inputs.size > 0 and inputs.ndim < 2 and inputs.dtype.names is None
     return isinstance(inputs, list | tuple) and len(inputs) > 0 and isinstance(inputs[0], str)
-
-
-def _checked(pair: Any, row: int) -> tuple[str, str]:
-    texts = pair_of(pair, row, COLUMNS) if isinstance(pair, Mapping) else tuple(pair)
-    if isinstance(pair, str) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
-    return str(texts[0]), str(texts[1])
-
-
-def _as_stream(tables: Iterator[pa.Table]) -> pa.RecordBatchReader:
-    schema = pa.schema([(name, pa.large_string()) for name in COLUMNS])
-    parts = (table.select(list(COLUMNS)).cast(schema) for table in tables)
-    return pa.RecordBatchReader.from_batches(schema, (batch for part in parts for batch in part.to_batches()))
 
 
 def _torch() -> Any:

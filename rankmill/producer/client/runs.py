@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
@@ -340,42 +338,26 @@ def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
     return ScoringRun(*(driver for run in runs for driver in run._drivers), join=join)
 
 
-@contextmanager
-def _looking(run: ScoringRun[Any], look: Callable[[], None]) -> Iterator[None]:
-    """Call `look` at least every second while the reader waits."""
-    before = [driver.on_wait for driver in run._drivers]
-
-    def both(first: Callable[[], None]) -> None:
-        first()
-        look()
-
-    for driver, first in zip(run._drivers, before, strict=True):
-        driver.on_wait = partial(both, first)
-    try:
-        yield
-    finally:
-        for driver, first in zip(run._drivers, before, strict=True):
-            driver.on_wait = first
-
-
 def read_together(
     runs: Sequence[ScoringRun[Any]], timeout: float | None, show_progress: bool | None = False
 ) -> list[Scores]:
     """Wait for the scores of runs over the same tables, table by table, as `ScoringRun.scores` does."""
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     drivers = [driver for run in runs for driver in run._drivers]
-    for driver in drivers:
-        driver.deadline = deadline
     first = runs[0]  # the others are as far, except for a window
     try:
-        with shown(lambda: first._seen, first.rows, show_progress) as look, _looking(first, look):
+        with shown(lambda: first._seen, first.rows, show_progress) as look:
+            for driver in drivers:
+                driver.deadline = deadline
+            for driver in first._drivers:
+                driver.on_show = look
             for parts in zip(*(run.tables() for run in runs), strict=True):
                 for run, part in zip(runs, parts, strict=True):
                     run._scores.append(as_array(part.scores))
                 look()
     finally:
         for driver in drivers:
-            driver.deadline = math.inf
+            driver.deadline, driver.on_show = math.inf, lambda: None
     for run in runs:
         run._all = Scores.of(run._scores, run.errors, run.labels)
         run._scores = []

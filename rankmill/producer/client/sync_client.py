@@ -57,6 +57,16 @@ if TYPE_CHECKING:
     from rankmill.jobs.contract.file_request import FileRequest
     from rankmill.producer.collect.pairs import Conversations, Pairs, Rows, Texts
 
+    class SubmitOptions(OtherSpecOptions, total=False):
+        """The options of `Client.submit` except ``all_labels``, which decides what a row's score is."""
+
+        texts: Texts | None
+        messages: Conversations | None
+        columns: tuple[str, ...] | None
+        priority: Priority | None
+        detached: bool
+
+
 _DETACHED_ROWS = 256
 """Rows in a chunk of a detached run with ``chunk_size: auto``, because no producer measures the workers'
 speed.
@@ -403,41 +413,18 @@ class Client:
         self,
         pairs: Pairs | None = None,
         *,
-        texts: Texts | None = None,
-        messages: Conversations | None = None,
-        columns: tuple[str, ...] | None = None,
-        priority: Priority | None = None,
-        detached: bool = False,
         all_labels: Literal[False] = False,
-        **spec: Unpack[OtherSpecOptions],
+        **options: Unpack[SubmitOptions],
     ) -> ScoringRun[float]: ...
 
     @overload
     def submit(
-        self,
-        pairs: Pairs | None = None,
-        *,
-        texts: Texts | None = None,
-        messages: Conversations | None = None,
-        columns: tuple[str, ...] | None = None,
-        priority: Priority | None = None,
-        detached: bool = False,
-        all_labels: Literal[True],
-        **spec: Unpack[OtherSpecOptions],
+        self, pairs: Pairs | None = None, *, all_labels: Literal[True], **options: Unpack[SubmitOptions]
     ) -> ScoringRun[list[float]]: ...
 
     @overload
     def submit(
-        self,
-        pairs: Pairs | None = None,
-        *,
-        texts: Texts | None = None,
-        messages: Conversations | None = None,
-        columns: tuple[str, ...] | None = None,
-        priority: Priority | None = None,
-        detached: bool = False,
-        all_labels: bool,
-        **spec: Unpack[OtherSpecOptions],
+        self, pairs: Pairs | None = None, *, all_labels: bool, **options: Unpack[SubmitOptions]
     ) -> ScoringRun[Any]: ...
 
     def submit(

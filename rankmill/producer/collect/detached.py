@@ -43,7 +43,6 @@ class DetachedRun(LiveRun):
 
     def __init__(self, store: RunStore, run: Run, chunks: DetachedChunks) -> None:
         super().__init__(store, run, RunCleaner(store), ())
-        self.is_brief = self._new = False
         self._chunks = dict(chunks.chunks)
         self._after = "0"  # where to continue reading the stream
 
@@ -75,6 +74,9 @@ class DetachedRun(LiveRun):
         if found:
             self._after = found[-1][0]
         return found
+
+    def log(self, piece: Piece, result: ChunkResult) -> None:
+        """Log nothing, because whoever collects the run again learns nothing new."""
 
     def look_back(self) -> None:
         """Read results again from the first one, because a server that lost some may give new ones lower

@@ -77,6 +77,8 @@ class RunDriver:
         self.run = kept.run
         self.on_wait: Callable[[], None] = lambda: None
         """Called at least every second while waiting; an exception from it ends the wait."""
+        self.on_show: Callable[[], None] = lambda: None
+        """Called after `on_wait`, for a caller to whom progress is shown."""
         self.deadline = math.inf
         """The `time.monotonic` seconds at which to stop waiting."""
         self.scoring_since = math.inf
@@ -91,12 +93,14 @@ class RunDriver:
         self._span = tracing.begin("run", run=self.run.id, model=self.run.spec.model, queue=self.run.queue)
         self._spans: dict[int, Span] = {}
         self._waits_since = self._collected = self._heard = system.monotonic()
-        self._looked = self._heard if kept.is_brief else -math.inf
+        self._looked = -math.inf  # when the workers' notes were last read
         self._sized = sizing.is_known  # when workers were last asked
         self._cancelled = False
         self._accepting = system.RLock()  # held to take results or to cancel, as another thread may
         self._reading = system.Lock()  # held to read the source, or to close it
         self._late = False  # whether the caller's time was over at the last look
+        self._jobless: dict[ChunkId, str] = {}
+        """Pieces that may have no job although Redis has lost none, and why."""
 
     @property
     def is_detached(self) -> bool:
@@ -105,11 +109,13 @@ class RunDriver:
 
     def begin(self) -> None:
         """Store the run on the server, unless its first chunks do so."""
-        if not self._kept.is_brief:
-            with self._at_redis():
-                self._kept.restore(self.collector.how.settled)
-                self._store.note(self.run, self.progress)
-                self._look_at_workers()
+        if self._kept.is_brief:
+            self._looked = system.monotonic()  # the next look waits, because each command counts
+            return
+        with self._at_redis():
+            self._kept.restore(self.collector.how.settled)
+            self._store.note(self.run, self.progress)
+            self._look_at_workers()
 
     def tables(self) -> Iterator[ScoredTable]:
         """Yield every table of the source with its scores, in order.
@@ -168,7 +174,7 @@ class RunDriver:
 
     def refresh(self) -> None:
         """Collect the results so far of a detached run, which continues without a reader."""
-        if self._kept.stays and not self.collector.complete:
+        if self.is_detached and not self.collector.complete:
             self._check_cancelled()
             self._catch_up()
 
@@ -233,9 +239,9 @@ class RunDriver:
                 self.presence.check(self._heard)
             self._collect(0 if self._wants_chunks() else patrol)
             self._look_at_workers()
-            if self._seconds_since(self._waits_since) > _SWEEP_SECONDS:
-                self._sweep()
+            if self._jobless or self._seconds_since(self._waits_since) > _SWEEP_SECONDS:
                 self._waits_since = system.monotonic()
+                self._sweep()
         if self.collector.fatal:
             self._give_up()
             raise RunFailed(self.collector.fatal.message, option=self.collector.fatal.option)
@@ -278,7 +284,7 @@ class RunDriver:
         """Cancel a run that only this process collects; other runs stay, as all who collect them see the
         same.
         """
-        if not self._kept.stays:
+        if not self.is_detached:
             self.cancel()
 
     def _collect(self, seconds: float) -> None:
@@ -295,15 +301,10 @@ class RunDriver:
         self._kept.forget([entry for entry, _ in entries], self.collector)
         if self._cancelled:  # meanwhile, by another thread
             self.cancel()
-        if self._kept.stays:
-            if accepted.halves or accepted.unusable:
-                self._waits_since = -math.inf  # the waiting producer finds out which were never sent
-            return
-        self._retry({half.id: "it was lost" for half in accepted.halves})
-        if accepted.unusable:  # pieces that have a job will get another result
-            why = accepted.unusable
-            lost = self._store.missing(self.run, why)
-            self._retry({each: f"its result cannot be used: {why[each]}" for each in lost})
+        self._jobless |= {half.id: "it was lost" for half in accepted.halves}
+        self._jobless |= {
+            chunk: f"its result cannot be used: {why}" for chunk, why in accepted.unusable.items()
+        }
 
     def _accept(self, entries: Sequence[tuple[str, ChunkResult | BadResult]]) -> Accepted:
         with self._accepting:
@@ -316,8 +317,7 @@ class RunDriver:
                     rows, model = len(result.scores), self.run.spec.model
                     self._sizing.see(model, stats.worker, rows, stats.device_seconds)
                     self.scoring_since = min(self.scoring_since, system.monotonic() - stats.seconds)
-                if not self._kept.stays:  # whoever collects it again learns nothing new
-                    log_result(piece, result, self.run.id)
+                self._kept.log(piece, result)
             self._keep_finished()
         return accepted
 
@@ -347,19 +347,19 @@ class RunDriver:
                 span.end()
 
     def _sweep(self) -> None:
-        """Write again what Redis has lost of the run; give up chunks that have neither a job nor an attempt
-        left.
-        """
+        """Write again what Redis has lost of the run, and send the chunks that have no job."""
         self._kept.restore(self.collector.how.settled)
+        reasons, self._jobless = self._jobless, {}
         pieces = list(self.collector.pieces)
-        lost = self._store.missing(self.run, pieces)
-        if found := self._store.put_back(self.run, [each for each in pieces if each not in {*lost}]):
-            logger.warning("Redis has lost lists of the queue: %d chunks are put back", found)
+        missing = self._store.missing(self.run, pieces)
+        if count := self._store.put_back(self.run, [piece for piece in pieces if piece not in {*missing}]):
+            logger.warning("Redis has lost lists of the queue: %d chunks are put back", count)
         self._kept.look_back()
         self._collect(0)  # a missing job may have finished meanwhile; its result came with its end
-        if lost := [each for each in lost if each in self.collector.pieces]:
+        missing = [piece for piece in missing if piece in self.collector.pieces]
+        if lost := [piece for piece in missing if piece not in reasons]:
             logger.warning("Redis has lost %d chunks", len(lost))
-            self._retry(dict.fromkeys(lost, "it was lost"))
+        self._retry({piece: reasons.get(piece, "it was lost") for piece in missing})
 
     def _retry(self, reasons: Mapping[ChunkId, str]) -> None:
         """Submit pieces, perhaps again. A piece without an attempt left fails with its reason."""
@@ -407,6 +407,7 @@ class RunDriver:
 
     def _look_around(self) -> None:
         self.on_wait()
+        self.on_show()
         self._check_cancelled()
         self._late = system.monotonic() > self.deadline
         if self._late:
@@ -423,16 +424,3 @@ def collect_detached(store: RunStore, run: Run, chunks: DetachedChunks) -> RunDr
     """Make a driver that collects a run which some process has submitted."""
     window = WindowSize(len(chunks.chunks), 0)
     return RunDriver(DetachedRun(store, run, chunks), iter(()), Sizing(1), window)
-
-
-def log_result(piece: Piece, result: ChunkResult, run: str) -> None:
-    """Log the result of a job, but not its error messages, because they may contain text of the input."""
-    worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
-    with about(chunk=piece.chunk, job=keys.job_id(run, piece.id), worker=worker):
-        rows = len(piece.table)
-        if isinstance(result, ChunkScores):
-            logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)
-        elif result.died and rows > 1:
-            logger.warning("%d rows whose workers died; trying their halves apart", rows)
-        else:
-            logger.warning("%d rows are given up after %d attempts", rows, result.attempts)

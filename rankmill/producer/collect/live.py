@@ -5,21 +5,25 @@ A detached run treats its results differently: see `rankmill.producer.collect.de
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from rankmill.jobs.contract.errors import InputError, OutputError, WrongScores
 from rankmill.jobs.contract.job import Payload
-from rankmill.jobs.contract.keys import ChunkId
-from rankmill.jobs.contract.results import BadResult, ChunkResult
+from rankmill.jobs.contract.keys import ChunkId, job_id
+from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.usage import NO_DEVICE, Amounts, Usage
 from rankmill.jobs.contract.wire import encode_rows
 from rankmill.jobs.protocol.accounts import END
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.limits import cores
+from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.system import system
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.collector import Collector, Piece
@@ -34,7 +38,10 @@ _ENCODERS = 8
 Carrier = Callable[[int], Mapping[str, str]]
 """Returns the trace that a chunk belongs to, by its number, as it is written into jobs."""
 
+logger = logging.getLogger(__name__)
 
+
+@dataclass(eq=False)
 class LiveRun:
     """A run whose results this process keeps in memory.
 
@@ -50,31 +57,24 @@ class LiveRun:
         Whether to ask workers for the tokens of each row.
     """
 
-    stays = False
+    store: RunStore
+    run: Run
+    cleaner: RunCleaner
+    columns: tuple[str, ...]
+    row_tokens: bool = field(default=False, kw_only=True)
+
+    stays: ClassVar = False
     """Whether pairs and results stay in Redis until they expire, for any process that collects them."""
-    folder: Path | None = None
+    is_brief: ClassVar = False
+    """Whether the run exists in Redis only from its first chunks to its last result."""
+    folder: ClassVar[Path | None] = None
     """Folder for finished chunks that wait for their turn and do not fit into memory; ``None`` for a
     temporary one.
     """
 
-    def __init__(
-        self,
-        store: RunStore,
-        run: Run,
-        cleaner: RunCleaner,
-        columns: tuple[str, ...],
-        *,
-        row_tokens: bool = False,
-    ) -> None:
-        self.store, self.run = store, run
-        self.is_brief = run.priority == "request"
-        """Whether the run is stored with its first chunks and deleted with its last result, because each
-        command counts. Other runs exist in Redis before and between.
-        """
+    def __post_init__(self) -> None:
         self.used: dict[str, dict[str, Amounts]] = {}
         """What the collected results that are still in Redis have used, by their entries."""
-        self._cleaner, self._columns, self._row_tokens = cleaner, columns, row_tokens
-        self._new = self.is_brief
         self._entries: list[str] = []  # entries that are collected but still in Redis
         self._encoders: ThreadPoolExecutor | None = None
 
@@ -108,8 +108,7 @@ class LiveRun:
 
     def enqueue(self, payloads: Mapping[ChunkId, Payload]) -> None:
         """Put pieces into the queue."""
-        self.store.enqueue(self.run, payloads, new=self._new)
-        self._new = False
+        self.store.enqueue(self.run, payloads)
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
         """The results that have arrived, with their entries; waits for the first.
@@ -122,14 +121,24 @@ class LiveRun:
     def look_back(self) -> None:
         """Read results again from the first one."""
 
+    def log(self, piece: Piece, result: ChunkResult) -> None:
+        """Log a result, but not its error messages, because they may contain text of the input."""
+        worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
+        with about(chunk=piece.chunk, job=job_id(self.run.id, piece.id), worker=worker):
+            rows = len(piece.table)
+            if isinstance(result, ChunkScores):
+                logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)
+            elif result.died and rows > 1:
+                logger.warning("%d rows whose workers died; trying their halves apart", rows)
+            else:
+                logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
+
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
         """Keep the results of finished chunks, by number, with their rows; `scored` is as in `Collector`."""
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
         """Delete collected results from Redis, and write the run's progress there."""
         self._entries += entries
-        if self.is_brief and collector.complete:
-            return  # `end` deletes everything
         rows = collector.rows
         self.store.forget(self.run, collector.answered, self._entries, rows.progress, rows.errors, self.used)
         collector.answered, self._entries, rows.errors, self.used = [], [], [], {}
@@ -144,12 +153,12 @@ class LiveRun:
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks; in a `hurry`, do not try twice."""
-        self._cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
+        self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
         """Delete the complete run; returns why its scores are wrong, if a worker has said so."""
         used = self.used_in_all(collector)
-        deleted = self._cleaner.remove(self.run, [], answered=collector.answered, used=used)
+        deleted = self.cleaner.remove(self.run, [], answered=collector.answered, used=used)
         return deleted.wrong if deleted else None
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
@@ -165,7 +174,7 @@ class LiveRun:
         """The payloads of pieces; several are encoded at the same time, in threads."""
 
         def encoded(piece: Piece) -> Payload:
-            columns = [piece.table[name] for name in self._columns]
+            columns = [piece.table[name] for name in self.columns]
             return self._payload(piece, encode_rows(columns, self.run.inputs), carrier)
 
         if len(pieces) == 1:
@@ -181,11 +190,36 @@ class LiveRun:
             len(piece.table),
             carrier(piece.chunk),
             suspect=piece.suspect,
-            row_tokens=self._row_tokens,
+            row_tokens=self.row_tokens,
             failed=piece.failed,
         )
 
 
+class RequestRun(LiveRun):
+    """A run that is stored with its first chunks and deleted with its last result, because each command
+    counts.
+    """
+
+    is_brief = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._is_new = True
+
+    def enqueue(self, payloads: Mapping[ChunkId, Payload]) -> None:
+        """Put pieces into the queue, the first ones with the run."""
+        self.store.enqueue(self.run, payloads, new=self._is_new)
+        self._is_new = False
+
+    def forget(self, entries: Iterable[str], collector: Collector) -> None:
+        """Delete collected results from Redis, except the last ones, which `end` deletes."""
+        if collector.complete:
+            self._entries += entries
+        else:
+            super().forget(entries, collector)
+
+
+@dataclass(eq=False)
 class JournaledRun(LiveRun):
     """A run whose results go to a journal before Redis forgets them; another run may continue it.
 
@@ -197,21 +231,16 @@ class JournaledRun(LiveRun):
         The journal that stores results. Chunks whose results it has are not submitted.
     """
 
-    def __init__(
-        self,
-        store: RunStore,
-        run: Run,
-        cleaner: RunCleaner,
-        columns: tuple[str, ...],
-        journal: Journal,
-        *,
-        row_tokens: bool = False,
-    ) -> None:
-        super().__init__(store, run, cleaner, columns, row_tokens=row_tokens)
-        self.is_brief = self._new = False
-        self.folder = journal.folder
-        self._journal = journal
-        self._made_by = [*journal.runs, run.id]
+    journal: Journal = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._made_by = [*self.journal.runs, self.run.id]
+
+    @property
+    def folder(self) -> Path:  # type: ignore[override]
+        """The journal's folder."""
+        return self.journal.folder
 
     @property
     def made_by(self) -> list[str]:
@@ -220,7 +249,7 @@ class JournaledRun(LiveRun):
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
         """Make a collector for the remaining rows."""
-        journal, finished = self._journal, self._journal.finished
+        journal, finished = self.journal, self.journal.finished
         return Collector(
             self.run,
             window,
@@ -233,37 +262,37 @@ class JournaledRun(LiveRun):
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
         """The result of a chunk in the journal; rows of a damaged result are subtracted from `counter`."""
-        damaged = self._journal.damaged_rows
-        found = self._journal.get(chunk, rows)
-        counter.lose(self._journal.damaged_rows - damaged)
+        damaged = self.journal.damaged_rows
+        found = self.journal.get(chunk, rows)
+        counter.lose(self.journal.damaged_rows - damaged)
         return found
 
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
         """Write the results of finished chunks to the journal."""
         if results:
-            account = Account(scored=scored, used=self.used, rest=self._journal.account.rest)
-            self._journal.add(results, account)
+            account = Account(scored=scored, used=self.used, rest=self.journal.account.rest)
+            self.journal.add(results, account)
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks; the journal keeps its results."""
         used: Mapping[str, Usage] = self.used
         # A signal may come when a result has arrived, but before this process knows it.
         with suppress(InputError, OutputError):  # an unreadable journal must not keep a run from ending
-            used = self._journal.account.used
-        if self._cleaner.remove(self.run, chunks, hurry=hurry, used=used):
-            self._journal.is_in_redis = False
+            used = self.journal.account.used
+        if self.cleaner.remove(self.run, chunks, hurry=hurry, used=used):
+            self.journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
         """What must be counted of the complete run, unless an earlier run was already complete."""
-        account = self._journal.account
+        account = self.journal.account
         if account.rest:
             return self.used
-        self._journal.keep_account(account.model_copy(update={"rest": collector.rest()}))
+        self.journal.keep_account(account.model_copy(update={"rest": collector.rest()}))
         return super().used_in_all(collector)
 
     def wrong(self, why: str) -> WrongScores:
         """The error for wrong scores; the journal is not continued."""
-        return self._journal.distrust(why)
+        return self.journal.distrust(why)
 
 
 def live_run(
@@ -276,6 +305,7 @@ def live_run(
     row_tokens: bool = False,
 ) -> LiveRun:
     """Make a run of this process; parameters as in `LiveRun` and, with a `journal`, `JournaledRun`."""
-    if journal is None:
-        return LiveRun(store, run, cleaner, columns, row_tokens=row_tokens)
-    return JournaledRun(store, run, cleaner, columns, journal, row_tokens=row_tokens)
+    if journal:
+        return JournaledRun(store, run, cleaner, columns, journal=journal, row_tokens=row_tokens)
+    kind = RequestRun if run.priority == "request" else LiveRun
+    return kind(store, run, cleaner, columns, row_tokens=row_tokens)

@@ -1,15 +1,15 @@
-"""The spool: keeps finished chunks that wait for their turn, in memory up to a bound, then in temporary
-files.
+"""The spool: keeps finished chunks that wait for their turn, in memory up to a bound, then in a temporary
+file.
 
-The files have no names, so nothing of them remains when the process ends, however it ends.
+The file has no name, so nothing of it remains when the process ends, however it ends.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import tempfile
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import IO
@@ -23,33 +23,12 @@ MEMORY_BYTES = 64 << 20
 """Most bytes of finished chunks in memory."""
 
 DISK_BYTES = 16 << 30
-"""Most bytes of finished chunks on disk; beyond this, the producer submits no further chunks."""
-
-_FILE_BYTES = 256 << 20
-"""Size at which the next file begins; a file's space is freed when all of its chunks are taken."""
+"""Most bytes of the file; beyond this, the producer submits no further chunks."""
 
 _ABOUT = b"rankmill.about"
 """Key in a table's metadata for what else is known about the chunk."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _File:
-    """A temporary file, with the bytes written so far and the number of its chunks that are not taken."""
-
-    file: IO[bytes]
-    size: int = 0
-    chunks: int = 0
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The place of a chunk in a file."""
-
-    file: _File
-    start: int
-    size: int
 
 
 class Spool:
@@ -58,7 +37,7 @@ class Spool:
     Parameters
     ----------
     folder
-        Folder for temporary files; ``None`` means the system's.
+        Folder for the temporary file; ``None`` means the system's.
     memory_bytes, disk_bytes
         Most bytes in memory and on disk.
     """
@@ -71,9 +50,10 @@ class Spool:
         self._disk_bytes = disk_bytes
         self._in_memory: dict[int, tuple[ScoredTable, int]] = {}
         """Chunks, with their numbers of bytes."""
-        self._on_disk: dict[int, _Place] = {}
+        self._on_disk: dict[int, tuple[int, int]] = {}
+        """Chunks, with their place in the file and their numbers of bytes."""
         self._used = 0
-        self._files: list[_File] = []
+        self._file: IO[bytes] | None = None
         self.full = False
         """Whether the disk has no more room; chunks then wait in memory, so no new ones should come."""
 
@@ -105,16 +85,17 @@ class Spool:
             part, size = self._in_memory.pop(chunk)
             self._used -= size
         else:
-            part = self._read(self._on_disk.pop(chunk))
+            part = self._read(*self._on_disk.pop(chunk))
         self.full = self.full and len(self) > 0
         return part
 
     def close(self) -> None:
-        """Drop all chunks, and the files."""
+        """Drop all chunks, and the file."""
         self._in_memory.clear()
         self._on_disk.clear()
-        while self._files:
-            self._files.pop().file.close()
+        if self._file:
+            self._file.close()
+            self._file = None
 
     def _write(self, chunk: int, part: ScoredTable) -> bool:
         """Write a chunk to disk; returns whether it had room."""
@@ -122,35 +103,27 @@ class Spool:
             return False
         written = _to_bytes(part)
         try:
-            if sum(file.size for file in self._files) + len(written) > self._disk_bytes:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+            start = self._file.seek(0, os.SEEK_END)
+            if start + len(written) > self._disk_bytes:
                 raise OSError(f"more than {self._disk_bytes:,} bytes wait on disk")
-            file = self._file()
-            file.file.seek(file.size)
-            file.file.write(written)
-            file.file.flush()
+            self._file.write(written)
+            self._file.flush()
         except OSError as error:
             self.full = True
             logger.warning("no more chunks are submitted until the oldest is done: %s", error)
             return False
-        self._on_disk[chunk] = _Place(file, file.size, len(written))
-        file.size += len(written)
-        file.chunks += 1
+        self._on_disk[chunk] = start, len(written)
         return True
 
-    def _file(self) -> _File:
-        """The last file if it has room, or else a new one."""
-        if not self._files or self._files[-1].size >= _FILE_BYTES:
-            self._files.append(_File(tempfile.TemporaryFile(dir=self._folder)))  # noqa: SIM115
-        return self._files[-1]
-
-    def _read(self, place: _Place) -> ScoredTable:
-        file = place.file
-        file.file.seek(place.start)
-        part = _from_bytes(file.file.read(place.size))
-        file.chunks -= 1
-        if not file.chunks:
-            self._files.remove(file)
-            file.file.close()
+    def _read(self, start: int, size: int) -> ScoredTable:
+        """Read a chunk from the file, which is emptied when all of its chunks are taken."""
+        assert self._file
+        self._file.seek(start)
+        part = _from_bytes(self._file.read(size))
+        if not self._on_disk:
+            self._file.truncate(0)
         return part
 
 
