@@ -101,6 +101,9 @@ _FLAGS = {
     "exporter_hosts": "--hosts",
 }
 
+_SHOWN = {"precision": "auto|fp32|bf16|int8…"}
+"""Values in --help where all of them are too long a line; the reference of settings has them."""
+
 DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}
 
 
@@ -224,7 +227,7 @@ def _setting(name: str, default: str | None) -> Option:
     return click.option(
         _FLAGS.get(name, f"--{name.replace('_', '-')}"),
         name,
-        metavar="|".join([*words, *(["N"] if takes_number else [])]) or "TEXT",
+        metavar=_SHOWN.get(name) or "|".join([*words, *(["N"] if takes_number else [])]) or "TEXT",
         help=f"{HELP[name]}  [default: {default}]",
         shell_complete=lambda context, option, begun: [word for word in words if word.startswith(begun)],
     )

@@ -12,6 +12,9 @@ from rankmill.cli.main import rankmill
 NAMES = {"rankmill score": "score-file", "rankmill workers start": "score-workers"}
 """Commands that have a name of their own."""
 
+LIKE = {"rankmill submit": "rankmill score"}
+"""Commands with the options of another one: only what differs is shown."""
+
 _INTRO = """\
 # Commands
 
@@ -79,9 +82,22 @@ def _section(context: click.Context) -> str:
     if title != path:
         lines.append(f"\nAlso called `{path}`.\n")
     lines.append(f"\n{_paragraphs(command.help or '')}\n")
-    rows = [row for option in command.get_params(context) if (row := _row(option, context))]
-    lines += ["\n| option | meaning | default |\n| --- | --- | --- |\n", *rows]
+    rows = _rows(context)
+    if path in LIKE:
+        of = next(each for each in _commands(context.find_root()) if each.command_path == LIKE[path])
+        others = _rows(of)
+        lacks = ", ".join(f"`--{name}`" for name in others if name not in rows)
+        rows = {name: row for name, row in rows.items() if row != others.get(name)}
+        title = _title(of)
+        lines.append(f"\nOf the options of [{title}](#{title}) it lacks {lacks}. These differ:\n")
+    lines += ["\n| option | meaning | default |\n| --- | --- | --- |\n", *rows.values()]
     return "".join(lines) + _epilog(command.epilog or "")
+
+
+def _rows(context: click.Context) -> dict[str, str]:
+    """The options' lines, by name."""
+    found = {str(each.name): _row(each, context) for each in context.command.get_params(context)}
+    return {name: row for name, row in found.items() if row}
 
 
 def _row(parameter: click.Parameter, context: click.Context) -> str:
@@ -100,6 +116,7 @@ def _row(parameter: click.Parameter, context: click.Context) -> str:
         else:
             text += f" ({_bound(note)})"
     default = "" if default == "False" else default
+    text += " [All values](settings.md)" if "…" in names else ""
     names = ", ".join(f"`{name}`" for name in names.split(", "))
     return f"| {_cell(names)} | {_cell(text)} | {_cell(default)} |\n"
 
