@@ -20,6 +20,7 @@ from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract.errors import ExitCode, InputError
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.protocol.orders import OrderName
+from rankmill.jobs.protocol.worker_report import forget_last_report, last_reports
 from rankmill.jobs.runtime.settings import Settings, load_settings
 
 _ORDER_SECONDS = 60
@@ -154,6 +155,30 @@ def unload(client: redis.Redis, model: str, names: tuple[str, ...], **how: Any) 
     name or the beginning of it; without NAME all workers unload the model.
     """
     _order(client, _chosen(client, names), "unload", _model(model), **how)
+
+
+@options.command("forget")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@options.settings("redis_url")
+def forget(settings: Settings, names: tuple[str, ...]) -> None:
+    """Forget workers that have stopped because of wrong scores.
+
+    NAME is the worker's name or the beginning of it. rankmill status says for a week that a worker has
+    stopped so, or until this command.
+    """
+    client = options.connection(settings)
+    reports = last_reports(client)
+    for name in names:
+        found = [report for report in reports if report.worker.startswith(name)]
+        if not found:
+            known = ", ".join(dict.fromkeys(report.worker for report in reports)) or "none"
+            raise InputError(f"no worker {name} has stopped for wrong scores; those that have: {known}")
+        for report in found:
+            forget_last_report(client, report)
+            echo(f"{report.worker}: forgotten")
+
+
+workers.add_command(forget)
 
 
 def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:

@@ -80,5 +80,13 @@ class Look:
             self.note(key, f"{raw!r:.60} is not a time")
             return None
 
+    def number(self, raw: bytes | None, key: str) -> int:
+        """A count; 0 if the value is absent or not a number."""
+        try:
+            return max(int(raw or 0), 0)
+        except ValueError:
+            self.note(key, f"{raw!r:.60} is not a number")
+            return 0
+
     def age(self, at: float | None) -> float | None:
         return None if at is None else max(self.now - at, 0.0)

@@ -291,7 +291,7 @@ class _Reader(Look):
         for name, (in_rq, _, in_lists, _, _, started, failed), jobs, raws in zip(
             names, counts, firsts, created, strict=True
         ):
-            waiting = in_rq + self._number(in_lists, keys.waits(name))
+            waiting = in_rq + self.number(in_lists, keys.waits(name))
             times = [self.time(raw, job) for job, raw in zip(jobs, raws, strict=True)]
             states = [worker.state for worker in workers if name in worker.queues]
             state = QueueState(
@@ -327,13 +327,6 @@ class _Reader(Look):
             named = zip([_QUEUE_PREFIX + queue, *lists[queue]], [in_rq, *ids], strict=True)
             found_jobs.append([Job.key_for(self.text(raw, name) or "") for name, raw in named if raw])
         return found_jobs
-
-    def _number(self, raw: bytes | None, key: str) -> int:
-        try:
-            return max(int(raw or 0), 0)
-        except ValueError:
-            self.note(key, f"{raw!r:.60} is not a number")
-            return 0
 
     def _runs(self, ids: list[str]) -> tuple[RunState, ...]:
         replies = self.replies(

@@ -77,7 +77,8 @@ def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
         yield ClusterFault(
             kind="wrong_scores",
             text=f"{stopped.reason}; it has stopped, {(cluster.at - stopped.at) / 3600:.1f} h ago",
-            remedy=f"score again what it has answered: {', '.join(stopped.runs) or 'no run'}",
+            remedy=f"score again what it has answered: {', '.join(stopped.runs) or 'no run'}; then rankmill "
+            f"workers forget {shlex.quote(stopped.worker)}",
         )
     if cluster.trouble:
         yield ClusterFault(

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from rankmill import Client
+from rankmill.cluster.verdict import fault_kinds
 from tests.cluster.test_exporter import FRESH
 from tests.conftest import Server, StartExporter, StartWorker, wait_for
 from tests.harness.tools import free_port, tool
@@ -60,8 +61,53 @@ def test_every_alert_is_tested_and_has_its_section_in_the_runbook() -> None:
     for alert in ALERTS:
         name = alert["alert"]
         assert name in sections
-        assert alert["annotations"]["runbook_url"] == f"docs/operations/runbook.md#{name.lower()}"
+        page, _, place = alert["annotations"]["runbook_url"].partition("#")
+        assert (page, place) == ("{{ $externalURL }}/consoles/runbook.html", name.lower())
         assert {bool(case["exp_alerts"]) for case in cases if case["alertname"] == name} == {True, False}
+
+
+OWN_ALERTS = {
+    "wrong_scores": "RankmillWrongScores",
+    "refuses_writes": "RankmillRedisDown",
+    "no_workers": "RankmillNoWorkers",
+    "no_runners": "RankmillNoRunners",
+    "lost_worker": "RankmillHeartbeatGap",
+    "slow_worker": "RankmillWorkerSlow",
+    "failed_jobs": "RankmillChunksFailed",
+}
+"""Kinds of faults whose alerts look at other metrics; they are tested in alerts_test.yml."""
+
+
+def test_every_kind_of_fault_has_an_alert_and_is_in_the_runbook(tmp_path: Path) -> None:
+    assert set(OWN_ALERTS.values()) <= {rule["alert"] for rule in ALERTS}
+    kinds = fault_kinds()
+    others = [kind for kind in kinds if kind not in OWN_ALERTS]
+    told = [
+        {
+            "exp_labels": {"severity": "warning", "kind": kind},
+            "exp_annotations": {
+                "summary": f"rankmill status names a fault of kind {kind}",
+                "runbook_url": "http://there/consoles/runbook.html#rankmillfault",
+            },
+        }
+        for kind in others
+    ]
+    case = {"eval_time": "1m", "alertname": "RankmillFault", "exp_alerts": told}
+    series = [{"series": f'rankmill_faults{{kind="{kind}"}}', "values": "1x20"} for kind in kinds]
+    test = {
+        "interval": "15s",
+        "external_url": "http://there",
+        "input_series": series,
+        "alert_rule_test": [case],
+    }
+    rules = tmp_path / "test.yml"
+    rules.write_text(json.dumps({"rule_files": [str(CONFIGS / "alerts.yml")], "tests": [test]}))
+    done = subprocess.run(
+        [tool("promtool", "prometheus"), "test", "rules", rules], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    runbook = (ROOT / "docs" / "operations" / "runbook.md").read_text()
+    assert [kind for kind in others if f"`{kind}`" not in runbook] == []
 
 
 def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
@@ -122,6 +168,8 @@ def running_prometheus(program: str, config: Path) -> Iterator[str]:
         f"--config.file={config}",
         f"--storage.tsdb.path={folder / 'tsdb'}",
         f"--web.listen-address={url}",
+        f"--web.external-url=http://{url}",
+        f"--web.console.templates={CONFIGS / 'consoles'}",
     ]
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([program, *options], stdout=log, stderr=log)
@@ -131,16 +179,16 @@ def running_prometheus(program: str, config: Path) -> Iterator[str]:
     process.wait(timeout=60)
 
 
-def test_an_alert_reaches_whom_the_configuration_names(tmp_path: Path) -> None:
+def test_an_alert_reaches_whom_the_configuration_names_with_an_address_that_opens(tmp_path: Path) -> None:
     """The shipped files but for ports and times, with a receiver as their comment shows one; no exporter."""
     alertmanager = tool("prometheus-alertmanager", "prometheus-alertmanager")
-    reached = Queue[str]()
+    reached = Queue[dict[str, dict[str, str]]]()
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             for alert in body["alerts"]:
-                reached.put(alert["labels"]["alertname"])
+                reached.put(alert)
             self.send_response(200)
             self.end_headers()
 
@@ -166,7 +214,11 @@ def test_an_alert_reaches_whom_the_configuration_names(tmp_path: Path) -> None:
             stdout=log, stderr=log,
         )  # fmt: skip
         try:
-            assert reached.get(timeout=60) == "RankmillExporterDown"
+            alert = reached.get(timeout=60)
+            assert alert["labels"]["alertname"] == "RankmillExporterDown"
+            page, _, place = alert["annotations"]["runbook_url"].partition("#")
+            assert get(page) == (200, (CONFIGS / "consoles" / "runbook.html").read_text())
+            assert f'id="{place}"' in get(page)[1]
         finally:
             process.terminate()
             process.wait(timeout=60)

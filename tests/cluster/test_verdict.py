@@ -14,6 +14,7 @@ from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import ClusterView, exporter_registry
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.verdict import QUIET_SECONDS, fault_kinds, verdict
+from rankmill.extensions.gateway.watch import tell
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.protocol.runs import RunStore
@@ -88,6 +89,12 @@ def webhook(client: Any, ahead: float) -> None:
     client.zadd(keys.webhooks("files"), {"run": time.time() + ahead})
 
 
+def gateways(client: Any, overloaded: int = 0, failed: int = 0) -> None:
+    """Two gateways, each with a hundred requests."""
+    for _ in range(2):
+        tell(client, {"requests": 100, "overloaded": overloaded, "failed": failed})
+
+
 def submitted_run(client: Any) -> None:
     client.zadd(keys.file_queues(), {"files": 1})
     client.rpush("rq:queue:files", "run")
@@ -124,6 +131,14 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         "1 job could not be read, the last one: not JSON",
     ),
     "failed_jobs": (failed_job, "1 job of queue q failed for good"),
+    "gateway_errors": (
+        lambda client: gateways(client, failed=5),
+        "10 of 200 requests to the gateway failed, in the last minute",
+    ),
+    "gateway_overload": (
+        lambda client: gateways(client, overloaded=80, failed=1),
+        "160 of 200 requests to the gateway were refused, because it is overloaded",
+    ),
     "webhooks": (lambda client: webhook(client, 30), "1 webhook of queue files could not be delivered"),
     "damaged": (damaged_run, "1 key in Redis cannot be read"),
 }
@@ -146,6 +161,20 @@ def test_a_planted_fault_is_named_by_status_json_and_metric(kind: str, server: S
     assert registry.get_sample_value("rankmill_faults", {"kind": kind}) == 1
 
 
+def test_a_worker_that_has_stopped_is_said_until_it_is_forgotten(server: Server) -> None:
+    def forget(name: str) -> Any:
+        return CliRunner().invoke(rankmill, ["workers", "forget", name, "--redis", server.url])
+
+    wrong_scores(server.client)
+    wrong_scores(server.client)  # started again, it has stopped again
+    assert verdict(read_cluster(server.client)).faults[0].remedy.endswith("then rankmill workers forget w")
+    unknown = forget("x")
+    assert (unknown.exit_code, "those that have: w" in unknown.output) == (2, True)
+    assert forget("w").output == "w: forgotten\n" * 2
+    assert not verdict(read_cluster(server.client)).faults
+    assert forget("w").exit_code == 2
+
+
 def test_a_cluster_at_work_is_well(server: Server) -> None:
     worker(server.client)
     worker(server.client, "loads", doing="loading")
@@ -154,6 +183,11 @@ def test_a_cluster_at_work_is_well(server: Server) -> None:
     server.client.zadd(keys.runners("files"), {"runner": time.time() + 60})
     told = verdict(read_cluster(server.client))
     assert (told.sentence, told.faults) == ("All is well: 2 workers, 1 run", ())
+
+
+def test_a_request_in_a_hundred_may_fail_at_the_gateway(server: Server) -> None:
+    gateways(server.client, failed=1, overloaded=1)
+    assert not verdict(read_cluster(server.client)).faults
 
 
 def test_a_run_is_not_stuck_while_its_workers_load(server: Server) -> None:

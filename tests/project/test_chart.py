@@ -221,6 +221,7 @@ def test_prometheus_finds_the_services_and_grafana_finds_prometheus() -> None:
         "prometheus.yml",
         "alerts.yml",
         "alertmanagers.yml",
+        "runbook.html",
         "datasources.yml",
         "dashboards.yml",
         "dashboard.json",

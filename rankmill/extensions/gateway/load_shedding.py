@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import redis
 
 from rankmill.extensions.gateway import metrics
-from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.extensions.gateway.refusals import Kind, Refusal, kind_of
 from rankmill.extensions.gateway.settings import GatewaySettings
+from rankmill.extensions.gateway.watch import Outcome, tell
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.runs import RunStore
@@ -48,6 +50,11 @@ _SHARE = 0.05
 
 _REPORT_SECONDS = 60.0
 """Seconds for which a scored request counts for a worker that has not reported its model yet."""
+
+_OUTCOMES: dict[Kind, Outcome] = {
+    "overloaded": "overloaded", "backend": "failed", "unavailable": "failed", "timeout": "failed",
+}  # fmt: skip
+"""What is counted of a request that ends so; all other kinds are the callers' affair."""
 
 _FORWARD = STAGES.index("forward")
 
@@ -103,16 +110,35 @@ class LoadShedder:
         """Workers that have or had the gateway's model, and so can load it again."""
         self._scored = -math.inf
         """The time when one of them last scored a request with it."""
+        self._counts = Counter[Outcome]()
+        """What is not told to the cluster yet."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request while it is worked on.
+        """Count a request while it is worked on, and what becomes of it.
 
         Raises
         ------
         Refusal
             The gateway is ``overloaded``: it has too many requests, or too many wait for the workers.
         """
+        try:
+            self._check_room()
+            self.requests += 1
+            metrics.in_progress.set(self.requests)
+            try:
+                yield
+            finally:
+                self.requests -= 1
+                metrics.in_progress.set(self.requests)
+        except Exception as error:
+            if outcome := _OUTCOMES.get(kind_of(error)):
+                self._counts[outcome] += 1
+            raise
+        finally:
+            self._counts["requests"] += 1
+
+    def _check_room(self) -> None:
         if self.requests >= self._own.gateway_requests:
             raise Refusal("overloaded", f"{self.requests:,} requests are in progress", retry_after=1)
         late = self.backlog_seconds - self._own.gateway_backlog_seconds
@@ -121,13 +147,6 @@ class LoadShedder:
                 f"the workers need {math.ceil(self.backlog_seconds):,} s for the requests that wait already"
             )
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
-        self.requests += 1
-        metrics.in_progress.set(self.requests)
-        try:
-            yield
-        finally:
-            self.requests -= 1
-            metrics.in_progress.set(self.requests)
 
     @contextmanager
     def work(self, chars: int, pairs: int, priority: Priority, tenant: str) -> Iterator[None]:
@@ -195,7 +214,8 @@ class LoadShedder:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Estimate how long the workers need for the waiting requests."""
+        """Estimate how long the workers need for the waiting requests, and tell the cluster the counts."""
+        counts, self._counts = self._counts, Counter()
         with redis_errors(), waiting(most=_LOOK_SECONDS):
             waiting_jobs, self._tenants = RunStore(self._redis).queue(self._settings.queue).count_waiting()
             if system.monotonic() - self._read > _SPEED_SECONDS:
@@ -207,6 +227,8 @@ class LoadShedder:
                 if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
                     self._reported = sum(report.tokens for report in reports) / pairs
                 self._read = system.monotonic()
+            if counts:
+                tell(self._redis, counts)
         tokens = waiting_jobs * self._pairs_per_job * self._tokens_per_pair
         self.backlog_seconds = tokens / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)

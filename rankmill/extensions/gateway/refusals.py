@@ -188,13 +188,27 @@ def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refu
     """
     if isinstance(error, Refusal):
         return error
+    error = _ours(error)
+    return Refusal(_kind(error), told(error, names or {}))
+
+
+def kind_of(error: Exception) -> Kind:
+    """What kind of trouble an error is; all errors that are not expected are the gateway's own failures."""
+    if isinstance(error, Refusal):
+        return error.kind
+    return _kind(_ours(error)) if isinstance(error, EXPECTED) else "backend"
+
+
+def _ours(error: Exception) -> RankmillError:
     try:
         with redis_errors():
             raise error
     except RankmillError as found:
-        error = found
-    kind = next(kind for kind, words in KINDS.items() if isinstance(error, words.errors))
-    return Refusal(kind, told(error, names or {}))
+        return found
+
+
+def _kind(error: RankmillError) -> Kind:
+    return next(kind for kind, words in KINDS.items() if isinstance(error, words.errors))
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:

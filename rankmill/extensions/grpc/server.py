@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -143,13 +143,13 @@ class GrpcServer:
             try:
                 if scores:
                     async with self._gateway.admitted(note, headers) as key:
-                        yield Call(note, key)
+                        with _readable():
+                            yield Call(note, key)
                 else:
-                    yield Call(note, await self._gateway.identify(note, headers))
+                    with _readable():
+                        yield Call(note, await self._gateway.identify(note, headers))
             except EXPECTED as error:
                 await _abort(context, note, refusal_of(error, self._gateway.names))
-            except DecodeError:
-                await _abort(context, note, Refusal("invalid", "what was sent is no message of this method"))
             except Exception:
                 logger.exception("the call of %s failed", route)
                 text = f"the call failed; the gateway's log has the reason, with request={note.id}"
@@ -166,6 +166,14 @@ class GrpcServer:
             raise ConfigError(
                 f"gateway_grpc_address: cannot listen on {address}: it is in use, or no address of this host"
             ) from None
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except DecodeError:
+        raise Refusal("invalid", "what was sent is no message of this method") from None
 
 
 async def _only(requests: AsyncIterator[Any]) -> Any:

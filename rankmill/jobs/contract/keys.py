@@ -251,6 +251,11 @@ def webhooks(queue: str) -> str:
     return f"{of_queue(queue)}webhooks"
 
 
+def gateway_outcomes(span: int) -> str:
+    """Hash: what has become of the requests to all gateways in a span of time, by outcome."""
+    return f"{PREFIX}:gateway-outcomes:{span}"
+
+
 def api_key(key_id: str) -> str:
     """String: what an API key of the gateway allows, as JSON."""
     return f"{PREFIX}:api-key:{key_id}"

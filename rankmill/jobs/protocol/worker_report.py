@@ -162,12 +162,23 @@ def write_last_report(client: redis.Redis, report: LastReport) -> None:
 
 def last_reports(client: redis.Redis) -> list[LastReport]:
     """The last reports of workers that stopped because they computed wrong scores, the latest first."""
+    return [report for _, report in _last_reports(client)]
+
+
+def forget_last_report(client: redis.Redis, report: LastReport) -> None:
+    """Remove a last report from the list."""
+    for raw, found in _last_reports(client):
+        if found == report:
+            client.lrem(keys.last_reports(), 0, raw)
+
+
+def _last_reports(client: redis.Redis) -> list[tuple[str, LastReport]]:
     connection: Any = client
     (found,) = each_reply(connection, [("lrange", keys.last_reports(), 0, -1)])
     reports = []
     for raw in found if isinstance(found, list) else ():
         with suppress(WireError):
-            reports.append(LastReport.read_json(raw, "a last report"))
+            reports.append((raw, LastReport.read_json(raw, "a last report")))
     return reports
 
 

@@ -1,4 +1,4 @@
-"""The pages of docs/reference/, from the code: commands, settings, metrics, Python, keys in Redis, promises.
+"""The pages of docs/reference/, from the code and the tests, and the runbook as Prometheus serves it.
 
 python -m tests.harness.reference    # writes them
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.harness.reference import commands, metrics, python, redis_keys, settings, shown
+from tests.harness.reference import commands, metrics, python, redis_keys, runbook, settings, shown
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "reference"
 
@@ -19,6 +19,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "redis.md": lambda _: redis_keys.page(),
     "metrics.md": metrics.written,
     "shown.md": lambda _: shown.page(),
+    "../../configs/prometheus/consoles/runbook.html": lambda _: runbook.page(),
 }
 """Each page, and what makes it of the page that is there: its tables, or all of it."""
 

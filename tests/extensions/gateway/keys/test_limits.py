@@ -12,7 +12,7 @@ import time
 import urllib.request
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,16 @@ import pytest
 from openai import OpenAI
 from starlette.requests import Request
 
+from rankmill.cluster.snapshot import read_cluster
 from rankmill.extensions.gateway import bodies as bodies_module
 from rankmill.extensions.gateway import load_shedding
 from rankmill.extensions.gateway.bodies import BodyMemory
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.extensions.gateway.load_shedding import LoadShedder, speed
 from rankmill.extensions.gateway.refusals import Refusal
+from rankmill.extensions.gateway.watch import SeenGateways
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RunFailed
 from rankmill.jobs.contract.priority import Priority, new_run_id
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, announce_worker
@@ -163,6 +166,27 @@ def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Se
         await client.loop_client.aclose()
 
     asyncio.run(look())
+
+
+def test_what_a_gateway_refuses_and_fails_is_told_to_the_cluster(server: Server) -> None:
+    """What is wrong with a request is no fault of the gateway; a bug is."""
+
+    async def main() -> None:
+        client = LoopRedis(server.url, 10)
+        load = LoadShedder(load_settings({"gateway_requests": 1}), client)
+        with load.request(), pytest.raises(Refusal), load.request():
+            pass
+        for error in (Refusal("invalid", ""), Refusal("timeout", ""), RunFailed("it fails"), KeyError("bug")):
+            with suppress(Exception), load.request():
+                raise error
+        for _ in range(2):  # counts are told once
+            await bridge.run(load.look)
+        await client.loop_client.aclose()
+
+    asyncio.run(main())
+    assert read_cluster(server.client).extensions["gateway"] == SeenGateways(
+        requests=6, overloaded=1, failed=3
+    )
 
 
 def test_a_request_is_taken_only_if_the_workers_have_time_for_it(server: Server) -> None:

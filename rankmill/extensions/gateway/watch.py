@@ -1,0 +1,78 @@
+"""What gateways refuse and fail, which they tell the cluster in Redis, for the seam ``rankmill.watch``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+import redis
+
+from rankmill.cluster.look import Look
+from rankmill.cluster.watch import ClusterFault, Seen, Watch
+from rankmill.jobs.contract import keys
+from rankmill.jobs.system import system
+
+Outcome = Literal["requests", "overloaded", "failed"]
+"""What gateways count: all requests for scores, those refused for overload, and those that failed."""
+
+_SPAN_SECONDS = 30
+"""Gateways add up what they count in spans of this length; the last two are looked at."""
+
+_SHARE = 0.01
+"""A larger share of the requests that is refused or fails is a fault."""
+
+_FAULTS: tuple[tuple[Outcome, str, str, str], ...] = (
+    (
+        "failed", "gateway_errors", "failed",
+        "the gateways' logs say why, with the id that is in each answer",
+    ),
+    (
+        "overloaded", "gateway_overload", "were refused, because it is overloaded",
+        "add workers, or raise gateway_requests and gateway_backlog_seconds",
+    ),
+)  # fmt: skip
+
+
+def tell(client: redis.Redis, counts: Mapping[Outcome, int]) -> None:
+    """Add what a gateway has counted since it last told it to what all gateways have."""
+    key = keys.gateway_outcomes(int(system.now() // _SPAN_SECONDS))
+    with client.pipeline() as pipe:
+        for outcome, number in counts.items():
+            pipe.hincrby(key, outcome, number)
+        pipe.expire(key, 3 * _SPAN_SECONDS)
+        pipe.execute()
+
+
+class SeenGateways(Seen):
+    """What has become of the requests of the last minute, at all gateways together."""
+
+    requests: int = 0
+    overloaded: int = 0
+    failed: int = 0
+
+    def faults(self) -> Iterator[ClusterFault]:
+        """Requests that fail, and requests that are refused."""
+        for outcome, kind, words, remedy in _FAULTS:
+            number = getattr(self, outcome)
+            if number > _SHARE * self.requests:
+                text = f"{number:,} of {self.requests:,} requests to the gateway {words}, in the last minute"
+                yield ClusterFault(kind=kind, text=text, remedy=remedy)
+
+
+class GatewayWatch(Watch):
+    """Adds the requests to gateways."""
+
+    kinds: ClassVar = {"gateway_errors": "stuck_run", "gateway_overload": "gateway_errors"}
+    nothing: ClassVar = SeenGateways()
+
+    def read(self, look: Look) -> SeenGateways:
+        """Read what the gateways have counted, in one round trip."""
+        now = int(look.now // _SPAN_SECONDS)
+        fields = list(SeenGateways.model_fields)
+        spans = [keys.gateway_outcomes(span) for span in (now - 1, now)]
+        found = look.replies(spans, lambda key: [("hmget", key, [None] * len(fields), *fields)])
+        counts = [[look.number(raw, key) for raw in raws] for key, (raws,) in zip(spans, found, strict=True)]
+        return SeenGateways(**{field: sum(each) for field, *each in zip(fields, *counts, strict=True)})
+
+
+WATCH = GatewayWatch()
