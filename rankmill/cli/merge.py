@@ -9,7 +9,9 @@ import click
 
 from rankmill.cli import options
 from rankmill.cli.show import echo
+from rankmill.cli.standard_output import new_table
 from rankmill.jobs.contract.errors import ExitCode
+from rankmill.producer.files.formats.parquet import PARQUET
 from rankmill.producer.files.inputs import without_hidden
 from rankmill.producer.files.shards import merge
 from rankmill.producer.files.stores.paths import AnyPath, matches
@@ -26,13 +28,15 @@ def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bo
     checks that each shard is there exactly once, and that all were made from the same input with the same
     options.
     """
-    output = asked.output
-    options.new_table(output, "shards are not ranked", force=force)
     paths = [path for shard in shards for path in _there(shard)]
-    merged = merge(paths, output)
-    echo(f"{merged.rows:,} rows of {len(paths)} shards are in {output}")
+    with new_table(asked, PARQUET, "shards are not ranked", force=force) as (output, form):
+        merged = merge(paths, output, form)
+    pipes = output != asked.output
+    place = "on standard output" if pipes else f"in {output}"
+    echo(f"{merged.rows:,} rows of {len(paths)} shards are {place}", err=pipes)
     if merged.row_errors:
-        echo(f"{merged.row_errors:,} rows have no score; {output}.errors.jsonl says which and why")
+        why = "" if pipes else f"; {output}.errors.jsonl says which and why"
+        echo(f"{merged.row_errors:,} rows have no score{why}", err=pipes)
         sys.exit(ExitCode.ROW_ERRORS)
 
 

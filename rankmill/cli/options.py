@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from rankmill.cli.common import CONTEXT
 from rankmill.cli.exits import clean_exit
-from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.runtime.limits import cores
@@ -32,8 +32,6 @@ from rankmill.producer.files.stores.paths import AnyPath, as_path, is_url
 
 if TYPE_CHECKING:
     import redis
-
-    from rankmill.producer.files.outputs import OutputFormat
 
 _WAIT_SECONDS = 5
 
@@ -278,7 +276,9 @@ class NewTable(CommandOptions):
     """A file of rows that the command makes."""
 
     output: StoredPath
-    """File to write: .parquet, .csv, .tsv or .jsonl."""
+    """File to write: .parquet, .csv, .tsv or .jsonl; or - for standard output."""
+    output_format: Column | None = None
+    """Format of the output.  [default: as its name ends; of standard output as the input]"""
 
 
 def of(model: type[CommandOptions], called: str = "asked") -> Option:
@@ -382,26 +382,6 @@ class _FileOrObject(click.Path):
 
 PATH = _FileOrObject(path_type=Path)
 """Type of an argument or option that names a file."""
-
-
-def new_table(output: AnyPath, why: str, *, force: bool) -> OutputFormat:
-    """The format of a file of rows that a command makes at `output`.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written, or would be a TREC run; `why` says why it must not be one.
-    """
-    from rankmill.producer.files.formats.trec import TREC  # late: pyarrow is slow to import
-    from rankmill.producer.files.outputs import OutputFormat, check_target
-
-    form = OutputFormat()
-    check_target(output, form)
-    if form.of(output) is TREC:
-        raise InputError(f"{output}: {why}; name a .parquet, .csv, .tsv or .jsonl file")
-    if output.exists() and not force:
-        raise InputError(f"{output} exists already; replace it with --force or name another with -o")
-    return form
 
 
 def require_plots() -> None:

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rankmill.cli.options import NewTable
 from rankmill.cli.show import echo
-from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.contract.errors import InputError, RankmillError
 from rankmill.jobs.contract.file_request import STANDARD_STREAM, FileRequest
+from rankmill.producer.files.stores.paths import AnyPath
 
 if TYPE_CHECKING:
+    from rankmill.producer.files.formats.base import Format
+    from rankmill.producer.files.outputs import OutputFormat
     from rankmill.score.summary import Summary
 
 _SHOWN_ERRORS = 10
@@ -39,16 +43,10 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
     """
     for name in ("rows_per_part", "force", "restart"):
         if request.is_given(name):
-            raise click.UsageError(f"--{name.replace('_', '-')} has no effect with -o -, which is no file")
-    from rankmill.producer.files.formats.table import of_ending  # late: pyarrow is slow to import
-
-    kind = request.output_format or _kind_of_input(request)
-    form = of_ending(f".{kind}")
-    if form and not form.is_text and sys.stdout.isatty():
-        raise click.UsageError(f"-o -: a terminal does not show {kind}; name another --output-format")
-    with tempfile.TemporaryDirectory(prefix="rankmill-") as folder:
+            raise _without_effect(name)
+    with _temporary_file(request.output_format or _kind_of_input(request)) as file:
         try:
-            yield request.model_copy(update={"output": str(Path(folder) / f"output.{kind}")})
+            yield request.model_copy(update={"output": str(file)})
         except (RankmillError, KeyboardInterrupt) as error:
             if getattr(error, "__notes__", []):  # notes about scores that are kept in the folder
                 error.__notes__ = [_NOTE]
@@ -57,25 +55,92 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
 
 def pass_on(summary: Summary, *, quiet: bool) -> Summary:
     """Copy the output to standard output, and report rows without a score; returns its summary."""
-    if summary.errors_file and not quiet:
-        with Path(summary.errors_file).open() as file:
+    _copy(Path(summary.output), quiet=quiet)
+    return summary.model_copy(update={"output": STANDARD_STREAM, "errors_file": None})
+
+
+@contextmanager
+def new_table(
+    asked: NewTable, source: Format | None, why: str, *, force: bool
+) -> Iterator[tuple[AnyPath, OutputFormat]]:
+    """The file of rows that a command writes, and its format; ``-`` is a file that is copied at the end.
+
+    Raises
+    ------
+    UsageError
+        The output is standard output, and neither an option nor `source` gives its format.
+    InputError
+        The file cannot be written, or would be a TREC run; `why` says why it must not be one.
+    """
+    from rankmill.producer.files.outputs import OutputFormat  # late: pyarrow is slow to import
+
+    form = OutputFormat(asked.output_format)
+    if str(asked.output) != STANDARD_STREAM:
+        _check(asked.output, form, f"{asked.output}: {why}")
+        if asked.output.exists() and not force:
+            raise InputError(
+                f"{asked.output} exists already; replace it with --force or name another with -o"
+            )
+        yield asked.output, form
+        return
+    if force:
+        raise _without_effect("force")
+    with _temporary_file(asked.output_format or _one_kind([source])) as file:
+        _check(file, form, f"{asked.output}: {why}")
+        yield file, form
+        _copy(file, quiet=False)
+
+
+def _check(output: AnyPath, form: OutputFormat, why: str) -> None:
+    from rankmill.producer.files.formats.trec import TREC
+    from rankmill.producer.files.outputs import check_target
+
+    check_target(output, form)
+    if form.of(output) is TREC:
+        raise InputError(f"{why}; name a .parquet, .csv, .tsv or .jsonl file, or another --output-format")
+
+
+def _without_effect(option: str) -> click.UsageError:
+    return click.UsageError(f"--{option.replace('_', '-')} has no effect with -o -, which is not a file")
+
+
+@contextmanager
+def _temporary_file(kind: str) -> Iterator[Path]:
+    """The path of a file of a format that may go to standard output; it is deleted after the block."""
+    from rankmill.producer.files.formats.table import of_ending  # late: pyarrow is slow to import
+
+    form = of_ending(f".{kind}")
+    if form and not form.is_text and sys.stdout.isatty():
+        raise click.UsageError(f"-o -: a terminal does not show {kind}; name another --output-format")
+    with tempfile.TemporaryDirectory(prefix="rankmill-") as folder:
+        yield Path(folder) / f"output.{kind}"
+
+
+def _copy(output: Path, *, quiet: bool) -> None:
+    """Copy a file to standard output, and the beginning of its list of row errors to standard error."""
+    errors = output.with_name(f"{output.name}.errors.jsonl")
+    if errors.exists() and not quiet:
+        with errors.open() as file:
             for line in islice(file, _SHOWN_ERRORS):
                 error = json.loads(line)
                 echo(f"row {error['row']} (counted from 0) has no score: {error['error']}", err=True)
-    with Path(summary.output).open("rb") as file:
-        shutil.copyfileobj(file, sys.stdout.buffer)
+    with output.open("rb") as data:
+        shutil.copyfileobj(data, sys.stdout.buffer)
     sys.stdout.buffer.flush()
-    return summary.model_copy(update={"output": STANDARD_STREAM, "errors_file": None})
 
 
 def _kind_of_input(request: FileRequest) -> str:
     """The format of the input's files, if they all have the same and it can be written."""
     from rankmill.producer.files.inputs import find_files
 
-    kinds = set()
-    if request.inputs and not request.reads_stdin:
-        kinds = {file.format.name for file in find_files(request.inputs) if file.format}
-    kinds = {{"json": "jsonl", "arrows": "arrow"}.get(kind, kind) for kind in kinds}
+    is_found = request.inputs and not request.reads_stdin
+    return _one_kind([file.format for file in find_files(request.inputs)] if is_found else [])
+
+
+def _one_kind(formats: list[Format | None]) -> str:
+    """The format for standard output, where the input has these formats."""
+    names = {form.name for form in formats if form}
+    kinds = {{"json": "jsonl", "arrows": "arrow"}.get(name, name) for name in names}
     if len(kinds) != 1:
         raise click.UsageError("-o - needs a format: --output-format jsonl, csv, tsv, parquet, arrow or trec")
     return kinds.pop()

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill.cli.main import rankmill
+from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.source import cut_range, shard_range
 from tests.conftest import Server, score_file
 from tests.harness.models.tiny import make_bert
@@ -94,6 +95,18 @@ def test_merged_shards_are_the_output_of_one_command(parts: Path, tmp_path: Path
     assert [each["row"] for each in errors] == [4, 40]
     assert merge(parts / "[12].parquet", "-o", tmp_path / "out.csv").exit_code == 3  # a glob in quotes
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 52
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_shards_are_merged_into_standard_output(parts: Path, tmp_path: Path, kind: str) -> None:
+    done = merge(*(parts / f"{n}.parquet" for n in (1, 2)), "-o", "-", "--output-format", kind)
+    assert done.exit_code == 3
+    (tmp_path / f"out.{kind}").write_bytes(done.stdout_bytes)
+    assert open_reader(tmp_path / f"out.{kind}").survey(find_nulls=False).rows == 51
+    assert "51 rows of 2 shards are on standard output" in done.stderr
+    assert "row 4 (counted from 0) has no score: " in done.stderr
+    refused = merge(parts / "1.parquet", parts / "2.parquet", "-o", "-", "--force")
+    assert (refused.exit_code, "--force has no effect with -o -" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

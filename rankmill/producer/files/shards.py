@@ -55,7 +55,7 @@ def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
     return {_NUMBER: str(shard[0]), _OF: str(shard[1]), _WHOLE: digest}
 
 
-def merge(paths: Sequence[AnyPath], target: AnyPath) -> MergeSummary:
+def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> MergeSummary:
     """Merge all shards of an output, in the order of the input; lists of row errors are merged as well.
 
     A folder in `paths` stands for the parts in it.
@@ -74,7 +74,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath) -> MergeSummary:
     errors = target.with_name(f"{target.name}.errors.jsonl")
     rows = row_errors = first = 0
     with whole_file(target) as partial, tempfile.TemporaryFile("w+b") as listed:
-        writer = OutputFormat().writer(partial, target, pieces[0].schema, "score")
+        writer = form.writer(partial, target, pieces[0].schema, "score")
         for piece in pieces:
             first = rows if piece.part == 1 else first  # the lists count the rows of a shard
             row_errors += _copy_errors(piece.path, first, listed)

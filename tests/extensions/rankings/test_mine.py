@@ -350,6 +350,20 @@ def test_ms_marcos_triples_have_no_header(tmp_path: Path) -> None:
     assert output.read_text() == "q1\ta\td\nq1\ta\te\n", done.output
 
 
+def test_standard_output_has_only_the_rows(tmp_path: Path) -> None:
+    """In the scored file's format, or in the one that is named; never as a TREC run."""
+    table, options = graded(tmp_path / "scored.parquet"), ["--min-relevance", 2, "--num-negatives", 2]
+    rows = mined(table, tmp_path / "expected.jsonl")
+    done = run(table, *options, "-o", "-", "--output-format", "jsonl")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == rows
+    assert "queries are on standard output" in done.stderr
+    done = run(table, *options, "-o", "-")
+    assert pq.read_table(pa.BufferReader(done.stdout_bytes)).to_pylist() == rows
+    refused = run(table, "-o", "-", "--output-format", "trec")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "-: training data is not a TREC run; name a .parquet" in refused.stderr
+
+
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "csv.gz"])
 def test_every_table_is_mined_alike(tmp_path: Path, ending: str) -> None:
     """As evaluate reads them; a row without a score is no negative, and a missing label no judgement."""

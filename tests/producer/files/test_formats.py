@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import polars as pl
@@ -121,6 +122,28 @@ def test_an_arrow_file_that_was_cut_is_refused(tmp_path: Path, ending: str, cut:
     path.write_bytes(whole + whole)
     if ending == ".arrows":
         with pytest.raises(InputError, match="not a whole Arrow file"):
+            read_all(path)
+
+
+@pytest.mark.parametrize("ending", [".arrow", ".arrows", ".parquet"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_types_that_arrow_cannot_cast_are_refused(tmp_path: Path, ending: str, is_inside: bool) -> None:
+    """Arrow 26 casts a list view to a list of other values. Parquet has only list views."""
+    durations = pa.array([timedelta(1), None, timedelta(2)], pa.duration("ns"))
+    views = [pa.list_view(pa.int64()), pa.large_list_view(pa.duration("s"))]
+    columns = [pa.array([[3], None, []], kind) for kind in views]
+    if ending != ".parquet":
+        columns += [pa.RunEndEncodedArray.from_arrays([2, 3], durations[1:])]
+    for column in columns:
+        inner = pa.StructArray.from_arrays([column], ["inside"]) if is_inside else column
+        table = pa.table({"query": ["q"] * 3, "passage": ["p"] * 3, "other": inner})
+        path = tmp_path / f"a{ending}"
+        if ending == ".parquet":
+            pq.write_table(table, path)
+        else:
+            with (pa.ipc.new_file if ending == ".arrow" else pa.ipc.new_stream)(path, table.schema) as writer:
+                writer.write_table(table)
+        with pytest.raises(InputError, match=rf"a{ending}: column 'other' holds .* write plain lists"):
             read_all(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +14,7 @@ from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.cli.show import echo
+from rankmill.cli.standard_output import new_table
 from rankmill.extensions.rankings.mine import Mined, Rules, mine, read_scored
 from rankmill.extensions.rankings.training_data import Corpus, Form, text_keys, training_rows, with_rows
 from rankmill.jobs.contract.errors import InputError
@@ -20,7 +22,7 @@ from rankmill.jobs.contract.file_request import Columns, Files, OnDuplicate
 from rankmill.producer.files.corpus.datasets import source_path
 from rankmill.producer.files.corpus.texts import TextFields
 from rankmill.producer.files.formats.delimited import TSV, TsvWriter
-from rankmill.producer.files.formats.table import split_ending
+from rankmill.producer.files.formats.table import format_of, split_ending
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.writing import whole_file
@@ -121,39 +123,45 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
     RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any scored run: then name its
     --qrels, --queries and --corpus. It is scored once, and can be mined with any options.
     """
-    output, form = asked.output, asked.format
-    target = options.new_table(output, "training data is no TREC run", force=force)
-    source = asked.source(scored)
-    ids = read_scored(scored, asked.score_column, source_path(asked.qrels, "qrels") if asked.qrels else None)
-    keys = text_keys(source, ids)
-    found = list(mine(ids, asked.rules, keys))
-    used = with_rows(found, form, asked.num_negatives)
-    table = training_rows(used, ids, source, form, with_scores=asked.with_scores)
-    if not len(table):
-        raise InputError(f"{scored}: no negatives are left; are the margins or thresholds too strict?")
-    with whole_file(output) as partial:
-        writer = _writer(partial, target, output, table.schema, form)
-        writer.write(table)
-        writer.close({})
+    form = asked.format
+    with new_table(asked, format_of(scored), "training data is not a TREC run", force=force) as (
+        output,
+        target,
+    ):
+        source = asked.source(scored)
+        qrels = source_path(asked.qrels, "qrels") if asked.qrels else None
+        ids = read_scored(scored, asked.score_column, qrels)
+        keys = text_keys(source, ids)
+        found = list(mine(ids, asked.rules, keys))
+        used = with_rows(found, form, asked.num_negatives)
+        table = training_rows(used, ids, source, form, with_scores=asked.with_scores)
+        if not len(table):
+            raise InputError(f"{scored}: no negatives are left; are the margins or thresholds too strict?")
+        with whole_file(output) as unfinished:
+            writer = _writer(unfinished, target, output, table.schema, form)
+            writer.write(table)
+            writer.close({})
+    say = partial(echo, err=output != asked.output)
     queries = ids["query_id"].nunique()
-    echo(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are in {output}")
-    echo(_positives(used, ids, asked.min_relevance))
+    place = f"in {output}" if output == asked.output else "on standard output"
+    say(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are {place}")
+    say(_positives(used, ids, asked.min_relevance))
     if line := _same_texts(found) if keys else f"texts are not compared, as {scored} has none":
-        echo(line)
+        say(line)
     for files, columns in source.taken.items() if isinstance(source, Corpus) else ():
-        echo(f"{files}: {columns}")
+        say(f"{files}: {columns}")
     if len(used) < queries:
-        echo(
+        say(
             f"without rows: {queries - len(found):,} queries that have no scored relevant passage, and "
             f"{len(found) - len(used):,} that have too few negatives"
         )
 
 
-def _writer(partial: Path, target: OutputFormat, output: AnyPath, schema: pa.Schema, form: Form) -> Writer:
+def _writer(unfinished: Path, target: OutputFormat, output: AnyPath, schema: pa.Schema, form: Form) -> Writer:
     """The output's writer; MS MARCO's triples of ids have no header."""
     if form == "msmarco" and target.of(output) is TSV:
-        return TsvWriter(partial, schema, split_ending(output)[1], header=False)
-    return target.writer(partial, output, schema, "score")
+        return TsvWriter(unfinished, schema, split_ending(output)[1], header=False)
+    return target.writer(unfinished, output, schema, "score")
 
 
 def _same_texts(found: list[Mined]) -> str:

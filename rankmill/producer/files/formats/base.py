@@ -207,6 +207,23 @@ def line_blocks(
         yield line, rest
 
 
+def check_types(path: AnyPath, schema: pa.Schema) -> None:
+    """Raise `InputError` if a column has, at any depth, a type that Arrow cannot cast, or casts wrong."""
+    for field in schema:
+        if _is_uncastable(field.type):
+            raise InputError(
+                f"{path}: column {field.name!r} holds {field.type}, which cannot be read; write plain lists "
+                "in place of list views, and plain values in place of run-end-encoded ones"
+            )
+
+
+def _is_uncastable(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_list_view, pa.types.is_large_list_view, pa.types.is_run_end_encoded)
+    inner = (kind.field(place).type for place in range(kind.num_fields))
+    return any(test(kind) for test in tests) or any(map(_is_uncastable, inner))
+
+
 def is_empty(path: AnyPath) -> InputError:
     """The error for a file without any content, not even the names of its columns."""
     return InputError(f"{path}: is empty; write it again, or leave it out of the input")

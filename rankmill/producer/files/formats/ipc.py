@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, first_null, text_of
+from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, check_types, first_null, text_of
 from rankmill.producer.files.formats.text import refuse, undictionaried
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
@@ -69,6 +69,7 @@ class ArrowReader:
                 file.seek(0)
                 is_file = start == MAGIC
                 schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(file).schema
+                check_types(self._path, schema)
                 file.seek(0)
                 places = [place for place, name in enumerate(schema.names) if name in set(wanted)]
                 one = [*range(len(schema))][:1]  # without a column, there would be no rows to count

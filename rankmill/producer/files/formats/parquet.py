@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, first_null, text_of
+from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, check_types, first_null, text_of
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
@@ -119,12 +119,14 @@ def _open(path: AnyPath) -> pq.ParquetFile:
         file = pq.ParquetFile(
             open_random(path), buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
         )
-        _ = file.schema_arrow.names
-        return file
+        schema = file.schema_arrow
+        _ = schema.names
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path}: not a whole Parquet file (truncated or damaged?): {text_of(error)}"
         ) from None
+    check_types(path, schema)
+    return file
 
 
 @contextmanager

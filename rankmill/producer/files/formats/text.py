@@ -70,8 +70,6 @@ def values_for_text(column: pa.ChunkedArray) -> list[Any]:
 
 def _holds_durations(kind: pa.DataType) -> bool:
     kind = undictionaried(kind)
-    if any(test(kind) for test in _NOT_CAST):
-        return False
     inner = (kind.field(place).type for place in range(kind.num_fields))
     return bool(pa.types.is_duration(kind)) or any(map(_holds_durations, inner))
 
@@ -139,9 +137,6 @@ def without_times(kind: pa.DataType) -> pa.DataType:
         return pa.list_(without_times(kind.value_type), kind.list_size)
     return kind
 
-
-_NOT_CAST = (pa.types.is_list_view, pa.types.is_large_list_view, pa.types.is_run_end_encoded)
-"""Nested types whose values Arrow cannot cast."""
 
 _LISTS = ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list))
 
