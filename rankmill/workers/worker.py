@@ -110,6 +110,7 @@ class ScoringWorker(RQWorker):
     """
 
     _doing: Doing = ""
+    _doing_seconds: float | None = None
     _warms_up = False
 
     def run(self, options: WorkOptions) -> bool:
@@ -271,9 +272,9 @@ class ScoringWorker(RQWorker):
         finally:
             self._tell("")
 
-    def _tell(self, doing: Doing) -> None:
-        """Send a heartbeat at once, which says what this worker does."""
-        self._doing = doing
+    def _tell(self, doing: Doing, seconds: float | None = None) -> None:
+        """Send a heartbeat at once, which says what this worker does, and about how long in all."""
+        self._doing, self._doing_seconds = doing, seconds
         self._orders.news.set()
 
     def _spec(self, model: str) -> ScoreSpec:
@@ -290,6 +291,7 @@ class ScoringWorker(RQWorker):
             claim_ahead=self._claim_ahead,
             refusals=(*self._refusals.reasons(), *filter(None, self._orders.cold.values())),
             doing=self._doing,
+            doing_seconds=self._doing_seconds,
         )
 
     def _obstacle(self) -> str | None:

@@ -13,7 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rankmill.jobs.protocol.worker_report import queue_workers, worker_doings
+from rankmill.jobs.protocol.worker_report import (
+    SCORING_FIELD,
+    WorkerReport,
+    announce_worker,
+    queue_workers,
+    worker_doings,
+)
 from rankmill.producer.local.worker_watch import WorkerWatch
 from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models.tiny import cross_encoder
@@ -62,16 +68,29 @@ def test_the_load_of_a_model_is_shown_and_is_no_part_of_the_speed(
     slow = {"LOAD_SECONDS": "4", "FORWARDS": str(tmp_path / "forwards")}
     worker = workers(name="w", worker_class="tests.harness.misbehaving.MisbehavingWorker", environ=slow)
     process = start_command("score-file", source, *options(server, tiny_model), "--json")
-    wait_for(lambda: worker_doings(server.client, ["w"]) == {"loading"}, worker)
+    wait_for(lambda: worker_doings(server.client, ["w"]).keys() == {"loading"}, worker)
     watch = WorkerWatch(server.client, "rankmill", server.url, None)
     assert watch.doing() == "waiting for a worker"
     watch.look()
     assert watch.doing() == "loading the model"
     done = json.loads(process.communicate(timeout=120)[0])
-    assert worker_doings(server.client, ["w"]) == frozenset()
+    assert worker_doings(server.client, ["w"]) == {}
     assert done["load_seconds"] > 3.5
     scoring = done["seconds"] - done["startup_seconds"] - done["load_seconds"]
     assert done["pairs_per_second"] == pytest.approx(200 / scoring, rel=0.05)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(None, ""), (21.0, ": about 20 s"), (0.5, ": about 5 s")])
+def test_a_model_s_first_proof_is_shown_with_its_time_once_that_is_known(
+    server: Server, seconds: float | None, said: str
+) -> None:
+    server.client.sadd("rq:workers:rankmill", "rq:worker:w")
+    server.client.hset("rq:worker:w", mapping={"birth": "x", "queues": "rankmill", SCORING_FIELD: 1})
+    report = WorkerReport(device="cpu", started=1.0, beat=1.0, doing="proving", doing_seconds=seconds)
+    announce_worker(server.client, "w", report, 60)
+    watch = WorkerWatch(server.client, "rankmill", server.url, None)
+    watch.look()
+    assert watch.doing() == f"proving the model's scores, once on each host{said}"
 
 
 def test_the_output_says_how_it_was_made(source: Path, shared_queue: Server, tiny_model: Path) -> None:

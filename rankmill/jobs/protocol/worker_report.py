@@ -86,8 +86,8 @@ class WorkerReport(WireModel):
         Reasons why the worker leaves some models or runs to other workers now.
     drained
         Whether the worker takes no new chunks.
-    doing
-        Why the worker does not score yet.
+    doing, doing_seconds
+        Why the worker does not score yet, and about how many seconds that takes in all; ``None`` if unknown.
     pace
         Padded tokens that a second of forward has scored lately; ``None`` if none were scored.
     answers
@@ -115,6 +115,7 @@ class WorkerReport(WireModel):
     refusals: tuple[str, ...] = ()
     drained: bool = False
     doing: Doing = ""
+    doing_seconds: Seconds | None = None
     pace: Annotated[float, Field(ge=0)] | None = None
     answers: tuple[Answer, ...] = ()
     resident_bytes: Count = 0
@@ -226,10 +227,10 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
     )
 
 
-def worker_doings(client: redis.Redis, names: Iterable[str]) -> frozenset[Doing]:
-    """What the workers `names` do instead of scoring."""
+def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, float | None]:
+    """What the workers `names` do instead of scoring, and about how many seconds that takes, if known."""
     reports = known_reports(client, names).values()
-    return frozenset(report.doing for report in reports if report and report.doing)
+    return {report.doing: report.doing_seconds for report in reports if report and report.doing}
 
 
 def _died(client: Any, name: str) -> bool:

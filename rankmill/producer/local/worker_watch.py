@@ -9,13 +9,16 @@ import redis
 
 from rankmill.jobs.contract.errors import InputError, RedisUnavailable, WireError
 from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
-from rankmill.jobs.protocol.worker_report import queue_workers, worker_doings, worker_reports
+from rankmill.jobs.protocol.worker_report import Doing, queue_workers, worker_doings, worker_reports
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
 
-_STEPS = {"proving": "proving the model's scores (once on each host)", "loading": "loading the model"}
+_STEPS: dict[Doing, str] = {
+    "proving": "proving the model's scores, once on each host",
+    "loading": "loading the model",
+}
 """What a worker does before its first scores, in words; the first that one of them does is shown."""
 
 _LOOK_SECONDS = 1.0
@@ -88,7 +91,7 @@ class WorkerWatch:
             self._doing_until = system.monotonic() + _LOOK_SECONDS
             with suppress(RedisUnavailable), waiting(most=0):
                 found = worker_doings(self._client, self._names)
-                steps = [words for step, words in _STEPS.items() if step in found]
+                steps = [_in_words(step, found[step]) for step in _STEPS if step in found]
                 self._doing = steps[0] if steps else "waiting for the first scores"
         return self._doing
 
@@ -124,3 +127,7 @@ class WorkerWatch:
         except WireError:  # of another format; rankmill status shows it
             return False
         return bool(reports) and all(report.drained for report in reports)
+
+
+def _in_words(step: Doing, seconds: float | None) -> str:
+    return _STEPS[step] + (f": about {max(round(seconds / 5), 1) * 5} s" if seconds else "")

@@ -54,6 +54,14 @@ _LARGEST = 4 << 30
 _CHOSEN = 16
 """Outputs that are checked by name and by number, if a model has more."""
 
+_SOME, _OVERHEAD = 6, 32
+"""Probes, the longest first, by whose time transformers' others are estimated; one costs as much as its own
+and this many more tokens.
+"""
+
+_WHOLE = 1.25
+"""What is left of a proof then takes this many times as long as the other probes."""
+
 _LONGEST = 160
 """Most characters of an error in a proof."""
 
@@ -129,12 +137,13 @@ def load_proven(
     backend: str,
     cache_dir: str,
     copies: ModelCopies | None = None,
-    on_proof: Callable[[], None] = lambda: None,
+    on_proof: Callable[[float | None], None] = lambda _: None,
 ) -> Loaded:
     """Load a model, and check its scores or take this host's kept proof.
 
     The parameters are as in `rankmill.workers.models.loading.load`; `on_proof` is called when the model is
-    loaded. The first backend, precision and way that passes is taken.
+    loaded, and with about how many seconds a new proof takes in all, as soon as that is known. The first
+    backend, precision and way that passes is taken.
 
     Raises
     ------
@@ -159,9 +168,9 @@ def load_proven(
                 raise
             tries = "; ".join(map(str, failed))
             raise WorkerError(f"model {spec.model} would not get its own scores: {tries}") from None
-        on_proof()
+        on_proof(None)
         with one_line(spec):
-            proving = Proving(spec, loaded, cache_folder(cache_dir))
+            proving = Proving(spec, loaded, cache_folder(cache_dir), on_proof)
             for way in proving.ways:
                 proof = proving.proof(way)
                 if proof.holds:
@@ -193,9 +202,18 @@ class Proving:
         The loaded model of the spec.
     folder
         The cache folder.
+    on_proof
+        As in `load_proven`.
     """
 
-    def __init__(self, spec: ScoreSpec, loaded: Loaded, folder: Path) -> None:
+    def __init__(
+        self,
+        spec: ScoreSpec,
+        loaded: Loaded,
+        folder: Path,
+        on_proof: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._on_proof, self._began = on_proof, system.monotonic()
         self._spec = ScoreSpec(
             model=spec.model,
             prompt_template=spec.prompt_template,
@@ -483,7 +501,8 @@ class Proving:
             if large:
                 model.cast("bf16" if rounds else backend.precision, backend.device, rounding)
             tokens = [model.tokens(probe, self._length) for probe in SCORED]
-            logits = _logits(model, tokens)
+            is_only = not large and (backend.device, backend.precision) == ("cpu", "fp32")
+            logits = _logits(model, tokens, on_some=self._tell_seconds if is_only else None)
             first = next(row for row in tokens if row["input_ids"])
             over = [model.tokens(probe, self._limit)["input_ids"] for probe in over_the_limit(self._limit)]
             own = Own(
@@ -497,16 +516,22 @@ class Proving:
                 longest=max(len(row["input_ids"]) for row in tokens),
                 drift=_largest(model.logits([first])[0] - logits[tokens.index(first)]),
             )
-            if not large and (backend.device, backend.precision) == ("cpu", "fp32"):
+            if is_only:
                 return own, 0.0
             if large and not rounds:
                 found = _logits(model, tokens[1:], tokens[0])
             else:
                 model.cast(backend.precision, backend.device, rounding)
-                found = _logits(model, tokens)[1:]
+                found = _logits(model, tokens, on_some=self._tell_seconds)[1:]
             return own, _largest(found - logits[1:])
         finally:
             model.close()
+
+    def _tell_seconds(self, left: float) -> None:
+        """Tell how long the proof takes in all; transformers takes `left` more seconds."""
+        seconds = system.monotonic() - self._began + _WHOLE * left
+        logger.info("proving %s, once on this host, takes about %.0f s", self._spec.model, seconds)
+        self._on_proof(seconds)
 
 
 @contextmanager
@@ -521,10 +546,25 @@ def _alone(file: Path) -> Iterator[None]:
             locked.close()
 
 
-def _logits(model: Any, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
-    """Logits ``[probes, outputs]``; NaN for a probe without tokens."""
+def _logits(
+    model: Any,
+    tokens: list[dict[str, list[int]]],
+    *beside: Any,
+    on_some: Callable[[float], None] | None = None,
+) -> Logits:
+    """Logits ``[probes, outputs]``; NaN for a probe without tokens.
+
+    `on_some` is called after `_SOME` probes, with about how many seconds the others take.
+    """
     places = [place for place, row in enumerate(tokens) if row["input_ids"]]
-    found = model.logits([tokens[place] for place in places], *beside)
+    began = system.monotonic()
+    parts = [model.logits([tokens[place] for place in places[:_SOME]], *beside)]
+    if rest := [tokens[place] for place in places[_SOME:]]:
+        if on_some:
+            costs = [len(tokens[place]["input_ids"]) + _OVERHEAD for place in places]
+            on_some((system.monotonic() - began) * sum(costs[_SOME:]) / sum(costs[:_SOME]))
+        parts.append(model.logits(rest, *beside))
+    found = np.concatenate(parts)
     logits = np.full((len(tokens), found.shape[1]), np.nan, np.float32)
     logits[places] = found
     return logits

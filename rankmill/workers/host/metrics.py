@@ -243,6 +243,7 @@ def report(
     refusals: tuple[str, ...],
     answers: tuple[Answer, ...],
     doing: Doing = "",
+    doing_seconds: float | None = None,
 ) -> WorkerReport:
     """The worker's report, from the same metrics that Prometheus reads."""
     found = {
@@ -266,6 +267,7 @@ def report(
         drained=bool(whole("rankmill_drained")),
         answers=answers,
         doing=doing,
+        doing_seconds=doing_seconds,
         pace=_recent_pace(),
         models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),

@@ -264,12 +264,12 @@ def test_a_worker_that_warms_up_is_waited_for_and_ends_at_once(
     workers(name="w", environ={**seconds, "LOAD_SECONDS": "4"}, **slow)
     client = Client(server.url, model=specs[0].model, no_workers_seconds=None)
     run = client.submit([("how", "far")])
-    wait_for(lambda: worker_doings(server.client, ["w"]) == {"loading"})
+    wait_for(lambda: worker_doings(server.client, ["w"]).keys() == {"loading"})
     patient = Client(server.url, model=specs[0].model, no_workers_seconds=0.5)
     assert np.isfinite(patient.score([("a", "cat")], timeout=60)).all()
     assert np.isfinite(run.scores(timeout=60)).all()
     gone = workers(name="gone", environ={**seconds, "LOAD_SECONDS": "600"}, **slow)
-    wait_for(lambda: worker_doings(server.client, ["gone"]) == {"loading"}, gone)
+    wait_for(lambda: worker_doings(server.client, ["gone"]).keys() == {"loading"}, gone)
     gone.terminate()
     assert gone.wait(timeout=30) == 0
     assert "gone" not in queue_workers(server.client, "rankmill").scoring

@@ -591,6 +591,20 @@ def test_several_outputs_are_scored_by_a_graph_too(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, own_scores(model), atol=1e-4)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_how_long_a_first_proof_takes_is_told_once_that_is_known(tmp_path: Path, precision: str) -> None:
+    spec = ScoreSpec.model_validate({"model": str(make_bert(tmp_path / "model")), "precision": precision})
+    told: list[float | None] = []
+    for expected in (2, 3):  # the second time it has been proven
+        load_proven(spec, "cpu", "torch", str(tmp_path / "cache"), on_proof=told.append)
+        assert len(told) == expected
+    begun, seconds, again = told
+    assert begun is None
+    assert seconds is not None
+    assert seconds > 0
+    assert again is None
+
+
 def test_the_demo_model_ships_with_what_transformers_makes_of_it(tmp_path: Path, monkeypatch: Patch) -> None:
     shipped = proving.Shipped.model_validate(read_json(proving.DEMO_FIGURES))
     now = figures()
