@@ -4,12 +4,16 @@ This module has the names that services import and that RQ looks up. Each name i
 so that a command which only starts workers imports none of them.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing that of typing would take most of the time
 
 if TYPE_CHECKING:
-    from rankmill.extensions.runners.store import score_file
-    from rankmill.extensions.runners.submitted import AsyncSubmittedFile, SubmittedFile
+    from typing import Any
+
+    from rankmill.extensions.runners.store import score_file as score_file
+    from rankmill.extensions.runners.submitted import AsyncSubmittedFile as AsyncSubmittedFile
+    from rankmill.extensions.runners.submitted import SubmittedFile as SubmittedFile
     from rankmill.jobs.contract.errors import (
         ConfigError,
         ConnectionFailed,
@@ -47,7 +51,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "AsyncScoringRun",
-    "AsyncSubmittedFile",
     "Classified",
     "Client",
     "ConfigError",
@@ -79,11 +82,9 @@ __all__ = [
     "ScoringWorker",
     "StillWaiting",
     "StoreError",
-    "SubmittedFile",
     "WireError",
     "WrongScores",
     "score_chunk",
-    "score_file",
     "score_pairs",
 ]
 
@@ -105,9 +106,8 @@ _HOMES = {
     "score_pairs": "jobs.protocol.job_functions",
 }
 
-
-_OF_EXTENSIONS = frozenset({"AsyncSubmittedFile", "SubmittedFile", "score_file"})
-"""Names that an extension adds, by the seam ``rankmill.names``."""
+_OF_EXTENSIONS = ("AsyncSubmittedFile", "SubmittedFile", "score_file")
+"""Names that an extension adds, by the seam ``rankmill.names``; ``import *`` has only the core's."""
 
 
 def __getattr__(name: str) -> Any:
@@ -118,7 +118,9 @@ def __getattr__(name: str) -> Any:
         try:
             return load("rankmill.names", name)
         except KeyError:
-            raise ImportError(f"{__name__}.{name} is of an extension that is not installed here") from None
+            raise ImportError(f"{__name__}.{name} comes with an extension that is not installed here") from None
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

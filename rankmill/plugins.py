@@ -10,6 +10,7 @@ Nothing is imported before it is needed. A name in brackets behind it is the ext
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution, entry_points
 from typing import Any, Literal
@@ -47,24 +48,39 @@ Seam = Literal[
 
 
 @cache
-def _named(seam: Seam) -> dict[str, EntryPoint]:
-    named: dict[str, EntryPoint] = {}
+def _named(seam: Seam) -> dict[str, list[EntryPoint]]:
+    """What packages add to a seam, ours first; packages that use one name have one entry each."""
+    named: dict[str, list[EntryPoint]] = {}
     _ours()
     for point in sorted(
         entry_points(group=seam), key=lambda point: (_package(point) != "rankmill", point.name)
     ):
-        other = named.setdefault(point.name, point)
-        if other.value != point.value:
-            raise ConfigError(
-                f"two packages add {point.name!r} to {seam}: {_package(other)} and {_package(point)}; "
-                "uninstall one of them"
-            )
+        same_name = named.setdefault(point.name, [])
+        if point.value not in [other.value for other in same_name]:
+            same_name.append(point)
     return named
 
 
+def _only(points: list[EntryPoint]) -> EntryPoint:
+    """The entry point of a name; raises `ConfigError` if several packages add the name."""
+    point, *others = points
+    if others:
+        raise ConfigError(
+            f"two packages add {point.name!r} to {point.group}: {_package(point)} and {_package(others[0])}; "
+            "uninstall one of them"
+        )
+    return point
+
+
 def names(seam: Seam) -> list[str]:
-    """The names that installed packages add to a seam, ours first."""
-    return list(_named(seam))
+    """The names that installed packages add to a seam, ours first.
+
+    Raises
+    ------
+    ConfigError
+        Two packages add the same name.
+    """
+    return [_only(points).name for points in _named(seam).values()]
 
 
 def load(seam: Seam, name: str) -> Any:
@@ -77,19 +93,38 @@ def load(seam: Seam, name: str) -> Any:
     ConfigError
         The plugin cannot be imported; the message says what to install.
     """
-    ours = (point for point in _ours() if (point.group, point.name) == (seam, name))
-    point = next(ours, None) or _named(seam)[name]
-    try:
-        return point.load()
-    except Exception as error:  # whatever the code of others raises, a KeyError among it
-        extra = next(iter(point.extras), None)
-        way = f"{install_line(extra)} installs it" if extra else f"repair or uninstall {_package(point)}"
-        raise ConfigError(f"{name!r} of {seam} cannot be imported ({error}); {way}") from error
+    ours = [point for point in _ours() if (point.group, point.name) == (seam, name)]
+    return _load(ours or _named(seam)[name])
 
 
 def load_all(seam: Seam) -> list[Any]:
     """Import all that packages add to a seam, ours first; raises as `load`."""
     return [load(seam, name) for name in names(seam)]
+
+
+def load_each(seam: Seam) -> Iterator[tuple[str, str, Any]]:
+    """Name, package and object of each plugin of a seam, ours first.
+
+    The object of a plugin that cannot be imported is the `ConfigError` of `load`.
+    """
+    for name, points in _named(seam).items():
+        try:
+            plugin = _load(points)
+        except ConfigError as error:
+            plugin = error
+        yield name, _package(points[0]), plugin
+
+
+def _load(points: list[EntryPoint]) -> Any:
+    point = _only(points)
+    try:
+        return point.load()
+    except Exception as error:  # whatever the code of others raises, a KeyError among it
+        extra = next(iter(point.extras), None)
+        way_out = f"{install_line(extra)} installs it" if extra else f"repair or uninstall {_package(point)}"
+        raise ConfigError(
+            f"{point.name!r} of {point.group} cannot be imported ({error}); {way_out}"
+        ) from error
 
 
 @cache

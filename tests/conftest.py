@@ -172,8 +172,8 @@ def without_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_core(point: EntryPoint) -> bool:
         return not point.value.startswith("rankmill.extensions")
 
-    def named(seam: plugins.Seam) -> dict[str, EntryPoint]:
-        return {name: point for name, point in every(seam).items() if is_core(point)}
+    def named(seam: plugins.Seam) -> dict[str, list[EntryPoint]]:
+        return {name: points for name, points in every(seam).items() if all(map(is_core, points))}
 
     monkeypatch.setattr(plugins, "_named", named)
     monkeypatch.setattr(plugins, "_ours", lambda: filter(is_core, ours()))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib.metadata import EntryPoint
 
 import click
 
 from rankmill.cli.common import CONTEXT, version
 from rankmill.jobs.contract.errors import ConfigError
-from rankmill.plugins import load, names
+from rankmill.plugins import load_each
 
 Listed = tuple[str, str, str]
 """Facts about a command: its purpose, the first line of its help, and ``MODULE:FUNCTION``."""
@@ -46,21 +46,45 @@ Exit codes:
   130  interrupted"""
 
 
-def listed_commands() -> dict[str, Listed]:
-    """All commands by name, the core's first; extensions add theirs through ``rankmill.commands``.
+def listed_commands() -> tuple[dict[str, Listed], list[str]]:
+    """All commands by name, the core's first, and a line for each package whose commands cannot be listed.
 
     Raises
     ------
     click.UsageError
-        An extension cannot be imported.
+        This code is not the one that is installed.
     """
     commands = dict(_CORE)
+    problems: list[str] = []
     try:
-        for extension in names("rankmill.commands"):
-            added: dict[str, Listed] = load("rankmill.commands", extension)
-            commands |= {name: command for name, command in added.items() if name not in commands}
+        for extension, package, added in load_each("rankmill.commands"):
+            if isinstance(added, ConfigError):
+                problems.append(str(added))
+            elif not _is_listing(added):
+                repair = f"repair or uninstall {package}"
+                problems.append(
+                    f"{extension!r} of rankmill.commands is not a dictionary of commands; {repair}"
+                )
+            else:
+                commands |= {name: facts for name, facts in added.items() if name not in commands}
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+    return commands, problems
+
+
+def _is_listing(added: object) -> bool:
+    """Whether what a package adds has the three facts of `Listed` for each command."""
+    return isinstance(added, dict) and all(
+        isinstance(name, str) and isinstance(facts, tuple) and [*map(type, facts)] == [str] * 3
+        for name, facts in added.items()
+    )
+
+
+def _commands() -> dict[str, Listed]:
+    """All commands; says on standard error what cannot be listed."""
+    commands, problems = listed_commands()
+    for problem in problems:
+        click.echo(f"rankmill: {problem}", err=True)
     return commands
 
 
@@ -71,7 +95,7 @@ def _purposes(commands: dict[str, Listed]) -> list[str]:
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        commands = listed_commands()
+        commands, _ = listed_commands()
         purposes = _purposes(commands)
         return sorted(commands, key=lambda name: purposes.index(commands[name][0]))
 
@@ -85,15 +109,22 @@ class _Commands(click.Group):
             raise click.NoSuchCommand(error.command_name, possibilities=possibilities, ctx=ctx) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command = _CORE.get(cmd_name) or listed_commands().get(cmd_name)
-        if command is None:
+        listed = _CORE.get(cmd_name) or _commands().get(cmd_name)
+        if listed is None:
             return None
-        module, _, function = command[2].partition(":")
-        found: click.Command = getattr(import_module(module), function)
-        return found
+        try:
+            command: click.Command = EntryPoint(cmd_name, listed[2], "rankmill.commands").load()
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from error
+        except Exception as error:
+            if cmd_name in _CORE:
+                raise
+            reason = f"{listed[2]} cannot be imported ({error}); repair or uninstall its package"
+            raise click.UsageError(reason) from error
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        commands = listed_commands()
+        commands = _commands()
         width = max(map(len, commands))
         for purpose in _purposes(commands):
             rows = [(name.ljust(width), text) for name, (of, text, _) in commands.items() if of == purpose]

@@ -5,12 +5,12 @@ metrics.
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from http import HTTPStatus
 from typing import get_args
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from rankmill.cluster.backlog import RUNS, Backlog, Backlogs
 from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
 from rankmill.cluster.usage import UsageMetrics
 from rankmill.cluster.verdict import fault_kinds, verdict
-from rankmill.cluster.watch import Gauge, ask_extensions, watches
+from rankmill.cluster.watch import Gauge, ask_extensions, checked_gauges, watches
 from rankmill.jobs.protocol.accounts import Entry, read_accounts
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
@@ -237,8 +237,20 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
         ("rankmill_jobs_set_aside", "Jobs that could not be read, in the last week; at most 100.", (),
          {(): len(cluster.set_aside)}),
     ]  # fmt: skip
-    seen = [cluster.extensions.get(name, watch.nothing) for name, watch in watches().items()]
-    return [*itertools.starmap(Gauge, own), *(gauge for each in seen for gauge in each.gauges())]
+    gauges = {name: Gauge(name, *rest) for name, *rest in own}
+    for extension, watch in watches().items():
+        with suppress(Exception):  # a fault names an extension that fails, as soon as the cluster is read
+            for gauge in checked_gauges(cluster.extensions.get(extension, watch.nothing)):
+                if gauges.setdefault(gauge.name, gauge) is not gauge:
+                    _warn_once(
+                        f"{gauge.name} of extension {extension} is left out: another metric has this name"
+                    )
+    return list(gauges.values())
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 def _memory(cluster: Snapshot) -> dict[tuple[str, ...], float]:

@@ -6,6 +6,7 @@ An extension subclasses `Watch`, and `Seen` for what it reads of the cluster; wh
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 from wsgiref.types import WSGIApplication
@@ -17,12 +18,15 @@ from rankmill.cluster.look import Look
 from rankmill.jobs.contract.errors import ConfigError, RankmillError
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.plugins import load, names
+from rankmill.plugins import load_each
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 T = TypeVar("T")
+
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 logger = logging.getLogger(__name__)
 
@@ -141,14 +145,12 @@ class Broken(Seen):
 def watches() -> dict[str, Watch]:
     """What the installed extensions add, by their names; one that cannot be imported adds a fault."""
     found: dict[str, Watch] = {}
-    for name in names("rankmill.watch"):
-        try:
-            watch = load("rankmill.watch", name)
-            if not isinstance(watch, Watch):
-                raise ConfigError(f"{name!r} of rankmill.watch is {watch!r:.60}, not an object of a Watch")
+    for name, _, watch in load_each("rankmill.watch"):
+        if isinstance(watch, Watch):
             found[name] = watch
-        except ConfigError as error:
-            found[name] = _BrokenWatch(name, str(error))
+        else:
+            wrong = watch if isinstance(watch, ConfigError) else f"{watch!r:.60} is not an object of a Watch"
+            found[name] = _BrokenWatch(name, str(wrong))
     return found
 
 
@@ -177,12 +179,24 @@ def _seen(name: str, watch: Watch, look: Look) -> Seen:
         kinds = {fault.kind for fault in seen.faults()} - {"extension", *watch.kinds}
         if kinds:
             raise ValueError(f"{', '.join(sorted(kinds))} is not among the kinds of its faults")
-        _ = [*seen.queues(), *seen.lines(), *seen.gauges(), seen.model_dump_json()]
+        _ = [*seen.queues(), *seen.lines(), *checked_gauges(seen), seen.model_dump_json()]
     except (redis.RedisError, OSError):
         raise
     except Exception as error:
         return Broken(name=name, reason=_reason(error))
     return seen
+
+
+def checked_gauges(seen: Seen) -> list[Gauge]:
+    """The gauges of an extension; raises `ValueError` if one is not a metric of Prometheus."""
+    gauges = seen.gauges()
+    for name, _, labels, samples in gauges:
+        if not (_METRIC.fullmatch(name) and all(map(_LABEL.fullmatch, labels))):
+            raise ValueError(f"gauge {name!r:.60} or one of its labels has a name that Prometheus refuses")
+        if any(len(values) != len(labels) for values in samples):
+            raise ValueError(f"gauge {name} has samples without a value for each label")
+        _ = [float(value) for value in samples.values()]
+    return gauges
 
 
 def ask_extensions(question: Callable[[Watch], T]) -> Iterator[T]:

@@ -7,13 +7,16 @@ from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import PrivateAttr
 
 from rankmill import plugins
 from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import ClusterView, exporter_app, exporter_registry
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.verdict import fault_kinds, verdict
-from rankmill.cluster.watch import ClusterFault, Seen, Watch
+from rankmill.cluster.watch import ClusterFault, Gauge, Seen, Watch
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.connection import impatient
 from tests.conftest import Server
@@ -24,6 +27,23 @@ class Odd(Seen):
 
     def faults(self) -> Iterator[ClusterFault]:
         yield ClusterFault(kind="odd", text="odd", remedy="none")
+
+
+class Plots(Seen):
+    """Has gauges."""
+
+    _shown: list[Gauge] = PrivateAttr(default_factory=list)
+
+    def gauges(self) -> list[Gauge]:
+        return self._shown
+
+
+class Gauges(Watch):
+    """Has gauges, also before it has looked."""
+
+    def __init__(self, *gauges: Gauge) -> None:
+        self.nothing = plots = Plots()  # type: ignore[misc]
+        plots._shown.extend(gauges)
 
 
 class Raises(Watch):
@@ -46,18 +66,11 @@ class SeesOdd(Watch):
 @pytest.fixture
 def add(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Adds a watch of another package, or an error of its import."""
-    named, load = plugins.names, plugins.load
+    installed = list(plugins.load_each("rankmill.watch"))
 
     def install(watch: object) -> None:
-        def loaded(seam: plugins.Seam, name: str) -> Any:
-            if name != "stranger":
-                return load(seam, name)
-            if isinstance(watch, Exception):
-                raise watch
-            return watch
-
-        monkeypatch.setattr("rankmill.cluster.watch.names", lambda seam: [*named(seam), "stranger"])
-        monkeypatch.setattr("rankmill.cluster.watch.load", loaded)
+        added = [*installed, ("stranger", "its-package", watch)]
+        monkeypatch.setattr("rankmill.cluster.watch.load_each", lambda seam: added)
 
     return install
 
@@ -89,6 +102,30 @@ def test_a_watch_that_fails_is_a_fault_and_all_else_is_shown(
     told = {record.getMessage() for record in caplog.records}
     warning = "extension stranger fails and is left out: RuntimeError: its own bug"
     assert told == ({warning} if isinstance(watch, Raises) else set())
+
+
+@pytest.mark.parametrize(
+    ("gauge", "reason"),
+    [
+        (Gauge("its pairs", "Pairs.", (), {(): 1}), "gauge 'its pairs' or one of its labels has a name"),
+        (Gauge("its_pairs", "Pairs.", ("a b",), {("x",): 1}), "gauge 'its_pairs' or one of its labels"),
+        (Gauge("its_pairs", "Pairs.", ("a",), {("x", "y"): 1}), "samples without a value for each label"),
+        (Gauge("its_pairs", "Pairs.", (), {(): "many"}), "could not convert string to float"),  # type: ignore[dict-item]
+        (Gauge("rankmill_workers", "Its own.", (), {(): 1}), ""),
+    ],
+)
+def test_a_gauge_that_prometheus_refuses_leaves_all_others(
+    gauge: Gauge, reason: str, server: Server, add: Any
+) -> None:
+    add(Gauges(gauge))
+    registry = exporter_registry(ClusterView(server.client))
+    text = generate_latest(registry).decode()
+    names = [family.name for family in text_string_to_metric_families(text)]
+    assert len(names) == len(set(names))
+    assert registry.get_sample_value("rankmill_redis_up") == 1
+    assert registry.get_sample_value("rankmill_workers", {"state": "idle"}) == 0
+    faults = verdict(read_cluster(server.client)).faults
+    assert [reason in fault.text for fault in faults] == [True] * bool(reason)
 
 
 def test_a_kind_that_is_just_worse_than_an_unknown_one_is_the_last(add: Any) -> None:

@@ -27,7 +27,8 @@ def raised(kind: type) -> Iterator[str]:
 
 
 def test_every_documented_error_is_imported_from_the_package() -> None:
-    classes = [found for name in rankmill.__all__ if inspect.isclass(found := getattr(rankmill, name))]
+    public = [*rankmill.__all__, *rankmill._OF_EXTENSIONS]
+    classes = [found for name in public if inspect.isclass(found := getattr(rankmill, name))]
     named = {name for kind in classes for name in raised(kind)}
     assert {"RunTimeout", "RunFailed", "ConfigError", "RunExpired"} <= named
     assert [
@@ -56,7 +57,16 @@ def test_a_type_checker_finds_wrong_calls_in_a_project_without_stubs(tmp_path: P
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.usefixtures("without_extensions")
+def test_all_names_are_there_without_extensions() -> None:
+    names: dict[str, object] = {}
+    exec("from rankmill import *", names)
+    assert {"Client", "RunFailed", "score_pairs"} <= names.keys() == {*rankmill.__all__, "__builtins__"}
+    with pytest.raises(ImportError, match="SubmittedFile comes with an extension that is not installed"):
+        rankmill.SubmittedFile  # noqa: B018
+
+
 def test_the_package_imports_nothing_before_a_name_is_used() -> None:
-    code = "import sys, rankmill; print(sorted(name for name in sys.modules if name.startswith('rankmill')))"
+    code = "import sys; before = set(sys.modules); import rankmill; print(sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['rankmill']"
+    assert done.stdout.strip() == "['__future__', 'rankmill']"

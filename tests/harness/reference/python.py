@@ -28,6 +28,8 @@ they are used.
 
 """
 
+_PUBLIC = sorted({*rankmill.__all__, *rankmill._OF_EXTENSIONS})
+
 _FIRST = (
     "Client",
     "CrossEncoder",
@@ -62,9 +64,7 @@ _INHERITED = {
 
 def page() -> str:
     """The page."""
-    others = [
-        name for name in rankmill.__all__ if name not in _FIRST and not _is_error(getattr(rankmill, name))
-    ]
+    others = [name for name in _PUBLIC if name not in _FIRST and not _is_error(getattr(rankmill, name))]
     names = [*_FIRST, *others]
     names += _TESTING
     contents = "\n".join(f"- [{name}](#{name.lower()}): {_first_line(name)}" for name in names)
@@ -176,7 +176,7 @@ def _errors() -> str:
     """Every error that a caller may meet."""
     rows = ["| error | exit code of a command | when |", "| --- | --- | --- |"]
     for name, found in vars(errors).items():
-        if name in rankmill.__all__:
+        if name in _PUBLIC:
             first = (inspect.getdoc(found) or "").split("\n\n")[0]
             rows.append(f"| `{name}` | {int(found.exit_code)} | {_inline(' '.join(first.split()))} |")
     about = "Each is a `RankmillError`, with a message of one line: `from rankmill import RunTimeout`."
