@@ -118,7 +118,9 @@ def __getattr__(name: str) -> Any:
         try:
             return load("rankmill.names", name)
         except KeyError:
-            raise ImportError(f"{__name__}.{name} comes with an extension that is not installed here") from None
+            raise ImportError(
+                f"{__name__}.{name} comes with an extension that is not installed here"
+            ) from None
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from inspect import isclass, iscode, isfunction, ismodule, unwrap
 from itertools import chain
@@ -175,6 +176,9 @@ def without_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
     def named(seam: plugins.Seam) -> dict[str, list[EntryPoint]]:
         return {name: points for name, points in every(seam).items() if all(map(is_core, points))}
 
+    for module in ("rankmill.cli.status", "rankmill.cli.wait"):  # they make options of extensions' settings
+        import_module(module)
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(plugins, "_named", named)
     monkeypatch.setattr(plugins, "_ours", lambda: filter(is_core, ours()))
 

@@ -26,7 +26,7 @@ ROOMS = {
         "system": "clocks, threads, disks",
     }),
     "rankmill.workers": ("scoring", "c", {
-        "worker": "puts a worker together", "offline": "without a queue", "queue": "claims, chunks, heartbeat",
+        "worker": "puts a worker together", "queue": "claims, chunks, heartbeat",
         "rq": "all that is RQ's", "engine": "pipeline, budget, cache", "models": "sources, loading, tokenizer",
         "backends": "torch, openvino, onnx, mlx", "batches": "planner, tokens", "host": "device, memory, metrics",
     }),

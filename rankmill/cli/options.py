@@ -27,7 +27,7 @@ from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import set_up
-from rankmill.jobs.runtime.settings import Settings, load_settings, merge_settings
+from rankmill.jobs.runtime.settings import Settings, extension_settings, load_settings, merge_settings
 from rankmill.producer.files.stores.paths import AnyPath, as_path, is_url
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ REDIS_OR_EMBEDDED = "REDIS_URL, else an embedded server and workers"
 
 HELP = {
     "model": "Hub id, local directory, NAME@VERSION or NAME@ALIAS in the registry, or 'demo'.",
-    "registry": "Folder or URL of the registry.",
     "revision": "Branch, tag or commit on the hub.",
     "precision": "Number format the model computes in; auto: the best for the worker's hardware.",
     "max_length": "Most tokens in a pair; longer pairs are truncated.",
@@ -60,9 +59,6 @@ HELP = {
     "queue": "Name of the queue.",
     "tenant": "Owner of the run; waiting tenants get equal numbers of pairs.",
     "weight": "Share of the tenant; weight 2 gets twice the pairs of weight 1.",
-    "file_queue": "Name of the queue of submitted runs.",
-    "runner_read": "Folders and URLs that runs may read from, separated by commas.",
-    "runner_write": "Folders and URLs that runs may write to, separated by commas.",
     "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest worker, 16 to 16,384.",
     "workers": "Worker processes on this host; auto: one for each GPU, more where it waits for them; else 1.",
     "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
@@ -84,7 +80,6 @@ _NONE = {
     "truncation_side": "as the model's tokenizer does",
     "max_passage_tokens": "the model's limit",
     "redis_url": "REDIS_URL",
-    "registry": "RANKMILL_REGISTRY",
     "warm": "none",
     "tenant": "none",
     "exporter_hosts": "none",
@@ -93,8 +88,6 @@ _NONE = {
 
 _FLAGS = {
     "redis_url": "--redis",
-    "runner_read": "--read",
-    "runner_write": "--write",
     "exporter_address": "--address",
     "exporter_hosts": "--hosts",
 }
@@ -183,7 +176,7 @@ def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **de
     def wrap(function: Function) -> Function:
         @functools.wraps(function)
         def run(*args: Any, config: str | None, **given: Any) -> None:
-            values = {name: given.pop(name) for name in taken}
+            values = {name: given.pop(name, None) for name in taken}
             if given.pop("verbose", False):
                 values["log_level"] = "debug"
             if logs and given.get("quiet"):
@@ -201,7 +194,8 @@ def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **de
 def flags(*names: str, **defaults: str) -> Option:
     """Add ``--config``, and flags that override the settings called `names`.
 
-    The keys of `defaults` are flags too; their values replace the default that --help shows.
+    The keys of `defaults` are flags too; their values replace the default that --help shows. A setting of an
+    extension that is not installed gets no flag.
     """
 
     def wrap(function: Function) -> Function:
@@ -209,24 +203,33 @@ def flags(*names: str, **defaults: str) -> Option:
             "--config", metavar="FILE", help="YAML file of settings.  [default: RANKMILL_CONFIG]"
         )(function)
         for name in reversed([*names, *defaults]):
-            function = _setting(name, defaults.get(name))(function)
+            if field := _field(name):
+                function = _setting(name, field, defaults.get(name))(function)
         return function
 
     return wrap
 
 
-def _setting(name: str, default: str | None) -> Option:
-    kind = Settings.model_fields[name].annotation
+def _field(name: str) -> FieldInfo | None:
+    """The field of a setting; ``None`` if the setting is of an extension that is not installed."""
+    if name in Settings.model_fields:
+        return Settings.model_fields[name]
+    added = extension_settings()
+    return added[name].model_fields[name] if name in added else None
+
+
+def _setting(name: str, field: FieldInfo, default: str | None) -> Option:
+    kind, text = field.annotation, field.description or HELP[name]
     if kind is bool:
-        shown = f"{HELP[name]}  [default: {DEFAULTS[name]}]"
+        shown = f"{text}  [default: {DEFAULTS[name]}]"
         return click.option(f"--{name.replace('_', '-')}", name, is_flag=True, default=None, help=shown)
     words, takes_number = _values(kind)
-    default = default or _NONE.get(name) or str(DEFAULTS[name])
+    default = default or _NONE.get(name) or str(DEFAULTS[name] or f"RANKMILL_{name.upper()}")
     return click.option(
         _FLAGS.get(name, f"--{name.replace('_', '-')}"),
         name,
         metavar=_SHOWN.get(name) or "|".join([*words, *(["N"] if takes_number else [])]) or "TEXT",
-        help=f"{HELP[name]}  [default: {default}]",
+        help=f"{text}  [default: {default}]",
         shell_complete=lambda context, option, begun: [word for word in words if word.startswith(begun)],
     )
 

@@ -39,8 +39,8 @@ def status(run_id: str | None, settings: Settings, **how: bool) -> None:
         run = find_watched(client, settings, run_id)
         if run is None:
             raise RunExpired(
-                f"there is no submitted run {run_id}: it ended more than {settings.file_run_ttl:,} s ago "
-                "(file_run_ttl), the server has lost its data, or there never was one"
+                f"there is no submitted run {run_id}: it has expired, the server has lost its data, or there "
+                "never was one"
             )
         found = run.status()
         echo(json_of(found.data) if how["as_json"] else found.text)

@@ -5,6 +5,7 @@ metrics.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import logging
 from collections import Counter
@@ -237,7 +238,7 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
         ("rankmill_jobs_set_aside", "Jobs that could not be read, in the last week; at most 100.", (),
          {(): len(cluster.set_aside)}),
     ]  # fmt: skip
-    gauges = {name: Gauge(name, *rest) for name, *rest in own}
+    gauges = {gauge.name: gauge for gauge in itertools.starmap(Gauge, own)}
     for extension, watch in watches().items():
         with suppress(Exception):  # a fault names an extension that fails, as soon as the cluster is read
             for gauge in checked_gauges(cluster.extensions.get(extension, watch.nothing)):

@@ -18,6 +18,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from rankmill import Client, SubmittedFile
+from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, RunnerError
@@ -59,7 +60,7 @@ def start(client: Client, queue: Server, runners: StartRunner, home: Home) -> An
     def start(**roots: str) -> Any:
         own = {f"RANKMILL_RUNNER_{use.upper()}": value for use, value in roots.items()}
         defaults = {"RANKMILL_RUNNER_READ": ".", "RANKMILL_RUNNER_WRITE": "."}
-        return runners(queue, "--file-queue", client.settings.file_queue, cwd=home.work,
+        return runners(queue, "--file-queue", client.settings.of(RunnerSettings).file_queue, cwd=home.work,
                        environ={**defaults, **own})  # fmt: skip
 
     return start
@@ -69,7 +70,11 @@ def enqueued(
     client: Client, request: dict[str, Any], run_id: str | None = None, **order: Any
 ) -> SubmittedFile:
     """A run that somebody enqueues by hand, who needs no release of rankmill."""
-    queue = Queue(client.settings.file_queue, connection=client.store.redis, serializer=JSONSerializer)
+    queue = Queue(
+        client.settings.of(RunnerSettings).file_queue,
+        connection=client.store.redis,
+        serializer=JSONSerializer,
+    )
     asked = {"request": request, "spec": {"model": "demo", **order.pop("spec", {})}, **order}
     return on_server(client.store, client.settings).handle(
         queue.enqueue("rankmill.score_file", asked, job_id=run_id).id

@@ -29,7 +29,7 @@ from tests.harness.environ import ENVIRON
 _MODULES = (
     "rankmill.producer.local.supervisor",
     "rq.cli",
-    "rankmill.workers.offline",
+    "rankmill.extensions.lab.offline",
 )
 """What rankmill starts as ``python -m``."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -250,3 +251,26 @@ def test_another_package_has_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings(environ=environ).of(MineSettings)
     shown = CliRunner().invoke(config, ["show"], env={"RANKMILL_MINE_SIZE": "8"})
     assert "mine_size: 8" in shown.stdout
+
+
+class SameName(ExtensionSettings):
+    """A setting of another package, with a name that rankmill has."""
+
+    queue: str = "mine"
+
+
+def test_a_setting_with_the_name_of_one_of_rankmill_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = r"queue: tests\.jobs\.test_settings has a setting of this name, and so has rankmill; rename it"
+    with pytest.raises(ConfigError, match=told):
+        load_settings(environ={}).of(SameName)
+    monkeypatch.setattr(plugins, "load_all", lambda seam: [SameName])
+    with pytest.raises(ConfigError, match=told):
+        extension_settings()
+    monkeypatch.setattr(plugins, "load_all", lambda seam: [MineSettings, type("Other", (MineSettings,), {})])
+    with pytest.raises(ConfigError, match=r"mine_size: .* and so has another extension"):
+        extension_settings()
+
+
+def test_settings_of_extensions_survive_a_pickle() -> None:
+    settings = load_settings({"registry": "/models"}, environ={})
+    assert pickle.loads(pickle.dumps(settings)).environ()["RANKMILL_REGISTRY"] == "/models"

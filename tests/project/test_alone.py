@@ -36,9 +36,22 @@ def test_a_client_scores_and_says_that_it_cannot_submit_files() -> None:
 @pytest.mark.parametrize("name", ["AsyncSubmittedFile", "SubmittedFile", "score_file"])
 def test_a_name_that_an_extension_has_is_missed_in_one_line(name: str) -> None:
     with pytest.raises(
-        ImportError, match=rf"^rankmill\.{name} is of an extension that is not installed here$"
+        ImportError, match=rf"^rankmill\.{name} comes with an extension that is not installed here$"
     ):
         getattr(face, name)
+
+
+def test_all_other_names_can_be_imported() -> None:
+    names: dict[str, object] = {}
+    exec("from rankmill import *", names)
+    assert {"Client", "RunFailed", "score_pairs"} <= names.keys() == {*face.__all__, "__builtins__"}
+
+
+def test_commands_have_no_options_of_extensions() -> None:
+    for command in ("status", "wait"):
+        done = CliRunner().invoke(rankmill, [command, "--help"])
+        assert "--redis" in done.output
+        assert "--file-queue" not in done.output
 
 
 def test_help_lists_the_commands_of_the_core() -> None:

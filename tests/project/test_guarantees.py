@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from rankmill.jobs.runtime.settings import Settings, WorkerSettings
+from rankmill.jobs.runtime.settings import Settings, extension_settings
 from tests.harness.reference.shown import promises, rows, shown_by
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +36,7 @@ def test_settings_metrics_and_alerts_have_these_names() -> None:
     alerts = yaml.safe_load((ROOT / "configs" / "prometheus" / "alerts.yml").read_text())
     known = {rule.get("alert") for group in alerts["groups"] for rule in group["rules"]}
     assert {word for word in words if word.startswith("Rankmill")} <= known
-    ours = {*Settings.model_fields, *WorkerSettings.model_fields}
+    ours = {*Settings.model_fields, *extension_settings()}
     named = {word for word in words if re.fullmatch(r"\w+_(seconds|retries|ttl)|window", word)}
     assert named
     assert named <= ours

@@ -21,6 +21,7 @@ import pytest
 import redis
 
 from rankmill.cluster.snapshot import read_cluster
+from rankmill.extensions.registry.settings import RegistrySettings
 from rankmill.jobs.contract.job import worker_command as command_for_people
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
 from rankmill.producer.local import supervisor
@@ -316,12 +317,12 @@ def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) ->
         "heartbeat_seconds": 0.5, "lease_seconds": 3, "model_cache_size": 9, "model_cache_gib": 0.25,
         "model_idle_seconds": 12.0, "warm": ("a", "b"), "cache_dir": "/elsewhere", "log_level": "debug",
         "log_format": "json", "metrics_address": "none", "threads": 3,
-        "registry": "/models", "cache_gib": 5.0, "deterministic": True,
+        "cache_gib": 5.0, "deterministic": True,
     }  # fmt: skip
     alone = {"all_labels": True}  # not with a label
     kind = {"inputs": "texts"}  # not with what is for pairs
     assert {*other, *alone, *kind} == WorkerSettings.model_fields.keys()
-    ours = load_settings(other, environ={})
+    ours = load_settings({**other, "registry": "/models"}, environ={})
     labelled = load_settings({**alone, **kind}, environ={})
     defaults = load_settings(environ={})
     (tmp_path / "stray.yaml").write_text("model_cache_gib: 1\nmax_length: 9\n")
@@ -337,4 +338,6 @@ def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) ->
             assert getattr(labelled if name in {*alone, *kind} else ours, name) != getattr(defaults, name), (
                 name
             )
-    assert load_settings(environ=worker_environs(ours)[0]).threads == 3
+    alone_in_it = load_settings(environ=worker_environs(ours)[0])
+    assert alone_in_it.threads == 3
+    assert alone_in_it.of(RegistrySettings).registry == "/models"

@@ -20,7 +20,7 @@ from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.extensions.gateway.scoring import ServedModels
 from rankmill.extensions.runners.record import FileRun
 from rankmill.extensions.runners.runner import Runner
-from rankmill.extensions.runners.store import FileRunStore
+from rankmill.extensions.runners.store import open_store
 from rankmill.extensions.runners.submitted import SubmittedFile
 from rankmill.jobs.contract.errors import OutputError, RankmillError, RunCancelled, RunExpired, RunFailed
 from rankmill.jobs.runtime.settings import Sourced
@@ -93,7 +93,7 @@ def keep(cluster: Cluster, *, clock: float = 0.0) -> None:
 
     def main() -> None:
         client = cluster.world.redis.client(settings.redis_wait_seconds)
-        Runner(FileRunStore(client, settings.file_queue, settings.file_run_ttl), settings).work()
+        Runner(open_store(client, settings), settings).work()
 
     process = cluster.world.process(f"runner-{len(cluster.runners) + 1}", main, clock=clock)
     process.disk = cluster.disk

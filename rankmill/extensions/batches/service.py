@@ -34,7 +34,7 @@ from rankmill.extensions.gateway.score_request import within
 from rankmill.extensions.gateway.scoring import ServedModel
 from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.extensions.runners.record import new_file_run_id
-from rankmill.extensions.runners.store import FileRunStore
+from rankmill.extensions.runners.store import open_store
 from rankmill.jobs.contract.errors import RunExpired
 from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
 from rankmill.jobs.model_names import ModelNames
@@ -110,8 +110,8 @@ class Batches:
         assert self._own.gateway_files
         self._folder = files_folder(self._own.gateway_files)
         client = client_for(redis_url, settings.redis_wait_seconds)
-        self._store = BatchStore(client, settings.file_run_ttl)
-        self._runs = FileRunStore(client, settings.file_queue, settings.file_run_ttl)
+        self._runs = open_store(client, settings)
+        self._store = BatchStore(client, self._runs.ttl)
 
     @property
     def most_bytes(self) -> int:

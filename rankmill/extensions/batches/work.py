@@ -28,6 +28,7 @@ from rankmill.extensions.batches.records import (
 from rankmill.extensions.gateway.refusals import WrongFile, row_reason, told, unscorable
 from rankmill.extensions.runners.orders import Keep, Score
 from rankmill.extensions.runners.record import FileRun
+from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
 from rankmill.jobs.contract.file_run import RunOutcome
@@ -249,7 +250,7 @@ class BatchOrders:
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
         """Score a batch, and write its files."""
         with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
-            BatchWork(run, BatchStore(client, settings.file_run_ttl), score, keep).do()
+            BatchWork(run, BatchStore(client, settings.of(RunnerSettings).file_run_ttl), score, keep).do()
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
         """The reason why a batch failed, without the paths of its files, which its caller does not know."""

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
+from rankmill.extensions.lab.ask import ask
 from rankmill.extensions.lab.pairs import Pairs, fingerprint
 from rankmill.extensions.lab.precision import REFERENCE, Measured, compare, score_sample
 from rankmill.jobs.contract.errors import ConfigError, OutputError
@@ -26,7 +27,6 @@ from rankmill.jobs.runtime.hosts import require_worker_packages, thread_environ
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
-from rankmill.producer.local.offline import ask, worker_settings
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
@@ -84,11 +84,10 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], fol
         "spec": {name: getattr(settings, name) for name in ("model", "revision", "max_length")},
         "queries": queries,
         "passages": passages,
-        "settings": worker_settings(settings),
         "folder": str(folder),
     }
-    environ = {**os.environ, **thread_environ(threads)}
-    return Calibrated.model_validate(ask("calibrate", request, "calibration", environ=environ))
+    answer = ask("calibrate", request, "calibration", settings, environ=thread_environ(threads))
+    return Calibrated.model_validate(answer)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rankmill.extensions.registry.documents import parse_reference
 from rankmill.extensions.registry.registry import Registry
+from rankmill.extensions.registry.settings import RegistrySettings
 from rankmill.extensions.registry.versions import VersionStore, kept_versions
 from rankmill.jobs.cache import KeptFolder
 from rankmill.jobs.contract.errors import ConfigError, RegistryAway
@@ -27,7 +28,7 @@ class RegistryModels:
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
-        self._url = settings.registry
+        self._url = settings.of(RegistrySettings).registry
         self._registry = Registry(self._url) if self._url else None
 
     def owns(self, model: str) -> bool:

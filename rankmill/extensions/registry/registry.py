@@ -23,6 +23,7 @@ from rankmill.extensions.registry.documents import (
     Target,
     check_name,
 )
+from rankmill.extensions.registry.settings import RegistrySettings
 from rankmill.jobs.cache import file_digest
 from rankmill.jobs.contract.errors import (
     ConfigError,
@@ -146,11 +147,12 @@ class Registry:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The registry that the settings name; raises `ConfigError` if they do not name one."""
-        if not settings.registry:
+        url = settings.of(RegistrySettings).registry
+        if not url:
             raise ConfigError(
                 "no registry is named: give --registry or set RANKMILL_REGISTRY to its folder or URL"
             )
-        return cls(settings.registry)
+        return cls(url)
 
     def models(self) -> list[str]:
         """Names of all models with a version."""

@@ -34,6 +34,7 @@ from rankmill.extensions.gateway.http.responses import download
 from rankmill.extensions.gateway.keys.admission import check_model
 from rankmill.extensions.gateway.keys.api_keys import ApiKey
 from rankmill.extensions.gateway.refusals import Refusal, refusal_of
+from rankmill.extensions.lab.ask import ProcessFailed
 from rankmill.extensions.registry.aliases import (
     NotWarm,
     manifests,
@@ -54,7 +55,6 @@ from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
-from rankmill.producer.local.offline import ProcessFailed
 
 _TRIAL_SECONDS = 900.0
 
@@ -78,7 +78,8 @@ class RegistryPaths(Addition):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.store = RegistryStore(settings.registry) if settings.registry else None
+        url = settings.of(RegistrySettings).registry
+        self.store = RegistryStore(url) if url else None
 
     def attach(self, gateway: Gateway) -> None:
         if self.store:

@@ -1,4 +1,4 @@
-"""The registry's own settings."""
+"""The registry's settings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class RegistrySettings(ExtensionSettings):
-    """The setting of a registry behind a gateway: how large an uploaded model may be."""
+    """Settings of a registry: where it is, and how large a model may be that a gateway takes for it."""
 
+    of_workers = True
+
+    registry: str | None = Field(min_length=1, description="Folder or URL of the registry.")
     gateway_model_gib: float = Field(gt=0)

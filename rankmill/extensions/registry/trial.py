@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from rankmill.extensions.lab.ask import ask
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.local.offline import ask, worker_settings
 
 
 class TriedModel(BaseModel):
@@ -36,7 +36,8 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
         update={"model": str(folder.resolve()), "revision": None, "precision": "fp32"}
     )
     try:
-        answer = ask("trial", {"spec": spec.model_dump()}, f"the trial of {folder}", seconds=seconds)
+        request = {"spec": spec.model_dump()}
+        answer = ask("trial", request, f"the trial of {folder}", settings, seconds=seconds)
     except InputError as error:
         raise InputError(f"{folder} cannot be pushed: {error}") from None
     return TriedModel.model_validate(answer)
@@ -97,8 +98,8 @@ class Proven(BaseModel):
 def prove_model(settings: Settings, device: str) -> Proven:
     """Prove the settings' model on a device, or on ``all`` of this host; raises as `model_report`."""
     require_worker_packages()
-    request = {**_request(settings), "device": device}
-    return Proven.model_validate(ask("prove", request, "proving the model"))
+    request = {"spec": settings.spec().model_dump(), "device": device}
+    return Proven.model_validate(ask("prove", request, "proving the model", settings))
 
 
 def model_report(settings: Settings) -> ModelReport:
@@ -112,8 +113,5 @@ def model_report(settings: Settings) -> ModelReport:
         The process was killed.
     """
     require_worker_packages()
-    return ModelReport.model_validate(ask("report", _request(settings), "looking at the model"))
-
-
-def _request(settings: Settings) -> dict[str, object]:
-    return {"spec": settings.spec().model_dump(), "settings": worker_settings(settings)}
+    request = {"spec": settings.spec().model_dump()}
+    return ModelReport.model_validate(ask("report", request, "looking at the model", settings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankmill.extensions.runners.record import FileRun, new_file_run
+from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.extensions.runners.submitted import SubmittedFiles
 from rankmill.jobs.contract.file_request import FileOrder
@@ -41,4 +42,4 @@ class FakeFileStore(FileRunStore):
 
 def on_fake_server(store: Any, settings: Settings) -> SubmittedFiles:
     """The submitted runs of fake workers."""
-    return SubmittedFiles(FakeFileStore(store.files, settings.file_run_ttl))
+    return SubmittedFiles(FakeFileStore(store.files, settings.of(RunnerSettings).file_run_ttl))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from rankmill.extensions.runners.heartbeat import RunnerHeartbeat
 from rankmill.extensions.runners.orders import kind_of
 from rankmill.extensions.runners.record import FileRun
+from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.store import FileRunStore, RunLease, names_of
 from rankmill.extensions.runners.webhooks import WebhookSender
 from rankmill.extensions.runners.work import clear, drop, made, work_on
@@ -55,7 +56,7 @@ class Runner:
         self._store = store
         self._settings = settings
         self._heartbeat = RunnerHeartbeat(store, self.name, settings, self._interrupt)
-        self._webhooks = WebhookSender(store, settings)
+        self._webhooks = WebhookSender(store, settings.of(RunnerSettings))
         self._news = system.Event()
         self._stopping = self._working = False
         self._left: dict[str, tuple[float, int]] = {}

@@ -15,11 +15,13 @@ from rq.serializers import JSONSerializer
 
 from rankmill.extensions.runners import scripts
 from rankmill.extensions.runners.record import FileRun, new_file_run
+from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError, WrongWorkerError
 from rankmill.jobs.contract.file_request import FileOrder
 from rankmill.jobs.protocol.leases import Leases, hold, server_time
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 JOB_FUNCTION = "rankmill.score_file"
@@ -334,6 +336,12 @@ class FileRunStore:
         pipe.zremrangebyscore(keys.file_runs(), 0, now - self.ttl)
         pipe.zadd(keys.file_runs(), {run_id: now})
         pipe.expire(keys.file_runs(), self.ttl)
+
+
+def open_store(client: redis.Redis, settings: Settings) -> FileRunStore:
+    """The submitted runs of the queue that the settings name."""
+    own = settings.of(RunnerSettings)
+    return FileRunStore(client, own.file_queue, own.file_run_ttl)
 
 
 def names_of(refusals: dict[str, str]) -> str:

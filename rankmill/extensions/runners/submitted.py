@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from rankmill.extensions.runners.record import FileRun
-from rankmill.extensions.runners.store import FileRunStore
+from rankmill.extensions.runners.store import FileRunStore, open_store
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunCancelled, RunFailed
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -175,4 +175,4 @@ class SubmittedFiles:
 
 def on_server(store: RunStore, settings: Settings) -> SubmittedFiles:
     """The submitted runs on a server."""
-    return SubmittedFiles(FileRunStore(store.redis, settings.file_queue, settings.file_run_ttl))
+    return SubmittedFiles(open_store(store.redis, settings))

@@ -23,7 +23,7 @@ from rankmill.cluster.watch import (
     waiting,
 )
 from rankmill.extensions.runners.record import FileRun
-from rankmill.extensions.runners.store import WEBHOOK_SECONDS, FileRunStore
+from rankmill.extensions.runners.store import WEBHOOK_SECONDS, open_store
 from rankmill.extensions.runners.submitted import SubmittedFile, find_submitted
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.run import Progress
@@ -134,14 +134,14 @@ class RunnersWatch(Watch):
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
         """The submitted run with an id."""
-        found = find_submitted(_store(client, settings), run_id)
+        found = find_submitted(open_store(client, settings), run_id)
         return _Shown(found) if found else None
 
     def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns:
         """The submitted runs."""
         from rankmill.extensions.runners.show import submitted_table
 
-        store = _store(client, settings)
+        store = open_store(client, settings)
         latest = store.latest()
         waits = any(run.state == "waiting" for run in latest) and not store.runners()
         return ListedRuns("submitted", latest, submitted_table(latest, system.now(), without_runner=waits))
@@ -173,10 +173,6 @@ def _status(run: FileRun) -> RunStatus:
     from rankmill.extensions.runners.show import describe
 
     return RunStatus(describe(run), run, run.outcome.row_errors if run.outcome else 0)
-
-
-def _store(client: redis.Redis, settings: Settings) -> FileRunStore:
-    return FileRunStore(client, settings.file_queue, settings.file_run_ttl)
 
 
 WATCH = RunnersWatch()

@@ -16,10 +16,10 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from rankmill.extensions.runners.record import FileRun, Notice
+from rankmill.extensions.runners.settings import RunnerSettings, secret_key
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.runtime.logs import about
-from rankmill.jobs.runtime.passwords import mask_passwords, secret_key
-from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, Periodic, system
 
 _TIMEOUT = 10
@@ -46,7 +46,7 @@ class WebhookSender:
         The secret, the hosts, and how long to try. Without a secret or hosts, nothing is sent.
     """
 
-    def __init__(self, store: FileRunStore, settings: Settings) -> None:
+    def __init__(self, store: FileRunStore, settings: RunnerSettings) -> None:
         self._store = store
         self._secret = settings.webhook_secret
         self._hosts = settings.webhook_hosts

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from rankmill.extensions.runners.orders import kind_of
 from rankmill.extensions.runners.record import FileRun, Seal
+from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
     InputError,
@@ -226,8 +227,8 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
             raise RunnerError(f"{model}: no such model directory on this runner's host")
     if not order.webhook:
         return
-    host = urlsplit(order.webhook).hostname
-    if host not in settings.webhook_hosts:
+    host, own = urlsplit(order.webhook).hostname, settings.of(RunnerSettings)
+    if host not in own.webhook_hosts:
         raise RunnerError(f"webhook: webhook_hosts of this runner does not list {host}")
-    if not settings.webhook_secret:
+    if not own.webhook_secret:
         raise RunnerError("webhook: this runner has no webhook_secret to sign it with")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from base64 import b64decode
 from urllib.parse import parse_qs, quote, quote_plus, unquote, unquote_plus, urlsplit
 
 _MASK = "***"
@@ -54,26 +53,6 @@ def remember_url(url: str) -> None:
         return  # no server has this URL, and `mask_url` hides its passwords
     for password in found:
         remember_password(password)
-
-
-def read_secret(value: object) -> str | None:
-    """Check a webhook's secret and mask it from now on: ``whsec_`` and 24 to 64 bytes in base64; else
-    `ValueError`.
-    """
-    if value is None:
-        return None
-    remember_password(value)
-    if not 24 <= len(secret_key(str(value))) <= 64:
-        raise ValueError("a webhook's secret is whsec_ and 24 to 64 bytes in base64")
-    return str(value)
-
-
-def secret_key(secret: str) -> bytes:
-    """The bytes of a webhook's secret; empty if the secret is not valid."""
-    try:
-        return b64decode(secret.removeprefix("whsec_"), validate=True) if secret.startswith("whsec_") else b""
-    except ValueError:
-        return b""
 
 
 def mask_url(url: str) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -46,7 +46,7 @@ from rankmill.jobs.contract.spec import (
     inputs_fit,
     nearest,
 )
-from rankmill.jobs.runtime.passwords import mask_passwords, read_secret, without_line_end
+from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.yaml_files import read_yaml, shown
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -81,8 +81,6 @@ def _installed_backend(name: str) -> str:
 
 BackendName = Annotated[str, AfterValidator(_installed_backend)]
 
-WebhookSecret = Annotated[str | None, BeforeValidator(read_secret), BeforeValidator(without_line_end)]
-
 
 def _names(value: Any) -> Any:
     """Split names that are separated by commas, as in an environment variable."""
@@ -97,10 +95,37 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+@dataclass(frozen=True)
+class Sourced:
+    """The value of a setting before validation, and the place where it was set."""
+
+    value: Any
+    source: str
+
+
+class ExtensionSettings(BaseModel):
+    """Base of an extension's settings.
+
+    A package names its model in an entry point of the group ``rankmill.settings``; `WorkerSettings.of` reads
+    the settings where they are used. A field without a default has one in ``configs/base.yaml``. The
+    description of a field is the help of its option, if a command has one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    of_workers: ClassVar[bool] = False
+    """Whether workers read them, so that this host's workers get them from the process that starts them."""
+
+
+E = TypeVar("E", bound=ExtensionSettings)
+
+
 class WorkerSettings(BaseModel):
     """Settings of a worker; ``model`` to ``inputs`` are the spec to warm up with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # built when first used
+
+    _of_extensions: Mapping[str, Sourced] = PrivateAttr(default_factory=dict)
 
     model: str = Field(min_length=1)
     revision: str | None
@@ -134,7 +159,6 @@ class WorkerSettings(BaseModel):
     warm: Names
     cache_dir: str = Field(min_length=1)
     cache_gib: float | None = Field(gt=0)
-    registry: str | None = Field(min_length=1)
     log_level: LogLevel
     log_format: LogFormat
     metrics_address: str = Field(min_length=1)
@@ -150,6 +174,28 @@ class WorkerSettings(BaseModel):
             message = "must be at least twice heartbeat_seconds, which is {heartbeat}"
             raise PydanticCustomError("lease_too_short", message, {"heartbeat": heartbeat})
         return lease
+
+    def of(self, kind: type[E]) -> E:
+        """The settings of an extension.
+
+        Raises
+        ------
+        ConfigError
+            One is not valid, and the message names it and where it was set; or it has the name of another.
+        """
+        _check_names(kind)
+        defaults = {key: Sourced(value, BASE.name) for key, value in _base().items()}
+        merged = {**defaults, **self._of_extensions}
+        return _validated(kind, {key: merged[key] for key in kind.model_fields if key in merged})
+
+    def environ(self) -> dict[str, str]:
+        """The environment variables of a process that reads what workers read: it gets these settings."""
+        values = {key: getattr(self, key) for key in WorkerSettings.model_fields}
+        if any(setting.source != BASE.name for setting in self._of_extensions.values()):
+            for kind in dict.fromkeys(extension_settings().values()):
+                values |= dict(self.of(kind)) if kind.of_workers else {}
+        own = {f"{_PREFIX}{key.upper()}": _as_text(value) for key, value in values.items()}
+        return {**own, "RANKMILL_CONFIG": ""}  # the file is read already
 
     def spec(self, model: str | None = None) -> ScoreSpec:
         """Make the score spec of these settings; another `model` gets the same options without the revision.
@@ -172,31 +218,8 @@ class WorkerSettings(BaseModel):
         return None if self.cache_gib is None else int(self.cache_gib * 2**30)
 
 
-@dataclass(frozen=True)
-class Sourced:
-    """The value of a setting before validation, and the place where it was set."""
-
-    value: Any
-    source: str
-
-
-class ExtensionSettings(BaseModel):
-    """Base of an extension's settings.
-
-    A package names its model in an entry point of the group ``rankmill.settings``; `Settings.of` reads the
-    settings where they are used. A field without a default has one in ``configs/base.yaml``.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-E = TypeVar("E", bound=ExtensionSettings)
-
-
 class Settings(WorkerSettings):
     """The core's settings, validated; see ``configs/base.yaml`` for what each one means."""
-
-    _of_extensions: Mapping[str, Sourced] = PrivateAttr(default_factory=dict)
 
     redis_url: str | None
     queue: str = Field(min_length=1)
@@ -210,29 +233,13 @@ class Settings(WorkerSettings):
     workers: CountOrAuto
     exporter_address: str = Field(min_length=1)
     exporter_hosts: Names
-    file_queue: str = Field(min_length=1)
-    file_run_ttl: int = Field(ge=60)
-    runner_read: Names
-    runner_write: Names
-    webhook_secret: WebhookSecret
-    webhook_hosts: Names
-    webhook_seconds: float = Field(gt=0)
-
-    def of(self, kind: type[E]) -> E:
-        """The settings of an extension.
-
-        Raises
-        ------
-        ConfigError
-            One is not valid; the message names it and where it was set.
-        """
-        defaults = {key: Sourced(value, BASE.name) for key, value in _base().items()}
-        merged = {**defaults, **self._of_extensions}
-        return _validated(kind, {key: merged[key] for key in kind.model_fields if key in merged})
 
 
 class SettingsOptions(TypedDict, total=False):
-    """The settings as options by name, except ``redis_url``; ``None`` means not given."""
+    """The settings of a client as options by name, except ``redis_url``; ``None`` means not given.
+
+    Those of rankmill's extensions are here as well, because no other package can add to the type.
+    """
 
     model: str | None
     revision: str | None
@@ -283,11 +290,6 @@ class SettingsOptions(TypedDict, total=False):
     exporter_hosts: str | Sequence[str] | None
     file_queue: str | None
     file_run_ttl: int | None
-    runner_read: str | Sequence[str] | None
-    runner_write: str | Sequence[str] | None
-    webhook_secret: str | None
-    webhook_hosts: str | Sequence[str] | None
-    webhook_seconds: float | None
 
 
 _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
@@ -363,8 +365,22 @@ def merge_settings(
 
 def extension_settings() -> dict[str, type[ExtensionSettings]]:
     """The names of the settings of all installed extensions, with the models that have them."""
-    models = plugins.load_all("rankmill.settings")
-    return {key: model for model in models for key in model.model_fields}
+    kinds: dict[str, type[ExtensionSettings]] = {}
+    for kind in plugins.load_all("rankmill.settings"):
+        _check_names(kind, kinds)
+        kinds |= dict.fromkeys(kind.model_fields, kind)
+    return kinds
+
+
+def _check_names(kind: type[ExtensionSettings], others: Collection[str] = ()) -> None:
+    """Raise `ConfigError` if a setting of an extension has the name of another setting."""
+    for key in kind.model_fields:
+        if key in Settings.model_fields or key in others:
+            whose = "rankmill" if key in Settings.model_fields else "another extension"
+            raise ConfigError(
+                f"{key}: {kind.__module__} has a setting of this name, and so has {whose}; rename it there, "
+                "or uninstall its package"
+            )
 
 
 def _is_setting(key: str) -> bool:
@@ -379,7 +395,7 @@ def _all_settings() -> set[str]:
 def validate(merged: Mapping[str, Sourced]) -> Settings:
     """Validate merged settings of the core; raises `ConfigError` for the first that is not valid.
 
-    `Settings.of` validates those of an extension.
+    `WorkerSettings.of` validates those of an extension.
     """
     others = {key: found for key, found in merged.items() if key not in Settings.model_fields}
     for key, found in others.items():
@@ -404,6 +420,11 @@ def _validated(kind: type[M], merged: Mapping[str, Sourced]) -> M:
         raise ConfigError(
             f"{key}: {first['msg']}, got {shown(mask_passwords(repr(found.value)))} (set in {found.source})"
         ) from None
+
+
+def _as_text(value: object) -> str:
+    """A setting as text for an environment variable; an empty text means that it is not set."""
+    return ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
 
 
 def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -466,7 +466,7 @@ class CrossEncoder:
         settings = self.client.settings.model_copy(update={"redis_url": self.client.url})
         kept = {name: value for name, value in vars(self).items() if name not in ("client", "_files")}
         kept |= {"_spec": dict(self._spec), "prompts": dict(self.prompts)}
-        return _restored, (settings.model_dump(), kept)
+        return _restored, (settings, kept)
 
     def _load(self, kind: str) -> Any:
         settings = self.client.settings
@@ -545,10 +545,10 @@ class CrossEncoder:
         return self.prompts[name]
 
 
-def _restored(settings: dict[str, Any], kept: dict[str, Any]) -> CrossEncoder:
+def _restored(settings: Settings, kept: dict[str, Any]) -> CrossEncoder:
     """Restore a pickled `CrossEncoder`."""
     found = CrossEncoder.__new__(CrossEncoder)
-    found.client = Client(settings=Settings(**settings))
+    found.client = Client(settings=settings)
     vars(found).update(kept, _files={})
     return found
 

@@ -18,7 +18,7 @@ from typing import Any
 from rankmill.jobs.contract.errors import EmbeddedError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime import hosts, limits
-from rankmill.jobs.runtime.settings import Settings, WorkerSettings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _START_SECONDS = 30
@@ -157,9 +157,9 @@ def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
         The server cannot be started.
     """
     process = os.getpid()
-    of_workers = sorted(WorkerSettings.model_fields.keys() - ScoreSpec.model_fields.keys())
-    wanted = {name: getattr(settings, name) for name in (*of_workers, "workers", "queue")}
-    name = json.dumps([process, wanted], default=str)
+    of_spec = {f"RANKMILL_{name.upper()}" for name in ScoreSpec.model_fields}
+    wanted = {name: text for name, text in settings.environ().items() if name not in of_spec}
+    name = json.dumps([process, settings.workers, settings.queue, wanted])
     with _shared_lock:
         if name not in _shared or not _shared[name].cluster.is_alive:
             cluster = EmbeddedCluster(settings, models=_MODELS).__enter__()
@@ -189,11 +189,7 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
     environs = []
     for number in range(count):
         environ = {
-            **{
-                f"RANKMILL_{key.upper()}": _text(getattr(settings, key))
-                for key in WorkerSettings.model_fields
-            },
-            "RANKMILL_CONFIG": "",  # already read
+            **settings.environ(),
             "RANKMILL_THREADS": str(threads),
             **hosts.thread_environ(threads),
         }
@@ -201,11 +197,6 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
             environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
         environs.append(environ)
     return environs
-
-
-def _text(value: object) -> str:
-    """A setting as text for an environment variable; an empty text means that it is not set."""
-    return ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
 
 
 def _how(code: int, words: str) -> str:

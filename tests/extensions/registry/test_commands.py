@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from rankmill.cli.main import rankmill
-from rankmill.workers.offline.prove import prove
-from rankmill.workers.offline.report import report
+from rankmill.extensions.lab.offline.prove import prove
+from rankmill.extensions.lab.offline.report import report
 from tests.harness.models.rerankers import make_decoder, make_encoder
 
 
@@ -21,7 +21,9 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is made here, as a process of its own imports PyTorch, which takes seconds."""
 
     def run(command: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
-        assert command[-3:-1] == ["-m", "rankmill.workers.offline"]
+        assert command[-3:-1] == ["-m", "rankmill.extensions.lab.offline"]
+        for name, text in given["env"].items():
+            monkeypatch.setenv(name, text)
         task = {"report": report, "prove": prove}[command[-1]]
         return subprocess.CompletedProcess(command, 0, json.dumps(task(json.loads(given["input"]))), "")
 

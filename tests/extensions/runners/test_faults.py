@@ -21,6 +21,7 @@ from benchmarks.faults.batches import everybody_dies_in_a_batch
 from benchmarks.faults.kills import Damage, damage, finished_jobs, folder_of
 from benchmarks.faults.submitted import everybody_dies
 from rankmill import Client
+from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract import keys
@@ -117,7 +118,7 @@ def test_runs_whose_list_is_lost_are_scored_once(
     key: str, client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
 ) -> None:
     run, *others = [client.submit_file(str(source), str(output.with_name(f"{n}.parquet"))) for n in range(3)]
-    name = client.settings.file_queue
+    name = client.settings.of(RunnerSettings).file_queue
     server: Any = queue.client
     if key == "rq:queue":
         server.delete(f"{key}:{name}")

@@ -17,8 +17,11 @@ import pytest
 
 from rankmill import Client
 from rankmill.extensions.runners.record import FileRun, Notice
+from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.webhooks import signature
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.files import FileHandle
 from tests.conftest import Server, StartRunner, wait_for
 
@@ -73,7 +76,8 @@ def start(
 
     def start(**environ: str) -> object:
         own = {"RANKMILL_WEBHOOK_SECRET": SECRET, "RANKMILL_WEBHOOK_HOSTS": "127.0.0.1", **environ}
-        return runners(shared_queue, "--file-queue", client.settings.file_queue, environ=own)
+        name = client.settings.of(RunnerSettings).file_queue
+        return runners(shared_queue, "--file-queue", name, environ=own)
 
     return start
 
@@ -142,7 +146,7 @@ def test_one_that_never_arrives_is_given_up_and_no_redirect_is_followed(
         wait_for(lambda: getattr(notice(run), "state", "") == "given up")
     assert getattr(notice(run), "reason", "") == "it answered 302"
     assert [json.loads(body)["type"] for _, body in found.got] == ["run.failed"]
-    assert not client.store.redis.zcard(f"rankmill:queue:{client.settings.file_queue}:webhooks")
+    assert not client.store.redis.zcard(keys.webhooks(client.settings.of(RunnerSettings).file_queue))
 
 
 def test_a_webhook_that_no_runner_may_send_is_told_before_any_work(
@@ -156,5 +160,5 @@ def test_a_webhook_that_no_runner_may_send_is_told_before_any_work(
     with pytest.raises(ConfigError, match="webhook: 'file:///etc/passwd' is no http:// or https:// URL"):
         client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"), webhook="file:///etc/passwd")
     with pytest.raises(ConfigError, match="webhook_secret: ") as wrong:
-        Client(webhook_secret="whsec_verysecret")
+        load_settings({"webhook_secret": "whsec_verysecret"}).of(RunnerSettings)
     assert "verysecret" not in str(wrong.value)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+from pydantic import Field
+
 from rankmill.cli import options
 from rankmill.extensions.runners.runner import Runner
-from rankmill.extensions.runners.store import FileRunStore
+from rankmill.extensions.runners.settings import RunnerSettings
+from rankmill.extensions.runners.store import open_store
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.durability import read_durability, warn_of_risks
-from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.files.stores.roots import Roots, confine
 
-_HERE = "the working directory"
+
+class RunnerOptions(options.CommandOptions):
+    """Options of runner."""
+
+    read: Annotated[str, Field(title="TEXT")] | None = None
+    """Folders and URLs that runs may read from, separated by commas.  [default: the working directory]"""
+    write: Annotated[str, Field(title="TEXT")] | None = None
+    """Folders and URLs that runs may write to, separated by commas.  [default: the working directory]"""
 
 
 @options.command("runner")
-@options.settings("redis_url", "file_queue", "log_level", logs=True, runner_read=_HERE, runner_write=_HERE)
-def runner(settings: Settings) -> None:
+@options.of(RunnerOptions)
+@options.flags("redis_url", "file_queue", "log_level")
+def runner(config: str | None, asked: RunnerOptions, **flags: Any) -> None:
     """Score submitted files, one after the other.
 
     Start any number on hosts that see the files. A runner reads the files, gives the pairs to live workers,
@@ -25,8 +39,11 @@ def runner(settings: Settings) -> None:
     Whoever can write to the Redis server names the files. So a runner reads and writes only below the folders
     and URLs of --read and --write, and no hidden files; it replaces only files that runners have made.
     """
-    confine(Roots(settings.runner_read, settings.runner_write))
+    settings = load_settings({**flags, "runner_read": asked.read, "runner_write": asked.write}, config)
+    set_up(settings.log_level, settings.log_format)
+    own = settings.of(RunnerSettings)
+    confine(Roots(own.runner_read, own.runner_write))
     url = options.server(settings)
     client = connect(url, settings.redis_wait_seconds)
     warn_of_risks(read_durability(client), url, "only in Redis")
-    Runner(FileRunStore(client, settings.file_queue, settings.file_run_ttl), settings).work()
+    Runner(open_store(client, settings), settings).work()

@@ -8,7 +8,7 @@ import click
 
 from rankmill.cli import options
 from rankmill.cli.request import GROUPS, SETTINGS, file_options
-from rankmill.extensions.runners.submitted import on_server
+from rankmill.extensions.runners.store import open_store
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.sync_client import Client
@@ -30,9 +30,10 @@ def submit(request: FileRequest, settings: Settings, webhook: str | None, as_jso
     options.server(settings)
     client = Client(settings=settings)
     run = client.submit_request(request, webhook=webhook)
-    if not quiet and not on_server(client.store, settings).store.runners():
+    store = open_store(client.store.redis, settings)
+    if not quiet and not store.runners():
         click.echo(
-            f"no runner takes runs of queue {settings.file_queue!r} yet; start one with: rankmill runner",
+            f"no runner takes runs of queue {store.queue.name!r} yet; start one with: rankmill runner",
             err=True,
         )
     click.echo(json.dumps({"id": run.id}) if as_json else run.id)

@@ -15,7 +15,7 @@ from torch import nn
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.model_files import model_files
-from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.families import BERT_LIKE
 from rankmill.workers.backends.first_token import read_first_token_only
@@ -99,9 +99,9 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
 def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     """Calibrate the model of a request, and write it with smoothing factors into an existing folder.
 
-    The request is ``{"spec": {...}, "settings": {...}, "queries": [...], "passages": [...], "folder":
-    "..."}``, and the answer is ``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share": ...}]}``,
-    where ``share`` is the layer's share of the matrix products.
+    The request is ``{"spec": {...}, "queries": [...], "passages": [...], "folder": "..."}``, and the answer
+    is ``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share": ...}]}``, where ``share`` is the
+    layer's share of the matrix products.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
         The folder cannot be written.
     """
     spec = ScoreSpec.model_validate({**request["spec"], "precision": "fp32"})
-    settings = WorkerSettings.model_validate(request["settings"])
+    settings = load_settings()
     loaded = load(spec, "cpu", "openvino", settings.cache_dir, ModelCopies(settings))
     source, model = loaded.source, loaded.model(spec)
     tokens = model.tokenizer(request["queries"], request["passages"])

@@ -1,17 +1,20 @@
-"""Asks another process that may import a worker's libraries, which this one never does
-(`rankmill.workers.offline`).
+"""Asks another process that may import a worker's libraries, which this one never does.
+
+The other process is `rankmill.extensions.lab.offline`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from rankmill.jobs.contract.errors import InputError, RankmillError
-from rankmill.jobs.runtime.settings import Settings, WorkerSettings
+from rankmill.jobs.runtime.settings import Settings
 
 
 class ProcessFailed(RankmillError):
@@ -22,12 +25,25 @@ def ask(
     task: Literal["trial", "report", "prove", "calibrate"],
     request: Mapping[str, Any],
     what: str,
+    settings: Settings,
     *,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Answer a request, both of JSON's types, within `seconds`; `what` says what the process does, for
-    errors.
+    """Answer a request, both of JSON's types.
+
+    Parameters
+    ----------
+    task, request
+        As the module of that name in `rankmill.extensions.lab.offline` describes them.
+    what
+        What the process does, for errors.
+    settings
+        Those of workers are the process's.
+    environ
+        Further environment variables of the process.
+    seconds
+        The longest time for the answer; ``None`` means no limit.
 
     Raises
     ------
@@ -36,7 +52,7 @@ def ask(
     ProcessFailed
         The process ended without an answer.
     """
-    command = [sys.executable, "-P", "-m", "rankmill.workers.offline", task]
+    command = [sys.executable, "-P", "-m", "rankmill.extensions.lab.offline", task]
     try:
         done = subprocess.run(
             command,
@@ -44,7 +60,7 @@ def ask(
             capture_output=True,
             text=True,
             check=False,
-            env=environ,
+            env={**os.environ, **settings.environ(), **environ},
             timeout=seconds,
         )
     except subprocess.TimeoutExpired:
@@ -56,8 +72,3 @@ def ask(
     if "error" in answer:
         raise InputError(answer["error"])
     return answer
-
-
-def worker_settings(settings: Settings) -> dict[str, Any]:
-    """The settings of workers, for a request."""
-    return settings.model_dump(include=set(WorkerSettings.model_fields))

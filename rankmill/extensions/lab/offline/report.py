@@ -7,7 +7,7 @@ from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec, choose_output
-from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.workers.backends.registry import backends, choose_device
 from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.description import Description, describe
@@ -21,7 +21,7 @@ _SAMPLE = "QUERY", "PASSAGE"
 def report(request: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the model of a request; the answer has the fields of `ModelReport`.
 
-    The request is ``{"spec": {...}, "settings": {...}}``.
+    The request is ``{"spec": {...}}``.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     spec = ScoreSpec.model_validate(request["spec"])
     with one_line(spec):
-        settings = WorkerSettings.model_validate(request["settings"])
+        settings = load_settings()
         copies = ModelCopies(settings)
         cache = copies.folder
         found = find_source(spec, copies, cache)

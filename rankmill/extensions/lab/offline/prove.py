@@ -7,7 +7,7 @@ from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.backends.registry import choose_device
 from rankmill.workers.engine.proving import load_proven
@@ -18,12 +18,12 @@ from rankmill.workers.models.copies import ModelCopies
 def prove(request: Mapping[str, Any]) -> dict[str, Any]:
     """Prove a model on each device of the request, or take this host's cached proof.
 
-    The request is ``{"spec": {...}, "settings": {...}, "device": ...}``; the device ``all`` means all devices
-    of this host. The answer has ``proofs`` and ``refused``, by device: the fields of
+    The request is ``{"spec": {...}, "device": ...}``; the device ``all`` means all devices of this host.
+    The answer has ``proofs`` and ``refused``, by device: the fields of
     `rankmill.jobs.contract.proof.Proof`, or a reason.
     """
     spec = ScoreSpec.model_validate(request["spec"])
-    settings = WorkerSettings.model_validate(request["settings"])
+    settings = load_settings()
     use_threads(settings.threads)
     setting, backend, copies = request["device"], settings.backend, ModelCopies(settings)
     proofs: dict[str, Any] = {}

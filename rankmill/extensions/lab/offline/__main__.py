@@ -1,8 +1,7 @@
-"""Answers a request about a model, as ``python -m rankmill.workers.offline TASK``; each TASK is a module
-here.
+"""Answers a request about a model: ``python -m rankmill.extensions.lab.offline TASK``.
 
-The request is JSON on standard input, and the answer is JSON on standard output. If the model cannot be used,
-the answer is ``{"error": "..."}`` and the exit status 1.
+Each TASK is a module of this package. The request is JSON on standard input, and the answer is JSON on
+standard output. If the model cannot be used, the answer is ``{"error": "..."}`` and the exit status 1.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def main(task: str) -> int:
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         with redirect_stdout(sys.stderr):  # what libraries print is not part of the answer
-            module = import_module(f"rankmill.workers.offline.{task}")
+            module = import_module(f"rankmill.extensions.lab.offline.{task}")
             run: Callable[[Mapping[str, Any]], dict[str, Any]] = getattr(module, task)
             answer, status = run(request), 0
     except (RankmillError, OSError, MemoryError) as error:

@@ -1,1 +1,0 @@
-"""Scores or measures models without a queue."""
