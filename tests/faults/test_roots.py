@@ -205,9 +205,10 @@ def test_a_batch_that_somebody_made_up_touches_no_files(client: Client, start: A
     batch = {"id": "work", "owner": "", "endpoint": "/v1/score", "model": "demo", "kept": 60}
     asked = {"inputs": [str(home.work / "in.jsonl")], "output": str(home.work / "out.jsonl")}
     for batch_id in ("work", "batch_x", "../work"):
-        refused(
-            enqueued(client, asked, batch={**batch, "id": batch_id}), "a folder that is called for its run"
-        )
+        made_up = enqueued(client, asked, kind="batch", details={**batch, "id": batch_id})
+        refused(made_up, "a folder that is called for its run")
+    for details in ({}, {**batch, "kept": "long"}):
+        refused(enqueued(client, asked, kind="batch", details=details), "the order of a batch is damaged")
     assert everything_below(home.work) == before
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import endpoints, first_request, holds_requests
+from rankmill.extensions.batches.order import BatchOrder
 from rankmill.extensions.batches.records import (
     EVERYBODY,
     BatchRecord,
@@ -36,7 +37,7 @@ from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.extensions.runners.record import new_file_run_id
 from rankmill.extensions.runners.store import open_store
 from rankmill.jobs.contract.errors import RunExpired
-from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings, run_spec
@@ -224,10 +225,10 @@ class Batches:
         )  # fmt: skip
         self._folder.make(batch_id)
         self._store.add(batch)
-        own: dict[str, Any] = {"queue": self._settings.queue, "chunk_size": self._settings.chunk_size}
+        own = {"queue": self._settings.queue, "chunk_size": self._settings.chunk_size, **order.of_order()}
         if key:
             own |= {"tenant": key.name, "weight": key.weight}
-        self._runs.submit(FileOrder(request=request, spec=pinned, batch=order, **own), run_id)
+        self._runs.submit(FileOrder(request=request, spec=pinned, **own), run_id)
         return self.view(batch)
 
     def cancel(self, key: ApiKey | None, batch_id: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.extensions.batches.lines import BatchRequest, answer, failure, read_requests
+from rankmill.extensions.batches.order import BatchOrder
 from rankmill.extensions.batches.records import (
     BatchCounts,
     BatchStore,
@@ -30,7 +31,7 @@ from rankmill.extensions.runners.orders import Keep, Score
 from rankmill.extensions.runners.record import FileRun
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.file_run import RunOutcome
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings
@@ -68,10 +69,9 @@ class BatchWork:
     """
 
     def __init__(self, run: FileRun, store: BatchStore, score: Score, keep: Keep) -> None:
-        assert run.order.batch
         assert run.order.request.output
         self._run = run
-        self._batch: BatchOrder = run.order.batch
+        self._batch = BatchOrder.of(run.order)
         self._request = run.order.request
         self._output = as_path(run.order.request.output)
         self._outcome: RunOutcome | None = run.outcome
@@ -243,8 +243,7 @@ class BatchOrders:
     def check(self, run: FileRun) -> None:
         """Raise `InputError` unless the output is in the folder of the batch's answers."""
         output = as_path(run.order.request.output or "")
-        assert run.order.batch
-        if not run.order.batch.id == new_batch_id(run.id) == output.parent.name:
+        if not BatchOrder.of(run.order).id == new_batch_id(run.id) == output.parent.name:
             raise InputError(f"{output}: a batch's output is in a folder that is called for its run")
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
@@ -262,8 +261,8 @@ class BatchOrders:
 
     def place(self, order: FileOrder) -> OutputFile | None:
         """The place of the scored pairs of a batch of requests; ``None`` for a batch of pairs."""
-        assert order.batch
-        return None if order.batch.endpoint is None else _scored_place(as_path(order.request.output or ""))
+        of_pairs = BatchOrder.of(order).endpoint is None
+        return None if of_pairs else _scored_place(as_path(order.request.output or ""))
 
     def clear(self, order: FileOrder) -> None:
         """Delete what was made on the way to the output of a batch, even by an earlier runner."""

@@ -12,6 +12,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    JsonValue,
     model_validator,
 )
 
@@ -271,55 +272,31 @@ def _absolute(path: str) -> str:
     return path if _is_absolute(path) else os.path.abspath(expanded(path))  # noqa: PTH100 -- also of globs
 
 
-class BatchOrder(WireModel):
-    """A batch of the gateway; the request's only input is the batch's, and its output gets the answers.
-
-    Attributes
-    ----------
-    endpoint
-        Path of the API that the lines of the input are requests to; ``None`` if its rows are pairs.
-    owner
-        Name of the API keys that own the batch; empty without keys.
-    model, asked
-        The model and other fields of the spec, as all lines name them.
-    default
-        The model of lines that do not name one.
-    kept
-        Seconds for which the batch's files are kept.
-    """
-
-    id: Name
-    owner: str
-    endpoint: Name | None = None
-    model: Name | None = None
-    default: Name | None = None
-    asked: dict[str, str | int | None] = Field(default_factory=dict)
-    kept: Annotated[int, Field(ge=1)]
-
-
 class FileOrder(WireModel):
     """Everything that a runner needs: the request, the model, the queue of chunks, and the webhook.
 
-    It is the only argument of the RQ job ``rankmill.score_file``. ``chunk_size``, ``queue`` and ``webhook``
-    may be left out; the runner's settings then decide the first two. ``batch`` is set if the gateway sent the
-    order, and ``tenant`` and ``weight`` if it has a tenant.
+    It is the only argument of the RQ job ``rankmill.score_file``. Without ``queue`` or ``chunk_size`` the
+    runner's settings decide, and without ``tenant`` the run has none.
+
+    Attributes
+    ----------
+    kind
+        A name in the seam ``rankmill.orders``; ``None`` if the order is for files.
+    details
+        What that kind adds to the order.
     """
 
-    optional = frozenset({"queue", "chunk_size", "webhook", "batch", "tenant", "weight"})
+    optional = frozenset({"queue", "chunk_size", "webhook", "kind", "details", "tenant", "weight"})
 
     request: FileRequest
     spec: ScoreSpec
     queue: Name | None = None
     chunk_size: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)] | None = None
     webhook: Annotated[str, Field(max_length=2000, pattern=r"^https?://[^\s]+$")] | None = None
-    batch: BatchOrder | None = None
+    kind: Name | None = None
+    details: dict[str, JsonValue] = Field(default_factory=dict)
     tenant: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     weight: Weight | None = None
-
-    @property
-    def kind(self) -> str | None:
-        """The kind of the order, by its name in the seam ``rankmill.orders``; ``None`` if it is for files."""
-        return "batch" if self.batch else None
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from rankmill.extensions.runners.orders import kind_of
 from rankmill.extensions.runners.store import FileRunStore, RunLease
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunnerError
-from rankmill.jobs.contract.file_request import BatchOrder, FileOrder, FileRequest
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.set_aside import read_job
@@ -118,6 +118,6 @@ def test_a_run_that_a_runner_takes_meanwhile_is_found(
 
 def test_an_order_is_left_to_runners_that_have_an_extension_for_it(without_extensions: None) -> None:
     assert kind_of(ORDER) is None
-    order = ORDER.model_copy(update={"batch": BatchOrder(id="b", owner="", kept=1)})
+    order = ORDER.model_copy(update={"kind": "batch"})
     with pytest.raises(RunnerError, match="this runner has no extension for a batch"):
         kind_of(order)

@@ -1,0 +1,54 @@
+"""What an order for runners has of a batch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field
+
+from rankmill.jobs.contract.errors import InputError, WireError
+from rankmill.jobs.contract.file_request import FileOrder, Name
+from rankmill.jobs.contract.schema import WireModel
+
+KIND = "batch"
+"""The kind of the order, as in the seam ``rankmill.orders``."""
+
+
+class BatchOrder(WireModel):
+    """A batch of the gateway; the request's only input is the batch's, and its output gets the answers.
+
+    Attributes
+    ----------
+    endpoint
+        Path of the API that the lines of the input are requests to; ``None`` if its rows are pairs.
+    owner
+        Name of the API keys that own the batch; empty without keys.
+    model, asked
+        The model and other fields of the spec, as all lines name them.
+    default
+        The model of lines that do not name one.
+    kept
+        Seconds for which the batch's files are kept.
+    """
+
+    optional = frozenset({"endpoint", "model", "default", "asked"})
+
+    id: Name
+    owner: str
+    endpoint: Name | None = None
+    model: Name | None = None
+    default: Name | None = None
+    asked: dict[str, str | int | None] = Field(default_factory=dict)
+    kept: Annotated[int, Field(ge=1)]
+
+    @classmethod
+    def of(cls, order: FileOrder) -> Self:
+        """Read what an order has of its batch; raises `InputError` if that is not valid."""
+        try:
+            return cls._read(dict(order.details), "the order of a batch")
+        except WireError as error:
+            raise InputError(str(error)) from None
+
+    def of_order(self) -> dict[str, Any]:
+        """The ``kind`` and ``details`` of an order for this batch."""
+        return {"kind": KIND, "details": self.model_dump(mode="json")}
