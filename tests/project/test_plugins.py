@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -51,22 +52,24 @@ def overlap_model(tmp_path: Path) -> Path:
     return model
 
 
-def run(command: Sequence[object], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(command: Sequence[object], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder."""
     words = list(map(str, command))
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        words, cwd=folder, env=os.environ | environ, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.slow
-def test_a_backend_and_a_format_of_others_are_found(
-    environment: Path, overlap_model: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("overlap_model")
+def test_a_backend_a_format_and_a_name_of_others_are_found(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "pairs.usv").write_text("query\x1fpassage\x1ea b\x1fa c\x1ea b\x1fx y\x1e")
-    options = ["-o", "scored.usv", "--model", overlap_model, "--backend", "overlap", "--json"]
+    options = ["-o", "scored.usv", "--model", "shelf:model", "--backend", "overlap", "--json"]
     command = [environment / "score-file", "pairs.usv", *options]
-    done = run(command, tmp_path)
+    done = run(command, tmp_path, RANKMILL_SHELF=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["backend"] == "overlap"
+    summary = json.loads(done.stdout)
+    assert (summary["backend"], summary["model"]) == ("overlap", "shelf:model")
     _, *rows = (tmp_path / "scored.usv").read_text().split("\x1e")[:-1]
     found = [float(row.split("\x1f")[2]) for row in rows]
     shared = np.array([2 / 4, 1 / 4])  # the query's tokens are a, b and two that each text has
