@@ -1,54 +1,60 @@
-"""The core stands alone: its wheel without extensions scores a file, and passes tests of the core."""
+"""The core stands alone, and each extension beside it: their wheels pass tests of what they have."""
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
-from tests.harness.wheels import ROOT, build_wheel, new_environment
-from tests.project.test_imports import MODULES, imports
+from tests.harness.wheels import ROOT, build_wheel, new_environment, run, unpack
+from tests.project.test_imports import DIRECTION, NEEDS
 
-_CORE = ("rankmill.jobs.", "rankmill.workers.", "rankmill.producer.", "rankmill.score.", "rankmill.cli.")
-_ARROWS = [
-    there
-    for module, path in MODULES.items()
-    if module.startswith(_CORE)
-    for there in imports(path)
-    if there.startswith("rankmill.extensions.")
-]
+pytestmark = pytest.mark.slow
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(_ARROWS), reason="the core imports extensions"),
-]
-
-TESTS = (
+CORE = (
     "jobs/test_runs.py", "jobs/test_waiting_lists.py", "jobs/test_wire.py",
     "producer/files/test_formats.py", "producer/files/test_outputs.py", "producer/runs/test_collector.py",
 )  # fmt: skip
 """Tests of the core that are quick, and start no command."""
+
+EXTENSIONS = {
+    "batches": "batches/test_batches.py -k told_without",
+    "gateway": "gateway/test_dialects.py gateway/test_testing.py",
+    "grpc": "grpc/test_grpc.py -k every_kind_of_refusal",
+    "lab": "lab/test_agreement.py lab/test_tune.py -k budget_is_a_time or spearman or verdict or ranks_are",
+    "page": "page/test_page.py -k latency or rates or reports",
+    "rankings": "rankings/test_evaluate.py -k pytrec_eval",
+    "registry": "registry/test_archives.py registry/test_reading.py",
+    "runners": "runners/test_submitted.py runners/test_webhooks.py -k submitted or signature",
+}
+"""Tests of each extension that take seconds, and what selects them."""
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with the core."""
     place = tmp_path_factory.mktemp("core")
-    return new_environment(place / "venv", build_wheel(place / "wheel", core=True))
+    return new_environment(place / "venv", build_wheel(place / "wheel", extensions=()))
 
 
-def run(command: Sequence[object], folder: Path) -> str:
-    """Run a command in a folder, and return its output; pytest's own variables are not for it."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    words = list(map(str, command))
-    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def run_tests(python: Path, folder: Path, *arguments: str, extensions: Collection[str] = ()) -> None:
+    """Run tests in an environment, in a folder that has the tests of only these extensions."""
+    for name in (
+        "benchmarks",
+        "configs",
+        "docs/operations",
+        "examples",
+        "tests",
+    ):  # not rankmill: the wheel's is tested
+        ignored = shutil.ignore_patterns("__pycache__", *EXTENSIONS.keys() - extensions)
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored if name == "tests" else None)
+    shutil.copy2(ROOT / "pyproject.toml", folder)
+    assert " passed" in run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments], folder)
 
 
 def test_the_core_scores_a_file(python: Path, tmp_path: Path) -> None:
@@ -59,10 +65,17 @@ def test_the_core_scores_a_file(python: Path, tmp_path: Path) -> None:
 
 
 def test_the_core_passes_its_tests(python: Path, tmp_path: Path) -> None:
-    for name in ("benchmarks", "configs", "examples", "tests"):  # not rankmill: the wheel's is tested
-        ignored = shutil.ignore_patterns("extensions", "__pycache__")
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    shutil.copy2(ROOT / "pyproject.toml", tmp_path)
-    tests = [f"tests/{name}" for name in TESTS]
-    said = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], tmp_path)
-    assert " passed" in said
+    run_tests(python, tmp_path, *(f"tests/{name}" for name in CORE))
+
+
+@pytest.mark.parametrize("extension", DIRECTION["rankmill.extensions"])
+def test_an_extension_passes_its_tests_without_the_others(extension: str, tmp_path: Path) -> None:
+    own = {extension, *NEEDS.get(extension, ())}
+    wheel = build_wheel(tmp_path / "wheel", own)
+    packed = re.findall(r"^rankmill/extensions/(\w+)/__init__", "\n".join(ZipFile(wheel).namelist()), re.M)
+    assert set(packed) == own
+    python = unpack(wheel, tmp_path / "venv")
+    files, _, chosen = EXTENSIONS[extension].partition(" -k ")
+    selected = ["-k", chosen] if chosen else []
+    tests = (f"tests/extensions/{file}" for file in files.split())
+    run_tests(python, tmp_path, *tests, *selected, extensions=own)
