@@ -18,7 +18,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 
-@options.group("jobs", cls=click.Group)
+@options.group("jobs")
 @options.as_json
 def jobs(client: redis.Redis, as_json: bool) -> None:
     """List failed and set-aside jobs; retry or clear them.

@@ -26,20 +26,7 @@ from rankmill.jobs.runtime.settings import Settings, load_settings
 _ORDER_SECONDS = 60
 
 
-class _Workers(click.Group):
-    """A group that, if it gets options of the command that starts workers, names that command."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if any(error.option_name in option.opts for option in score_workers.params):
-                hint = f"{error.message} {ctx.command_path} start {error.option_name} … starts workers."
-                raise click.UsageError(hint, ctx) from None
-            raise
-
-
-@options.group("workers", cls=_Workers)
+@options.group("workers")
 @watch.as_json
 @watch.watching
 def workers(client: redis.Redis, **how: bool) -> None:

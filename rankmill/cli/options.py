@@ -138,7 +138,7 @@ def command(
     return wrap
 
 
-def group(name: str, cls: type[click.Group]) -> Callable[[Function], click.Group]:
+def group(name: str) -> Callable[[Function], click.Group]:
     """A `click.group` that also runs without a command's name; otherwise like `command`.
 
     Its function gets a connection to the server. A command that is named gets ``--redis`` and ``--config``.
@@ -153,7 +153,7 @@ def group(name: str, cls: type[click.Group]) -> Callable[[Function], click.Group
             else:
                 function(connection(load_settings({"redis_url": redis_url}, config)), **given)
 
-        make = click.group(name, cls=cls, invoke_without_command=True, context_settings=CONTEXT)
+        make = click.group(name, invoke_without_command=True, context_settings=CONTEXT)
         return make(clean_exit()(flags("redis_url")(run)))
 
     return wrap

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 _WORTH_A_HINT = 1.3
 """The summary mentions int8 if it would be at least this many times as fast."""
+
+_HOW_GOOD = "rankmill check-precision says how it changes rankings"
 
 _SAMPLE = 1000
 """Number of rows that --verify scores again."""
@@ -175,7 +176,7 @@ def _estimate(
     if found.int8_gain is not None:
         lines.append(
             f"int8: about {duration(found.seconds / found.int8_gain)}, {found.int8_gain:.1f} times as fast; "
-            "rankmill check-precision says how it changes rankings"
+            + _HOW_GOOD
         )
     echo("\n".join(lines))
 
@@ -218,12 +219,8 @@ def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") 
         lines.append(f"{summary.row_errors:,} rows have no score{why}")
     if asked == "int8" and summary.precision in {"bf16", "fp32"}:
         lines.append(f"int8 is not worth it on these workers, so the scores are in {summary.precision}")
-    is_files = not (request.run or request.reads_stdin or request.models)  # what check-precision can read
-    if is_files and summary.int8_gain is not None and summary.int8_gain >= _WORTH_A_HINT:
-        lines.append(
-            f"int8 would be about {summary.int8_gain:.1f} times as fast here; to see how much it changes "
-            f"your rankings, run: {_check_int8(summary, request)}"
-        )
+    if summary.int8_gain is not None and summary.int8_gain >= _WORTH_A_HINT:
+        lines.append(f"int8 would be about {summary.int8_gain:.1f} times as fast here; {_HOW_GOOD}")
     return "\n".join(lines)
 
 
@@ -238,13 +235,3 @@ def _how(summary: Summary) -> str:
         f"{summary.backend}, {summary.device}, {summary.precision}{proven}{bits}; "
         f"{summary.real_token_share:.1%} of the computed tokens were real; {summary.retries} retries"
     )
-
-
-def _check_int8(summary: Summary, request: FileRequest) -> str:
-    """The command that compares the rankings of int8 with those of fp32, on the same input."""
-    named: list[str] = []
-    for name in ("query_column", "passage_column"):
-        if request.is_given(name):
-            named += [f"--{name.replace('_', '-')}", getattr(request, name)]
-    command = ["rankmill", "check-precision", *request.inputs, "--precision", "int8"]
-    return shlex.join([*command, "--model", summary.model, *named])

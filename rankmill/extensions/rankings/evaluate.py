@@ -12,12 +12,10 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from rankmill.extensions.rankings.scored import is_table, read_rows, run_scores
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.installation import install_line
-from rankmill.producer.files.corpus.rankings import check_once, column_of, frame_of, read_ranking, read_table
-from rankmill.producer.files.formats.delimited import TSV
-from rankmill.producer.files.formats.table import format_of, is_readable, open_reader
-from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.corpus.rankings import check_once, read_ranking
 from rankmill.producer.files.stores.paths import AnyPath
 
 
@@ -35,32 +33,11 @@ def read_scored(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame |
         raise InputError(f"{path}: no such file")
     if not is_table(path, score):
         return ranking_frame(path), None
-    table = read_table(path)
-    names = [column_of(path, table.column_names, usual) for usual in (QUERY_IDS, PASSAGE_IDS)]
-    if score not in table.column_names:
-        raise InputError(f"{path}: no column {score!r}; name it with --score-column")
-    if "in_run" in table.column_names:  # judged passages that were added for mining
-        table = table.filter(table["in_run"].cast(pa.bool_()))
-    after = frame_of(table, [*names, score], path)
+    frame = read_rows(path, score)
+    frame = frame[frame["in_run"]]  # others are judged passages that were added for mining
+    after, before = _ranking(frame, frame["score"]), run_scores(frame)
     check_once(after, path)
-    before = None
-    if _has_values(table, "run_score"):
-        before = frame_of(table, [*names, "run_score"], path)
-    elif _has_values(table, "run_rank"):
-        before = frame_of(table, [*names, "run_rank"], path)
-        before["score"] = -before["score"]
-    return after, before
-
-
-def _has_values(table: pa.Table, name: str) -> bool:
-    return name in table.column_names and table[name].null_count < len(table)
-
-
-def is_table(path: AnyPath, score: str) -> bool:
-    """Whether a file is a table with named columns; TSV, which may be a run, is one with a column `score`."""
-    if format_of(path) is TSV:
-        return score in open_reader(path).shown_columns().names
-    return is_readable(path)
+    return after, None if before is None else _ranking(frame, before)
 
 
 def ranking_frame(path: AnyPath) -> pd.DataFrame:
@@ -78,16 +55,14 @@ def ranking_frame(path: AnyPath) -> pd.DataFrame:
     batches = list(read_ranking(path))
     if not batches:
         raise InputError(f"{path}: the run is empty")
-    found = pa.Table.from_batches(batches)
-    frame: pd.DataFrame = found.to_pandas()
+    frame: pd.DataFrame = pa.Table.from_batches(batches).to_pandas()
     check_once(frame, path)
-    if _has_values(found, "run_score"):
-        frame["score"] = frame["run_score"]
-    elif _has_values(found, "run_rank"):
-        frame["score"] = -frame["run_rank"].astype(float)
-    else:
-        frame["score"] = -frame.index.to_series().astype(float)
-    return frame[["query_id", "doc_id", "score"]].dropna()
+    scores = run_scores(frame)
+    return _ranking(frame, -frame.index.to_series().astype(float) if scores is None else scores)
+
+
+def _ranking(frame: pd.DataFrame, scores: pd.Series[float]) -> pd.DataFrame:
+    return frame[["query_id", "doc_id"]].assign(score=scores).dropna()
 
 
 logger = logging.getLogger(__name__)

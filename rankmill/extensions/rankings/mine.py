@@ -9,27 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from rankmill.extensions.rankings.evaluate import is_table
+from rankmill.extensions.rankings.scored import is_table, read_rows, run_scores
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.corpus.rankings import SCHEMA, check_once, column_of, read_qrels, read_ranking
-from rankmill.producer.files.formats.base import text_of
-from rankmill.producer.files.formats.table import open_reader
-from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.corpus.rankings import SCHEMA, check_once, read_qrels, read_ranking
 from rankmill.producer.files.ranking import best_first
 from rankmill.producer.files.stores.paths import AnyPath
-
-_ROWS = 65_536
-_TYPES = {
-    "query_id": pa.string(),
-    "doc_id": pa.string(),
-    "score": pa.float64(),
-    "relevance": pa.int64(),
-    "in_run": pa.bool_(),
-    "run_score": pa.float64(),
-    "run_rank": pa.float64(),
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +85,7 @@ def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = Non
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    found = _of_table(path, score, qrels is None) if is_table(path, score) else _of_run(path)
+    found = read_rows(path, score, has_labels=qrels is None) if is_table(path, score) else _of_run(path)
     check_once(found, path)
     found["place"] = _places(found)
     if qrels is not None:
@@ -115,40 +100,6 @@ def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = Non
     return found
 
 
-def _of_table(path: AnyPath, score: str, needs_labels: bool) -> pd.DataFrame:
-    schema = open_reader(path).survey(find_nulls=False).schema
-    names = {
-        "query_id": column_of(path, schema.names, QUERY_IDS),
-        "doc_id": column_of(path, schema.names, PASSAGE_IDS),
-        "score": score,
-        **{name: name for name in ("relevance", "in_run", "run_score", "run_rank")},
-    }
-    if score not in schema.names:
-        raise InputError(f"{path}: no column {score!r}; name it with --score-column")
-    kept = {ours: name for ours, name in names.items() if name in schema.names}
-    if not needs_labels:
-        kept.pop("relevance", None)
-    asked = pa.schema([field for field in schema if field.name in kept.values()])
-    table = pa.Table.from_batches(open_reader(path).batches(asked, _ROWS), asked)
-    columns = {ours: _cast(path, name, table[name], _TYPES[ours]) for ours, name in kept.items()}
-    for ours in ("query_id", "doc_id"):
-        if columns[ours].null_count:
-            row = pc.index(pc.is_null(columns[ours]), True).as_py()
-            raise InputError(f"{path}: row {row} (counted from 0) has no {kept[ours]}")
-    frame: pd.DataFrame = pa.table(columns).to_pandas()
-    return frame if "in_run" in frame else frame.assign(in_run=True)
-
-
-def _cast(path: AnyPath, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The column with another type; an empty field of text is no value."""
-    if pa.types.is_string(column.type) and kind != pa.string():
-        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
-    try:
-        return column.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InputError(f"{path}: column {name!r} is no {kind}: {text_of(error)}") from None
-
-
 def _of_run(path: AnyPath) -> pd.DataFrame:
     table = pa.Table.from_batches(read_ranking(path), SCHEMA)
     if table["run_score"].null_count or not len(table):
@@ -160,13 +111,10 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 def _places(found: pd.DataFrame) -> npt.NDArray[np.int64]:
     """The place of each row in the order of the run: by its scores, else by its ranks, else as rows come."""
     numbers = pd.factorize(found["query_id"])[0]
-    known = next(
-        (name for name in ("run_score", "run_rank") if name in found and found[name].notna().any()), ""
-    )
-    if not known:
+    scores = run_scores(found)
+    if scores is None:
         return np.arange(len(found))
-    scores = found[known].to_numpy(np.float64) * (-1 if known == "run_rank" else 1)
-    order = best_first(numbers, scores, pa.array(found["doc_id"], pa.string()))
+    order = best_first(numbers, scores.to_numpy(np.float64), pa.array(found["doc_id"], pa.string()))
     places = np.empty(len(found), np.int64)
     places[order] = np.arange(len(found))
     return places

@@ -9,7 +9,8 @@ the model is identified by all of its bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rankmill.jobs.cache import file_digest
@@ -72,27 +73,31 @@ def content_here(model: str, cache: Path) -> str | None:
     InputError
         A file of the model cannot be read, or names one outside of its directory.
     """
-    folder = model_folder(model)
-    try:
+    with _reading(model):
+        folder = model_folder(model)
         return None if folder is None else model_content(folder, cache)
-    except OSError as error:
-        raise InputError(f"model {model} cannot be read: {error}") from None
-    except SpecError as error:
-        raise InputError(str(error)) from None
 
 
 def _model_files(model: str, cache: Path) -> dict[str, str]:
     """The files of a model's directory, each with its digest; empty if the model is not a directory."""
-    folder, found = model_folder(model), {}
+    with _reading(model):
+        folder = model_folder(model)
+        return {
+            f"model file {resolved(path)}": f"{path.stat().st_size:,} bytes "
+            f"(digest {file_digest(path, cache)[:32]})"
+            for path in (model_files(folder).values() if folder else ())
+        }
+
+
+@contextmanager
+def _reading(model: str) -> Iterator[None]:
+    """Raise what goes wrong with a model's directory as `InputError`."""
     try:
-        for path in model_files(folder).values() if folder else ():
-            size = path.stat().st_size
-            found[f"model file {resolved(path)}"] = f"{size:,} bytes (digest {file_digest(path, cache)[:32]})"
+        yield
     except OSError as error:
         raise InputError(f"model {model} cannot be read: {error}") from None
     except SpecError as error:
         raise InputError(str(error)) from None
-    return found
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:

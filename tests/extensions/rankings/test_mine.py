@@ -273,7 +273,7 @@ def test_a_scored_file_with_a_passage_twice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-o", "out.trec"], "training data is no TREC run"),
+        (["-o", "out.trec"], "training data is not a TREC run"),
         (["-o", "out.parquet", "--max-score", "-99"], "no negatives are left"),
         (["-o", "none/out.parquet"], "no such directory"),
     ],

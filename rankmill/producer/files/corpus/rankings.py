@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +15,6 @@ from rankmill.producer.files.formats.delimited import TSV
 from rankmill.producer.files.formats.table import format_of, is_readable, open_reader
 from rankmill.producer.files.formats.trec import LineFormat, read_lines
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
-from rankmill.producer.files.ranking import starts_of
 from rankmill.producer.files.stores.paths import AnyPath
 
 SCHEMA = pa.schema(
@@ -241,20 +239,16 @@ def _third_field(path: AnyPath) -> str:
     InputError
         The field could be either, because its whole numbers neither rise nor fall.
     """
-    last: dict[str, int] = {}
-    rises = falls = True
+    queries: list[pa.Array] = []
+    numbers: list[pa.Array] = []
     for batch in read_lines(path, _THREE):
         if not pc.all(pc.match_substring_regex(batch["number"], r"^[0-9]{1,18}$")).as_py():
             return "run_score"
-        numbers = batch["number"].cast(pa.int64()).to_numpy()
-        starts = starts_of(batch["query_id"])
-        steps = np.diff(numbers, prepend=0)
-        for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
-            query = batch["query_id"][int(start)].as_py()
-            before, last[query] = last.get(query), int(numbers[end - 1])
-            steps[start] = 0 if before is None else numbers[start] - before
-            rises = rises and bool((steps[start + (before is None) : end] > 0).all())
-        falls = falls and bool((steps <= 0).all())
+        queries.append(batch["query_id"].dictionary_encode())
+        numbers.append(batch["number"].cast(pa.int64()))
+    by_query = pa.chunked_array(queries).unify_dictionaries().combine_chunks().indices.to_numpy()
+    steps = pa.chunked_array(numbers).to_pandas().groupby(by_query).diff().dropna()
+    rises, falls = bool((steps > 0).all()), bool((steps <= 0).all())
     if not rises and not falls:
         raise InputError(
             f"{path}: its third fields could be ranks or scores, as they neither rise nor fall within each "

@@ -1,0 +1,85 @@
+"""Reads scored files: ids and scores of their rows, and what the run says that was scored."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.corpus.rankings import column_of
+from rankmill.producer.files.formats.base import text_of
+from rankmill.producer.files.formats.delimited import TSV
+from rankmill.producer.files.formats.table import format_of, is_readable, open_reader
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.stores.paths import AnyPath
+
+_ROWS = 65_536
+_TYPES = {
+    "query_id": pa.string(),
+    "doc_id": pa.string(),
+    "score": pa.float64(),
+    "relevance": pa.int64(),
+    "in_run": pa.bool_(),
+    "run_score": pa.float64(),
+    "run_rank": pa.float64(),
+}
+
+
+def is_table(path: AnyPath, score: str) -> bool:
+    """Whether a file is a table with named columns; TSV, which may be a run, is one with a column `score`."""
+    if format_of(path) is TSV:
+        return score in open_reader(path).shown_columns().names
+    return is_readable(path)
+
+
+def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.DataFrame:
+    """Read the columns of a scored table that it has of ``query_id``, ``doc_id``, ``score``, ``in_run``,
+    ``run_score``, ``run_rank`` and, with `has_labels`, ``relevance``.
+
+    `score` is the file's column of scores. Without a column ``in_run``, all rows are the run's.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or lacks ids or scores.
+    """
+    schema = open_reader(path).survey(find_nulls=False).schema
+    names = {
+        "query_id": column_of(path, schema.names, QUERY_IDS),
+        "doc_id": column_of(path, schema.names, PASSAGE_IDS),
+        "score": score,
+        **{
+            name: name for name in ("in_run", "run_score", "run_rank", *(["relevance"] if has_labels else []))
+        },
+    }
+    if score not in schema.names:
+        raise InputError(f"{path}: no column {score!r}; name it with --score-column")
+    kept = {ours: name for ours, name in names.items() if name in schema.names}
+    wanted = pa.schema([field for field in schema if field.name in kept.values()])
+    table = pa.Table.from_batches(open_reader(path).batches(wanted, _ROWS), wanted)
+    columns = {ours: _cast(path, name, table[name], _TYPES[ours]) for ours, name in kept.items()}
+    for ours in ("query_id", "doc_id"):
+        if columns[ours].null_count:
+            row = pc.index(pc.is_null(columns[ours]), True).as_py()
+            raise InputError(f"{path}: row {row} (counted from 0) has no {kept[ours]}")
+    frame: pd.DataFrame = pa.table(columns).to_pandas()
+    return frame if "in_run" in frame else frame.assign(in_run=True)
+
+
+def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
+    """The numbers by which the run ranked its passages, the largest first; ``None`` if it has none."""
+    for name, sign in (("run_score", 1.0), ("run_rank", -1.0)):
+        if name in frame and frame[name].notna().any():
+            return frame[name] * sign
+    return None
+
+
+def _cast(path: AnyPath, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The column with another type; an empty field of text is null."""
+    if pa.types.is_string(column.type) and kind != pa.string():
+        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"{path}: column {name!r} does not hold {kind}: {text_of(error)}") from None
