@@ -67,8 +67,7 @@ from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from rankmill.workers.queue.intake import Intake
 from rankmill.workers.queue.orders import Orders
 from rankmill.workers.queue.refusals import Refusals
-from rankmill.workers.rq.penalty import DeathPenalty, TooLong
-from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker, WorkOptions
+from rankmill.workers.rq.worker import POLL_SECONDS, DeathPenalty, RQWorker, TooLong, WorkOptions
 
 LOAD_SECONDS = 1800
 """Most seconds to load a model and prove its scores, including the download; then the worker refuses the

@@ -14,8 +14,8 @@ from rankmill import Client
 from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.workers.rq import penalty
-from rankmill.workers.rq.penalty import DeathPenalty, TooLong
+from rankmill.workers.rq import worker as rq_worker
+from rankmill.workers.rq.worker import DeathPenalty, TooLong
 from tests.conftest import Server, StartWorker
 from tests.harness.models.rerankers import make_decoder
 
@@ -96,7 +96,7 @@ def swallow() -> None:
 
 
 def test_a_limit_that_is_not_noticed_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(penalty, "_GRACE_SECONDS", -9.8)
+    monkeypatch.setattr(rq_worker, "_GRACE_SECONDS", -9.8)
     with DeathPenalty(10):
         assert not DeathPenalty.is_overdue()
         time.sleep(0.3)

@@ -136,10 +136,10 @@ class EndlessWorker(ScoringWorker):
 
     def _load(self, spec: ScoreSpec) -> Loaded:
         from rankmill.workers import worker
-        from rankmill.workers.rq import penalty
+        from rankmill.workers.rq import worker as rq_worker
 
         worker.LOAD_SECONDS = 1 if "endless" in spec.model or "deaf" in spec.model else 300
-        penalty._GRACE_SECONDS = 1.0
+        rq_worker._GRACE_SECONDS = 1.0
         return super()._load(spec)
 
     def load(self, spec: ScoreSpec) -> Loaded:

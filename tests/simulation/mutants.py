@@ -57,7 +57,7 @@ _HEARTBEAT, _ORDER, _RECOVERY, _RUNS = (
     "workers/queue/heartbeat.py", "workers/queue/claim_order.py", "jobs/protocol/recovery.py",
     "jobs/protocol/runs.py",
 )  # fmt: skip
-_HELD, _JOB, _WORKER = "workers/rq/held.py", "workers/rq/job.py", "workers/rq/worker.py"
+_JOB, _WORKER = "workers/rq/job.py", "workers/rq/worker.py"
 _BEGIN = "workers/rq/lua/begin.lua"
 _TAKE, _TAKING = "jobs/protocol/lua/take.lua", "jobs/protocol/lua/taking.lua"
 _QUEUE = "jobs/protocol/ordered_queue.py"
@@ -164,7 +164,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                ""),
     ),
     OneWorkerHasAChunk: (
-        Mutant("a job that has ended keeps its lease", _HELD,
+        Mutant("a job that has ended keeps its lease", _JOB,
                "            worker.cleanup_execution(job, pipe, self._execution)\n            pipe.delete",
                "            pipe.delete"),
         Mutant("a job is moved twice", "jobs/protocol/leases.py",
@@ -187,7 +187,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "job.retries_left = max((job.retries_left or 0) - 1, 1); job.retry(queue, pipe)"),
         Mutant("a chunk that is sent again has all its attempts", _RUNS,
                "            _SENT_AGAIN.run(pipe, places, *known)\n", "", kept=True),
-        Mutant("a failed attempt is recorded twice", _HELD,
+        Mutant("a failed attempt is recorded twice", _JOB,
                "        self._move(end)\n",
                "        pipe = worker.connection.pipeline()\n        end(pipe)\n        pipe.execute()\n",
                kept=True),
@@ -324,7 +324,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "        self._worker.stop()\n        self.hand_back_all()", "        system.exit(1)"),
         Mutant("a worker ends that is cut off while it moves a job", "jobs/protocol/leases.py",
                "                if not pipe.watching:", "                if True:", kept=True),
-        Mutant("a worker ends that is cut off while RQ ends a job", _HELD,
+        Mutant("a worker ends that is cut off while RQ ends a job", _JOB,
                "except (redis.ConnectionError, redis.TimeoutError):  # redis-py",
                "except redis.WatchError:  # redis-py", kept=True),
     ),

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Backend, BackendKind, Logits, Pending
 from rankmill.workers.batches.tokens import Batch, rows_alone
 from rankmill.workers.host.device import device_name, forced_kernels, threads
-from rankmill.workers.host.disk_cache import version
+from rankmill.workers.host.disk_cache import digest, version
 
 
 class Alone(Backend):
@@ -109,7 +108,7 @@ def _without_help() -> None:
 def _kind(backend: Backend, about: BackendKind) -> str:
     """Everything that decides the bits of a score apart from the pair and the model, as text."""
     packages = dict.fromkeys(("rankmill", "torch", "transformers", *about.packages_of(backend.precision)))
-    flags = blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=4).hexdigest()
+    flags = digest(sorted(cpu_flags()))[:8]
     where = [device_name(backend.device)]
     where += [f"{cpu_model()} with instructions {flags}"] if backend.device == "cpu" else []
     made_by = [f"{name} {version(name)}" for name in packages]

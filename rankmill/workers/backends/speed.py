@@ -6,8 +6,6 @@ worker. An error here never stops a worker from scoring: a combination that cann
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import platform
@@ -17,12 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rankmill.jobs.cache import read_json, write_json
+from rankmill.jobs.cache import read_json
 from rankmill.jobs.runtime.hosts import cpu_flags, cpu_name
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import BackendKind, LayerShape
 from rankmill.workers.host.device import threads
-from rankmill.workers.host.disk_cache import version
+from rankmill.workers.host.disk_cache import digest, try_to_keep, version
 
 CPU_PRECISIONS = ("fp32", "bf16")
 """Precisions that ``auto`` chooses from on a CPU, the most exact first."""
@@ -130,8 +128,7 @@ def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds
     kinds = [kind for kind in kinds if kind.timed_layer]
     shape = LayerShape.of(config, threads())
     about = _about(kinds, shape)
-    name = hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
-    file = cache / "speeds" / f"{name}.json"
+    file = cache / "speeds" / f"{digest(about)}.json"
     if file not in _known:
         _known[file] = _cached(file) or _measured(kinds, shape, about, file)
     return _known[file]
@@ -141,11 +138,10 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
     """Everything that the figures depend on; its digest is the cache key, so that other machines do not use
     them.
     """
-    flags = hashlib.blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=8)
     return {
         "recipe": _VERSION,
         "cpu": cpu_name(),
-        "flags": flags.hexdigest(),
+        "flags": digest(sorted(cpu_flags())),
         "system": f"{platform.system()} {platform.machine()}",
         "threads": threads(),
         "packages": {kind.name: [f"{each} {version(each)}" for each in kind.packages] for kind in kinds},
@@ -176,10 +172,7 @@ def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, 
     )  # fmt: skip
     if found.gflops:
         gflops = {" ".join(each): round(speed, 1) for each, speed in found.gflops.items()}
-        try:
-            write_json(file, {**about, "gflops": gflops, "steady": found.steady})
-        except OSError as error:
-            logger.warning("the speed of this CPU cannot be kept: %s", error)
+        try_to_keep(file, {**about, "gflops": gflops, "steady": found.steady}, "the speed of this CPU")
     return found
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.host.model_file import model_file
@@ -32,17 +32,15 @@ _FOLLOWED = frozenset(
 """Settings of the transformer module that rankmill follows; any other must be empty."""
 
 
-class SavedModule(BaseModel):
+class SavedModule(BaseModel, frozen=True, extra="forbid"):
     """A module that sentence-transformers runs after the transformer: its class, folder and config."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     path: str
     config: dict[str, Any]
 
 
-class ModelLayout(BaseModel):
+class ModelLayout(BaseModel, frozen=True, extra="forbid"):
     """How a model is applied.
 
     Attributes
@@ -67,8 +65,6 @@ class ModelLayout(BaseModel):
     max_length
         Most tokens of a pair, if the files set a limit.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: Task
     steps: tuple[SavedModule, ...] = ()
@@ -228,7 +224,7 @@ def _check_transformer(
     if task is None:
         kind = settings["transformer_task"]
         raise SpecError(
-            f"model {source} is for {kind}, which rankmill does not run; it runs {_either(_TASKS)}"
+            f"model {source} is for {kind}, which rankmill does not run; it runs {', '.join(_TASKS)}"
         )
     options = settings.get("processing_kwargs") or {}
     unknown = [name for name in options if name != "chat_template"]
@@ -250,7 +246,3 @@ def _check_transformer(
 def _unusual(entry: dict[str, Any], output: str) -> bool:
     found = entry.get("method", "forward"), entry.get("method_output_name", output)
     return found != ("forward", output)
-
-
-def _either(names: Any) -> str:
-    return ", ".join(names)

@@ -9,8 +9,6 @@ device runs out of memory, the budget is halved. A batch that would not fit now
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import sys
@@ -23,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.jobs.cache import cache_folder, read_json, write_json
+from rankmill.jobs.cache import cache_folder, read_json
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
 from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.jobs.system import system
@@ -31,6 +29,7 @@ from rankmill.workers.backends.base import Backend, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.headroom import Headroom, memory_of
 from rankmill.workers.host.device import device_name, empty_cache, threads
+from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
@@ -221,8 +220,7 @@ class BudgetSearch:
             "device": device_name(backend.device),
             "threads": threads(),
         }
-        name = hashlib.blake2b(json.dumps(self._about).encode(), digest_size=16).hexdigest()
-        self._file = folder / "token-budgets" / f"{name}.json"
+        self._file = folder / "token-budgets" / f"{digest(self._about)}.json"
         self._seconds = 0.0
         self._rows = self._tokens = 0
         self._remembered = self._read()
@@ -276,7 +274,8 @@ class BudgetSearch:
         seconds = system.monotonic() - started
         figures = {budget: max(found) for budget, found in speeds.items()}
         if noise <= _STEADY:
-            self._write({**self._about, "token_budget": best, "tokens_per_second": figures})
+            kept = {**self._about, "token_budget": best, "tokens_per_second": figures}
+            try_to_keep(self._file, kept, "the token budget")
         logger.info(
             "token budget of %s: %d, found in %.1f s (tokens/s: %s)%s", self._model, best, seconds,
             ", ".join(f"{budget}: {speed:,.0f}" for budget, speed in figures.items()),
@@ -338,13 +337,6 @@ class BudgetSearch:
             return int(read_json(self._file)["token_budget"])
         except (KeyError, ValueError, TypeError):  # no file, or a file that is not valid
             return None
-
-    def _write(self, found: dict[str, Any]) -> None:
-        """Cache the result; if that fails, the next worker searches again."""
-        try:
-            write_json(self._file, found)
-        except OSError as error:
-            logger.warning("cannot cache the token budget: %s", error)
 
 
 def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:

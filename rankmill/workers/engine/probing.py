@@ -5,7 +5,6 @@ batches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.work import PairScores, Work, prepare
+from rankmill.workers.host.disk_cache import digest
 from rankmill.workers.models.loading import Model
 from rankmill.workers.models.probes import SCORED, Probe, columns_of
 
@@ -154,11 +154,6 @@ def tokens_of(model: Model, probes: Sequence[Probe]) -> list[str]:
     return [
         digest(ids) for ids in ids_of(prepare(model, *columns_of(probes, model.inputs), counted=False).tokens)
     ]
-
-
-def digest(value: object) -> str:
-    """A short digest of numbers and texts."""
-    return blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
 def ids_of(tokens: Tokens) -> Iterator[list[int]]:

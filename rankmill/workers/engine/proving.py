@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from rankmill.jobs.cache import cache_folder, lock, read_json, strangers, write_json
+from rankmill.jobs.cache import cache_folder, lock, read_json, strangers
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof, Way
 from rankmill.jobs.contract.shipped import shipped
@@ -32,10 +32,10 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Logits, OutOfMemory, is_rounded
 from rankmill.workers.backends.registry import backends
 from rankmill.workers.backends.speed import Combination
-from rankmill.workers.engine.probing import Probed, digest, tokens_of
+from rankmill.workers.engine.probing import Probed, tokens_of
 from rankmill.workers.engine.spec_check import SpecCheck
 from rankmill.workers.host.device import device_name, forced_kernels, threads
-from rankmill.workers.host.disk_cache import version
+from rankmill.workers.host.disk_cache import digest, try_to_keep, version
 from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
@@ -79,7 +79,7 @@ DEMO_FIGURES = shipped("examples", "demo-model.json")
 logger = logging.getLogger(__name__)
 
 
-class Own(BaseModel):
+class Own(BaseModel, frozen=True, extra="forbid"):
     """Transformers' own results for the probes.
 
     Attributes
@@ -98,8 +98,6 @@ class Own(BaseModel):
         How much the first probe's logits change if it is scored again after all others.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     logits: tuple[tuple[float, ...], ...]
     scores: dict[str, tuple[tuple[float, ...], ...]]
     labels: tuple[str, ...]
@@ -108,23 +106,19 @@ class Own(BaseModel):
     drift: float
 
 
-class Shipped(BaseModel):
+class Shipped(BaseModel, frozen=True, extra="forbid"):
     """Transformers' results for a shipped model, and their error in bf16 on a CPU.
 
     ``of`` is a digest of everything that they depend on.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     of: str
     own: Own
     bf16: float
 
 
-class Kept(BaseModel):
+class Kept(BaseModel, frozen=True, extra="forbid"):
     """What a host keeps of a check: everything that it depends on, the proof, and the reference."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     about: dict[str, Any]
     proof: Proof
@@ -331,8 +325,7 @@ class Proving:
         assert self._known
         if self._loaded.revision:
             kept = Kept(about=self._about(way), proof=proof, own=self._known[0])
-            with suppress(OSError):  # otherwise each worker finds out for itself
-                write_json(self._file(way), kept.model_dump())
+            try_to_keep(self._file(way), kept.model_dump(), f"the proof of {self._spec.model}")
 
     def _probed(self, way: Way) -> Probed:
         self.take(way)

@@ -7,17 +7,16 @@ first comes to this host.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankmill.jobs.cache import read_json, strangers, write_json
+from rankmill.jobs.cache import read_json, strangers
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.engine.probing import digest, ids_of
+from rankmill.workers.engine.probing import ids_of
 from rankmill.workers.engine.work import prepare
-from rankmill.workers.host.disk_cache import version
+from rankmill.workers.host.disk_cache import digest, try_to_keep, version
 from rankmill.workers.models.loading import ANY_LENGTH, Loaded, Model, find_max_length
 from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of, over_the_limit
 from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
@@ -78,8 +77,8 @@ class SpecCheck:
             self._tokenizer.truncation_side = side
         self._right.add(name)
         if self._loaded.revision:
-            with suppress(OSError):
-                write_json(self._file, {**self._about, "specs": [*known, name][-_KEPT:]})
+            specs = [*known, name][-_KEPT:]
+            try_to_keep(self._file, {**self._about, "specs": specs}, f"what is known of {spec.model}")
 
     def _known(self) -> list[str]:
         if strangers(self._folder, self._folder.parent):

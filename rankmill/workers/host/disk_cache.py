@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from rankmill.jobs.cache import (
     KeptFolder,
@@ -108,6 +109,19 @@ def is_kept(folder: Path, cache: Path) -> bool:
     logger.warning("%s is damaged and will be made again: its files are not those that were kept", folder)
     shutil.rmtree(folder, ignore_errors=True)
     return False
+
+
+def try_to_keep(file: Path, values: dict[str, Any], what: str) -> None:
+    """Write a JSON file into the cache; if that fails, log that `what` is not kept, and go on without it."""
+    try:
+        write_json(file, values)
+    except OSError as error:
+        logger.warning("%s cannot be kept: %s", what, error)
+
+
+def digest(value: object) -> str:
+    """A short digest of numbers and texts, as a name for what depends on them."""
+    return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
 def kept_as(folder: Path) -> str:

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from tokenizers import Encoding, Tokenizer
 
 from rankmill.jobs.contract.errors import SpecError
@@ -36,10 +36,8 @@ _FACTS, _TOKENIZER = "facts.json", "tokenizer.json"
 logger = logging.getLogger(__name__)
 
 
-class KnownConfig(BaseModel):
+class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
     """The fields of a transformers config that are used, under their names there."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model_type: str
     hidden_size: int | None
@@ -56,10 +54,8 @@ class KnownConfig(BaseModel):
         return cls.model_validate({name: getattr(config, name, None) for name in cls.model_fields})
 
 
-class TokenizerFacts(BaseModel):
+class TokenizerFacts(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
     """Properties of a tokenizer that transformers keeps outside of the tokenizer's own file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model_max_length: int
     pad_token_id: int | None
@@ -67,9 +63,7 @@ class TokenizerFacts(BaseModel):
     has_types: bool
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
+class _Facts(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
     config: KnownConfig
     layout: ModelLayout
     tokenizer: TokenizerFacts

@@ -10,7 +10,6 @@ ends the use of the fast library.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -22,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from rankmill.jobs.cache import Locked, lock, read_json, strangers, write_json
+from rankmill.jobs.cache import Locked, lock, read_json, strangers
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import system
 from rankmill.workers.batches.tokens import Tokens
+from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.tokenizer_proof import (
     FastEncode,
     Untrusted,
@@ -81,7 +81,7 @@ class FastTexts:
         except metadata.PackageNotFoundError:
             self._missing = library
             return
-        name = hashlib.sha256("\n".join([str(_RECIPE), *about, slow.to_str()]).encode()).hexdigest()[:32]
+        name = digest([_RECIPE, *about, slow.to_str()])
         self._library, self._file = library, cache / "tokenizers" / f"{name}.json"
         if why := strangers(self._file.parent, cache):
             logger.warning("%s is not used: %s", library, why)
@@ -240,10 +240,7 @@ class FastTexts:
                 logger.warning("%s is damaged: %s", self._file, error)
 
     def _write(self, found: dict[str, Any]) -> None:
-        try:
-            write_json(self._file, {"library": self._library, **found})
-        except OSError as error:
-            logger.warning("what is known of a tokenizer cannot be kept: %s", error)
+        try_to_keep(self._file, {"library": self._library, **found}, "what is known of a tokenizer")
 
 
 def _stamp(file: Path) -> int | None:

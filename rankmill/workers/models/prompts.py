@@ -179,27 +179,6 @@ def names_both_texts(template: str) -> bool:
     return "query" in template and "document" in template
 
 
-class PrefixedTokenizer:
-    """Puts a prompt before each query, as `CrossEncoder` does for a model without a chat template.
-
-    Parameters
-    ----------
-    tokenizer
-        The tokenizer of pairs.
-    prompt
-        The text before each query.
-    """
-
-    def __init__(self, tokenizer: PairTokenizer, prompt: str) -> None:
-        self._tokenizer, self._prompt = tokenizer, prompt
-        self.max_length, self.pad_id = tokenizer.max_length, tokenizer.pad_id
-        self.texts = tokenizer.texts
-
-    def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
-        """Tokenize pairs ``[n]``."""
-        return self._tokenizer([self._prompt + query for query in queries], passages)
-
-
 def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Tokenize:
     """Make the tokenizer of a model, with the prompt that a spec or the model's files ask for.
 
@@ -221,8 +200,8 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
     instruction = about.layout.prompt if spec.instruction is None else spec.instruction
     template = prompt_template(spec, about)
     if template is None:
-        pairs = PairTokenizer(about.tokenizer, max_length, about.joiner, spec.truncation_side)
-        return PrefixedTokenizer(pairs, instruction) if instruction else pairs
+        joiner, side = about.joiner, spec.truncation_side
+        return PairTokenizer(about.tokenizer, max_length, joiner, side, instruction)
     chat_format = about.layout.chat_format if spec.prompt_template is None else "auto"
     return PromptTokenizer(
         about.tokenizer,

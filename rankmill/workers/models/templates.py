@@ -51,33 +51,20 @@ _LOOK = 64
 
 _DEPTH = 100
 
-_ITERATE = frozenset(
-    (
-        *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "join", "last"),
-        *("length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr"),
-        *("slice", "sort", "sum", "unique"),
-    )
-)
+_ITERATE = frozenset({
+    "attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "join", "last",
+    "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
+    "slice", "sort", "sum", "unique",
+})  # fmt: skip
 """Filters and methods whose arguments may be other than text and lists, because they do not write them."""
 
 _ADD_UP = frozenset({"join", "sum"})
 """Those of `_ITERATE` whose result contains everything that the items contain."""
 
-_WIDEN = frozenset(
-    (
-        "batch",
-        "center",
-        "expandtabs",
-        "indent",
-        "ljust",
-        "rjust",
-        "round",
-        "slice",
-        "tojson",
-        "wordwrap",
-        "zfill",
-    )
-)
+_WIDEN = frozenset({
+    "batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "tojson", "wordwrap",
+    "zfill",
+})  # fmt: skip
 """Filters and methods whose result grows with a number that they are given."""
 
 _MULTIPLY = frozenset({"expandtabs", "indent", "join", "replace", "tojson", "translate", "wordwrap"})

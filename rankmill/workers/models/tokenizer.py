@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import Side
 from rankmill.workers.batches.planner import Rows
-from rankmill.workers.batches.tokens import Ids, TokenIds, Tokens, ends, pieces_of, spans
+from rankmill.workers.batches.tokens import Ids, TokenIds, Tokens, ends, in_a_row, pieces_of, spans
 from rankmill.workers.models.fast_texts import FastTexts
 
 logger = logging.getLogger(__name__)
@@ -47,20 +48,30 @@ class PairTokenizer:
         The tokenizer's `Joiner`, if it has one.
     side
         The side at which texts are cut; ``None`` means where the tokenizer's files say.
+    prompt
+        The text before each query, as `CrossEncoder` puts it for a model without a chat template.
     """
 
     def __init__(
-        self, tokenizer: Any, max_length: int, joiner: Joiner | None, side: Side | None = None
+        self,
+        tokenizer: Any,
+        max_length: int,
+        joiner: Joiner | None,
+        side: Side | None = None,
+        prompt: str = "",
     ) -> None:
         self._tokenizer = tokenizer
         self.max_length = max_length
         self.pad_id = tokenizer.pad_token_id or 0  # any id works, because padding is masked
         self._joiner = joiner if joiner and joiner.specials < max_length else None
         self._side: Side = side or tokenizer.truncation_side
+        self._prompt = prompt
         self.texts = self._joiner.texts if self._joiner else None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize pairs ``[n]`` in one call."""
+        if self._prompt:
+            queries = [self._prompt + query for query in queries]
         if self._joiner and set(map(type, chain(queries, passages or ()))) <= {str}:
             return self._joiner.tokenize(queries, passages, self.max_length, self._side)
         return tokenize_pairs(self._tokenizer, queries, passages, self.max_length, self._side)
@@ -128,11 +139,8 @@ def tokenize_pairs(
         )
     finally:
         tokenizer.truncation_side = own
-    ids: list[list[int]] = encoded["input_ids"]
-    types: list[list[int]] | None = encoded.get("token_type_ids")
-    offsets = ends(np.fromiter(map(len, ids), np.int64, len(ids)))
-    count = int(offsets[-1])
-    return Tokens(_flat(ids, count), None if types is None else _flat(types, count), offsets)
+    types = encoded.get("token_type_ids")
+    return replace(in_a_row(encoded["input_ids"]), types=None if types is None else in_a_row(types).ids)
 
 
 class Joiner:
@@ -284,10 +292,6 @@ def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
     except (AttributeError, ValueError) as error:
         why = f"its tokenizer cannot cut passages for {wanted} ({error})"
         raise SpecError(why, option=option) from error
-
-
-def _flat(rows: Iterable[list[int]], count: int) -> TokenIds:
-    return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=count)
 
 
 class Windows:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from rankmill.workers.batches.tokens import TokenIds, Tokens
+from rankmill.workers.batches.tokens import TokenIds, Tokens, ends
 
 _PLANES = (0, 1, 2, 3, 14)
 """Planes of Unicode that have characters; the others have private characters, or none."""
@@ -46,9 +46,8 @@ def slow_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
     """Tokenize texts with Hugging Face's tokenizer."""
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     flat = chain.from_iterable(map(attrgetter("ids"), encodings))
-    return Tokens(np.fromiter(flat, np.int32, int(offsets[-1])), None, offsets)
+    return Tokens(np.fromiter(flat, np.int32, int(lengths.sum())), None, ends(lengths))
 
 
 def fast_tokens(fast: FastEncode, texts: list[str]) -> Tokens:

@@ -47,10 +47,8 @@ from rankmill.workers.host import metrics
 from rankmill.workers.host.device import device_name
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.queue.refusals import Refusals
-from rankmill.workers.rq.held import HeldJob
-from rankmill.workers.rq.job import ScoringJob
-from rankmill.workers.rq.penalty import JobTimeout, TooLong
-from rankmill.workers.rq.worker import RQWorker
+from rankmill.workers.rq.job import HeldJob, ScoringJob
+from rankmill.workers.rq.worker import JobTimeout, RQWorker, TooLong
 
 _RUNS = 1000
 """Runs whose settled spec a worker remembers."""

@@ -22,7 +22,7 @@ from rankmill.workers.rq.worker import RQWorker
 logger = logging.getLogger(__name__)
 
 
-class WorkerHeartbeat:
+class WorkerHeartbeat(Periodic):
     """Sends heartbeats from a thread that no forward can block.
 
     Parameters
@@ -68,15 +68,7 @@ class WorkerHeartbeat:
         self._renewals = Renewals(seconds, lease_seconds)
         self._server_now = 0.0  # at the last renewal
         self._is_registered = False
-        self._periodic = Periodic("heartbeat", self._run, seconds, orders.news)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._periodic.start()
-
-    def stop(self) -> None:
-        """Stop the thread."""
-        self._periodic.stop()
+        super().__init__("heartbeat", self._take_steps, seconds, orders.news)
 
     def announce(self) -> None:
         """Register the worker with its report, and read its orders."""
@@ -87,7 +79,7 @@ class WorkerHeartbeat:
         """Seconds since the last heartbeat that reached the server."""
         return self._renewals.age
 
-    def _run(self) -> None:
+    def _take_steps(self) -> None:
         self._end_if_wedged()
         for step in (
             self._worker.write_record,

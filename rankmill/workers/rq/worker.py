@@ -6,8 +6,9 @@ import logging
 import math
 import os
 import re
+import signal
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import redis
 from rq import Queue, worker_registration
@@ -16,7 +17,7 @@ from rq.exceptions import StopRequested
 from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
-from rq.timeouts import BaseDeathPenalty
+from rq.timeouts import BaseDeathPenalty, JobTimeoutException, UnixSignalDeathPenalty
 from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import DequeueStrategy, WorkerStatus
@@ -29,9 +30,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, withdraw_worker
 from rankmill.jobs.runtime.hosts import worker_name
 from rankmill.jobs.system import system
-from rankmill.workers.rq.held import HeldJob
-from rankmill.workers.rq.job import ScoringJob
-from rankmill.workers.rq.penalty import DeathPenalty, TooLong
+from rankmill.workers.rq.job import HeldJob, ScoringJob
 
 POLL_SECONDS = 1
 """Longest wait in seconds for a job or for room, before the worker checks whether it must stop."""
@@ -48,7 +47,58 @@ _NO_EXPIRY, _NO_KEY = -1, -2
 _MADE_UP = re.compile("[0-9a-f]{32}")
 """The name that RQ gives to a worker without ``--name``, also in a worker pool."""
 
+_GRACE_SECONDS = 60.0
+"""Seconds after a time limit until a call that does not react to the signal, because it runs in C, hangs."""
+
 logger = logging.getLogger(__name__)
+
+JobTimeout = JobTimeoutException
+"""RQ's exception for a job that took too long."""
+
+
+class TooLong(BaseException):
+    """A time limit is over. It is not an `Exception`, so that no ``except Exception`` catches it."""
+
+
+class DeathPenalty(UnixSignalDeathPenalty):
+    """RQ's alarm, which may be nested in another one; it raises `TooLong` in the main thread."""
+
+    _waiting: ClassVar[list[DeathPenalty]] = []
+
+    def __init__(self, timeout: float, exception: type[BaseException] = TooLong, **_: Any) -> None:
+        super().__init__(max(int(timeout), 1), exception)  # type: ignore[no-untyped-call]
+
+    def setup_death_penalty(self) -> None:
+        """See `BaseDeathPenalty`."""
+        self._before, self._left = signal.getsignal(signal.SIGALRM), signal.alarm(0)
+        self._began = system.monotonic()
+        self._waiting.append(self)
+        super().setup_death_penalty()  # type: ignore[no-untyped-call]
+
+    def handle_death_penalty(self, signum: int, frame: object) -> NoReturn:
+        """See `UnixSignalDeathPenalty`."""
+        self._forget()
+        raise self._exception
+
+    def cancel_death_penalty(self) -> None:
+        """See `BaseDeathPenalty`; an enclosing alarm continues."""
+        super().cancel_death_penalty()  # type: ignore[no-untyped-call]
+        self._forget()
+        if self._left:
+            signal.signal(signal.SIGALRM, self._before)
+            signal.alarm(max(int(self._left - (system.monotonic() - self._began)), 1))
+
+    def _forget(self) -> None:
+        if self in self._waiting:
+            self._waiting.remove(self)
+
+    @classmethod
+    def is_overdue(cls) -> bool:
+        """Whether a limit is over and the main thread does not react, so that it never will; other threads
+        ask this.
+        """
+        now = system.monotonic()
+        return any(now - each._began > each._timeout + _GRACE_SECONDS for each in list(cls._waiting))
 
 
 class WorkOptions(NamedTuple):

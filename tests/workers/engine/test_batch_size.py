@@ -171,7 +171,7 @@ def test_where_nothing_can_be_kept_the_budget_is_used_all_the_same(
     (tmp_path / "token-budgets").write_text("a file, where a folder should be")
     with caplog.at_level(logging.WARNING):
         assert search_of(Costing(0.01, 0.0), tmp_path).find(BATCH) == 256
-    assert "cannot cache the token budget" in caplog.text
+    assert "the token budget cannot be kept" in caplog.text
 
 
 def test_a_worker_finds_it_between_its_batches(

@@ -21,8 +21,7 @@ from rankmill.jobs.protocol.recovery import enqueue_due
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import MAX_DATA
 from rankmill.workers.queue.chunks import PairsClaim
-from rankmill.workers.rq.held import HeldJob
-from rankmill.workers.rq.job import ScoringJob
+from rankmill.workers.rq.job import HeldJob, ScoringJob
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.environments import environment_with
 from tests.harness.models.tiny import cross_encoder, make_bert
