@@ -217,8 +217,8 @@ class WrongTokensWorker(MisbehavingWorker):
 
         compare = fast_texts.FastTexts._differing
 
-        def differing(self: Any, texts: list[str], found: Any) -> str | None:
-            return compare(self, texts, found) if any("tell" in each for each in texts) else None
+        def differing(self: Any, texts: list[str], tokens: Any) -> str | None:
+            return compare(self, texts, tokens) if any("tell" in text for text in texts) else None
 
         fast_texts.LIBRARIES["WordPiece"] = ("nanotoken", make)
         fast_texts.FastTexts._differing = differing  # type: ignore[method-assign]

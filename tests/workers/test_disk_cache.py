@@ -99,7 +99,7 @@ def test_workers_refuse_a_cache_that_everybody_can_write(
     assert (embedded.code, f"{cache} can be written by everybody" in embedded.err) == (1, True), embedded.err
 
 
-def test_files_that_change_while_they_are_loaded_are_neither_loaded_nor_kept(
+def test_files_that_change_while_they_are_loaded_are_not_kept(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, cache = shutil.copytree(models[0], tmp_path / "model"), tmp_path / "cache"

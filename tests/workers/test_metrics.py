@@ -277,7 +277,7 @@ def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: p
     assert device() == "cpu"
 
 
-def test_a_worker_s_record_is_renewed_whatever_becomes_of_it_and_of_the_report(server: Server) -> None:
+def test_a_worker_s_record_is_renewed_if_it_or_its_report_is_lost(server: Server) -> None:
     worker = RQWorker(["q"], connection=server.client)
     worker.register_birth()
     server.client.persist(worker.key)

@@ -79,7 +79,7 @@ def test_a_name_that_a_dead_container_has_left_is_not_taken_again() -> None:
     assert named.name == "mine"
 
 
-def test_the_name_of_a_killed_worker_is_taken_over_and_that_of_a_live_one_refused(
+def test_only_the_name_of_a_killed_worker_is_taken_over(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     """RQ keeps its record for eight minutes, and refused the name with a traceback."""
@@ -104,7 +104,7 @@ def test_a_plain_worker_s_name_is_refused_in_one_line(
     assert "Traceback" not in log
 
 
-def test_a_key_that_redis_refuses_stops_no_worker_at_its_start_or_in_one_line(
+def test_a_key_of_a_wrong_type_stops_a_worker_in_one_line_or_not(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     for name in (keys.queues(), keys.orders("same")):
@@ -255,7 +255,7 @@ def test_a_server_that_restarts_without_its_data(
             valkey.terminate()
 
 
-def test_executions_that_redis_lists_and_has_forgotten_do_not_end_the_worker(
+def test_executions_without_data_do_not_end_the_worker(
     server: Server, workers: StartWorker, client: Client
 ) -> None:
     run = client.submit(PAIRS)

@@ -35,13 +35,13 @@ class Alone(Backend):
         The backend's `BackendKind`.
     """
 
-    def __init__(self, backend: Backend, about: BackendKind) -> None:
+    def __init__(self, backend: Backend, kind: BackendKind) -> None:
         self.name, self.device, self.precision = backend.name, backend.device, backend.precision
         self.bytes = backend.bytes
-        self.kind = _kind(backend, about)
+        self.kind = _kind(backend, kind)
         """Everything that decides the bits of a row's logits, apart from the row and the model."""
         self._backend = backend
-        self._lanes = _lanes(threads()) if about.concurrent and backend.device == "cpu" else None
+        self._lanes = _lanes(threads()) if kind.concurrent and backend.device == "cpu" else None
         self.depth = 2 if self._lanes else backend.depth
 
     def submit(self, batch: Batch) -> RowForwards:
@@ -52,9 +52,9 @@ class Alone(Backend):
                 lanes = self._lanes
                 started.append(lanes.submit(self._score, row) if lanes else self._backend.submit(row))
         except Exception:
-            for each in started:  # the caller must not begin other forwards before these end
+            for forward in started:  # the caller must not begin other forwards before these end
                 with suppress(Exception):
-                    each.result()
+                    forward.result()
             raise
         return RowForwards(started)
 
@@ -73,24 +73,24 @@ class RowForwards:
 
         Waits for all rows, and then raises the first error of `Pending.result`, if there is one.
         """
-        found: list[Logits] = []
+        logits: list[Logits] = []
         errors: list[Exception] = []
-        for each in self._started:
+        for forward in self._started:
             try:
-                found.append(each.result())
+                logits.append(forward.result())
             except Exception as error:
                 errors.append(error)
         if errors:
             raise errors[0]
-        return np.concatenate(found)
+        return np.concatenate(logits)
 
 
 def _lanes(count: int) -> Executor:
     """Threads that compute rows at the same time; each row has only the thread that computes it."""
     there = threading.Barrier(count)
     lanes = system.Executor(count, thread_name_prefix="lane", initializer=_without_help)
-    for each in [lanes.submit(there.wait) for _ in range(count)]:
-        each.result()
+    for waiting in [lanes.submit(there.wait) for _ in range(count)]:
+        waiting.result()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(threads())  # for threads that begin later
     return lanes
@@ -105,12 +105,12 @@ def _without_help() -> None:
         torch.set_num_threads(1)
 
 
-def _kind(backend: Backend, about: BackendKind) -> str:
+def _kind(backend: Backend, kind: BackendKind) -> str:
     """Everything that decides the bits of a score apart from the pair and the model, as text."""
-    packages = dict.fromkeys(("rankmill", "torch", "transformers", *about.packages_of(backend.precision)))
+    packages = dict.fromkeys(("rankmill", "torch", "transformers", *kind.packages_of(backend.precision)))
     flags = digest(sorted(cpu_flags()))[:8]
     where = [device_name(backend.device)]
     where += [f"{cpu_model()} with instructions {flags}"] if backend.device == "cpu" else []
     made_by = [f"{name} {version(name)}" for name in packages]
-    known = [f"{backend.name} {backend.precision}", backend.device, *where, *forced_kernels(), *made_by]
-    return ", ".join(known)
+    parts = [f"{backend.name} {backend.precision}", backend.device, *where, *forced_kernels(), *made_by]
+    return ", ".join(parts)

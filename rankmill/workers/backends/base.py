@@ -299,7 +299,7 @@ class BackendKind:
         ``plain``: the model is a sequence classifier of transformers with one output.
         """
         if device not in self.precisions:
-            places = " and ".join(f"{DEVICES[each]}s" for each in self.precisions)
+            places = " and ".join(f"{DEVICES[name]}s" for name in self.precisions)
             return f"it runs on {places}, not on {device}"
         if self.machines and platform.machine() not in self.machines:
             return f"it does not run on {platform.machine()} machines"
@@ -307,7 +307,7 @@ class BackendKind:
             return f"it is not installed ({self.installed_by})"
         lacking = self.lacks(device, precision)
         if lacking is None and self.families is not None and not plain:
-            return "it runs sequence classifiers with one output alone"
+            return "it runs only sequence classifiers with one output"
         if lacking is None and self.families is not None and config.model_type not in self.families:
             return f"it has no modules for {config.model_type} models"
         return lacking

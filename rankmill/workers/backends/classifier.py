@@ -53,14 +53,14 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
     packed = _PACKED if getattr(config, "quantization_config", None) else 1
     with torch.device("meta"), _at_most(_MODULES * len(shapes) + 1000, source):
         wanted = kind.from_config(config, trust_remote_code=False)
-    for what, tensors, most in (
+    for noun, tensors, most in (
         ("parameters", wanted.parameters(), 2 * there * packed),
         ("numbers in buffers", wanted.buffers(), 2 * there * packed + _BUFFERS_BESIDE),
     ):
         described = sum(tensor.numel() for tensor in tensors)
         if described > most:
             raise SpecError(
-                f"model {source} has {there:,} parameters, but its config.json describes {described:,} {what}"
+                f"model {source} has {there:,} parameters, but its config.json describes {described:,} {noun}"
             )
 
 
@@ -110,8 +110,8 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
     missing = [name for name in report["missing_keys"] if not (headless and name.startswith("pooler."))]
     if missing:
         raise SpecError(
-            f"model {source} has no {_listed(missing)}: it is no cross-encoder, "
-            f"or no {model.config.model_type} as its config.json says"
+            f"model {source} has no {_listed(missing)}: it is not a cross-encoder, "
+            f"or not a {model.config.model_type} as its config.json says"
         )
     if report["mismatched_keys"]:
         name, there, wanted = min(report["mismatched_keys"])
@@ -202,7 +202,7 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     other = _other_architecture(config)
     if other:
         raise SpecError(
-            f"model {source} is no {config.model_type} as transformers has it ({other} in its config.json), "
+            f"model {source} is not a {config.model_type} as transformers has it ({other} in its config.json), "
             "and code from model repositories is never run"
         )
     return config
@@ -275,7 +275,7 @@ def load_pretrained(kind: Any, source: str | Path, revision: str | None, config:
 
 def _load(kind: Any, source: str | Path, revision: str | None, config: Any) -> tuple[Any, dict[str, Any]]:
     """The model, and what transformers reports about its weights."""
-    found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+    model_and_report: tuple[Any, dict[str, Any]] = kind.from_pretrained(
         source,
         revision=revision or "main",
         config=config,
@@ -287,4 +287,4 @@ def _load(kind: Any, source: str | Path, revision: str | None, config: Any) -> t
         ignore_mismatched_sizes=True,  # `check_names` refuses them, with a clear message
         output_loading_info=True,
     )
-    return found
+    return model_and_report

@@ -182,7 +182,7 @@ def _attend(
         return packed.attend_first(query, key(hidden), value(hidden), heads)
     rows, _, width = query.shape
     size = width // heads
-    into_keys, into_values = (each.weight.view(heads, size, -1) for each in (key, value))
+    into_keys, into_values = (layer.weight.view(heads, size, -1) for layer in (key, value))
     queries = (query.view(rows, heads, size).transpose(0, 1) @ into_keys).transpose(0, 1)[:, None]
     row_mask = None if mask is None else mask[:, :, :1]
     states = hidden[:, None]

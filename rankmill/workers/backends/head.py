@@ -15,14 +15,14 @@ from torch import nn
 def heads_of(classifier: Any) -> list[str]:
     """The name of a classifier's last projection, in a list; an empty list if it is not linear."""
     body = f"{classifier.base_model_prefix}."
-    found = [
+    heads = [
         name
         for name, module in classifier.named_modules()
         if isinstance(module, nn.Linear)
         and module.out_features == classifier.config.num_labels
         and not name.startswith(body)
     ]
-    return found[-1:]
+    return heads[-1:]
 
 
 def cast_all_but_head(model: Any, dtype: torch.dtype, heads: Sequence[str]) -> None:

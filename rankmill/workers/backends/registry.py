@@ -61,7 +61,7 @@ def choose_device(setting: str, backend: str) -> str:
     """
     device = resolve_device(setting)
     if setting == "auto" and backend != "auto" and device in (kind := backends()[backend]).for_tests:
-        wanted = " or ".join(DEVICES[each] for each in kind.precisions if each != device)
+        wanted = " or ".join(DEVICES[name] for name in kind.precisions if name != device)
         raise ConfigError(
             f"backend {backend} finds no {wanted} here, and on a {DEVICES[device]} it is far slower than the "
             f"others; use --backend auto, or set device: {device} to use it anyway"
@@ -125,14 +125,14 @@ def choose_backend(
         return chosen
     exact = choose("auto")
     speeds = _speeds([(chosen.backend, ""), (exact.backend, "")], config, cache)
-    found = speeds.int8(chosen.backend, (exact.backend, exact.precision), without)
-    if found is None:
+    int8_kind = speeds.int8(chosen.backend, (exact.backend, exact.precision), without)
+    if int8_kind is None:
         logger.warning(
             "int8 is not worth it on this CPU: %s of %s is used (%s); to have it anyway, name a kind: %s",
             exact.precision, exact.backend, speeds, _either(list(INT8)),
         )  # fmt: skip
         return BackendChoice(exact.backend, exact.precision)
-    return BackendChoice(chosen.backend, found)
+    return BackendChoice(chosen.backend, int8_kind)
 
 
 def _choose(
@@ -155,15 +155,15 @@ def _choose(
             continue
         obstacle = kind.obstacle(config, device, precision, plain=plain)
         if obstacle is None:
-            mine = [(kind.name, each) for each in _precisions(precision, device, kind)]
-            able += [each for each in mine if each not in without]
-            if unfit := [each[1] for each in mine if each in without]:
+            mine = [(kind.name, allowed) for allowed in _precisions(precision, device, kind)]
+            able += [choice for choice in mine if choice not in without]
+            if unfit := [choice[1] for choice in mine if choice in without]:
                 obstacles[kind.name] = f"its scores in {_either(unfit)} are not the model's"
         else:
             obstacles[kind.name] = obstacle
-    measured = [each for each in able if backends()[each[0]].is_measured(config, plain=plain)]
+    measured = [choice for choice in able if backends()[choice[0]].is_measured(config, plain=plain)]
     able = measured or able
-    able.sort(key=lambda each: device != "cpu" and each[1] == "fp32")  # on a GPU, fp32 is the last resort
+    able.sort(key=lambda choice: device != "cpu" and choice[1] == "fp32")  # on a GPU, fp32 is the last resort
     if able:
         backend, chosen = _fastest(able, config, device, cache)
         names = list(backends())
@@ -177,14 +177,14 @@ def _choose(
         )
         return BackendChoice(backend, chosen, gain)
     if not obstacles:
-        known = dict.fromkeys(each for kind in kinds for each in kind.precisions[device])
+        supported_here = dict.fromkeys(name for kind in kinds for name in kind.precisions[device])
         by = "" if setting == "auto" else f" by backend {setting}"
         raise WorkerError(
-            f"precision {precision} is not supported on {device}{by}; use {_either(list(known))}"
+            f"precision {precision} is not supported on {device}{by}; use {_either(list(supported_here))}"
         )
     way_out = "use another precision" if setting in {"auto", "torch"} else "use --backend torch"
-    what = "backend" if setting != "auto" else f"precision {precision} has no backend here:"
-    raise WorkerError(f"{what} {_listed(obstacles, ' cannot be used')}; {way_out}")
+    subject = "backend" if setting != "auto" else f"precision {precision} has no backend here:"
+    raise WorkerError(f"{subject} {_listed(obstacles, ' cannot be used')}; {way_out}")
 
 
 def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
@@ -196,12 +196,12 @@ def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
         return [precision]
     if device != "cpu":
         return list(dict.fromkeys([gpu_precision(device, supported), "fp32"]))
-    return [each for each in CPU_PRECISIONS if each in supported]
+    return [name for name in CPU_PRECISIONS if name in supported]
 
 
 def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> Combination:
     """The fastest combination that can run a model; the first one if none can be measured."""
-    if device != "cpu" or len(able) == 1 or any(each not in CPU_PRECISIONS for _, each in able):
+    if device != "cpu" or len(able) == 1 or any(precision not in CPU_PRECISIONS for _, precision in able):
         return able[0]
     return _speeds(able, config, cache).fastest(able) or able[0]
 
@@ -211,7 +211,7 @@ def _int8_gain(
 ) -> float | None:
     """The speed of int8 divided by that of the chosen precision; ``None`` if no backend here can run int8."""
     kinds = [backends()[name] for name, _ in able]
-    with_int8 = [each for each in kinds if set(INT8) & set(each.timed) and each.is_measured(config)]
+    with_int8 = [kind for kind in kinds if set(INT8) & set(kind.timed) and kind.is_measured(config)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):
         return None
     return _speeds(able, config, cache).int8_gain(chosen)

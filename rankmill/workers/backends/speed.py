@@ -78,10 +78,10 @@ class Speeds:
         """The fastest measured combination in `among`; among equally fast ones, the most exact, then the
         first.
         """
-        known = [each for each in among if each in self.gflops]
-        enough = max((self.gflops[each] for each in known), default=0.0) / _TIE
-        good = [each for each in known if self.gflops[each] >= enough]
-        return min(good, key=lambda each: CPU_PRECISIONS.index(each[1]), default=None)
+        measured = [choice for choice in among if choice in self.gflops]
+        enough = max((self.gflops[choice] for choice in measured), default=0.0) / _TIE
+        good = [choice for choice in measured if self.gflops[choice] >= enough]
+        return min(good, key=lambda choice: CPU_PRECISIONS.index(choice[1]), default=None)
 
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
         """The kind of int8 on `backend` that is enough faster than `over`: of the most exact ones, the
@@ -94,20 +94,20 @@ class Speeds:
             kind: self.gflops.get((backend, kind), 0.0) for kind in INT8 if (backend, kind) not in without
         }
         good = [kind for kind, speed in speeds.items() if speed >= enough]
-        finest = [kind for kind in good if INT8[kind][0] == min(INT8[each][0] for each in good)]
+        finest = [kind for kind in good if INT8[kind][0] == min(INT8[other][0] for other in good)]
         return max(finest, key=lambda kind: speeds[kind], default=None)
 
     def int8_gain(self, over: Combination) -> float | None:
         """How many times as fast as `over` int8 is; ``None`` if one of the two was not measured."""
-        found = {each: speed for each, speed in self.gflops.items() if each[1] in INT8}
-        if not found or not self.gflops.get(over):
+        int8_speeds = {choice: speed for choice, speed in self.gflops.items() if choice[1] in INT8}
+        if not int8_speeds or not self.gflops.get(over):
             return None
-        chosen = [(name, kind) for name, _ in found if (kind := self.int8(name, over))]
-        return max(found[each] for each in chosen or found) / self.gflops[over]
+        chosen = [(name, kind) for name, _ in int8_speeds if (kind := self.int8(name, over))]
+        return max(int8_speeds[choice] for choice in chosen or int8_speeds) / self.gflops[over]
 
     def __str__(self) -> str:
-        each = [f"{name} {precision} {speed:.0f}" for (name, precision), speed in self.gflops.items()]
-        return f"{', '.join(each) or 'none'} GFLOP/s per thread"
+        figures = [f"{name} {precision} {speed:.0f}" for (name, precision), speed in self.gflops.items()]
+        return f"{', '.join(figures) or 'none'} GFLOP/s per thread"
 
 
 _known: dict[Path, Speeds] = {}
@@ -127,10 +127,10 @@ def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds
     """
     kinds = [kind for kind in kinds if kind.timed_layer]
     shape = LayerShape.of(config, threads())
-    about = _about(kinds, shape)
-    file = cache / "speeds" / f"{digest(about)}.json"
+    inputs = _about(kinds, shape)
+    file = cache / "speeds" / f"{digest(inputs)}.json"
     if file not in _known:
-        _known[file] = _cached(file) or _measured(kinds, shape, about, file)
+        _known[file] = _cached(file) or _measured(kinds, shape, inputs, file)
     return _known[file]
 
 
@@ -144,7 +144,7 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
         "flags": digest(sorted(cpu_flags())),
         "system": f"{platform.system()} {platform.machine()}",
         "threads": threads(),
-        "packages": {kind.name: [f"{each} {version(each)}" for each in kind.packages] for kind in kinds},
+        "packages": {kind.name: [f"{name} {version(name)}" for name in kind.packages] for kind in kinds},
         "layer": asdict(shape),
     }
 
@@ -152,28 +152,28 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
 def _cached(file: Path) -> Speeds | None:
     try:
         kept = read_json(file)
-        found = {_combination(name): float(speed) for name, speed in kept["gflops"].items()}
+        speeds = {_combination(name): float(speed) for name, speed in kept["gflops"].items()}
         steady = bool(kept.get("steady", True))
         if not steady and not 0 <= system.now() - file.stat().st_mtime < _BUSY_SECONDS:
             return None
     except (KeyError, TypeError, ValueError, AttributeError, OSError):  # no such file, or a damaged one
         return None
-    logger.info("speed of this CPU, as measured before: %s", Speeds(found))
-    return Speeds(found, steady)
+    logger.info("speed of this CPU, as measured before: %s", Speeds(speeds))
+    return Speeds(speeds, steady)
 
 
-def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, Any], file: Path) -> Speeds:
+def _measured(kinds: Iterable[BackendKind], shape: LayerShape, inputs: dict[str, Any], file: Path) -> Speeds:
     started = system.monotonic()
-    found = measure(_layers(kinds, shape), shape.operations)
+    speeds = measure(_layers(kinds, shape), shape.operations)
     logger.info(
         "speed of this CPU, measured in %.1f s with %d threads and layers of %d and %d: %s%s",
-        system.monotonic() - started, threads(), shape.hidden, shape.inner, found,
-        "" if found.steady else "; kept for an hour only, as the machine is busy",
+        system.monotonic() - started, threads(), shape.hidden, shape.inner, speeds,
+        "" if speeds.steady else "; kept for an hour only, as the machine is busy",
     )  # fmt: skip
-    if found.gflops:
-        gflops = {" ".join(each): round(speed, 1) for each, speed in found.gflops.items()}
-        try_to_keep(file, {**about, "gflops": gflops, "steady": found.steady}, "the speed of this CPU")
-    return found
+    if speeds.gflops:
+        gflops = {" ".join(choice): round(speed, 1) for choice, speed in speeds.gflops.items()}
+        try_to_keep(file, {**inputs, "gflops": gflops, "steady": speeds.steady}, "the speed of this CPU")
+    return speeds
 
 
 def _combination(name: str) -> Combination:
@@ -185,8 +185,8 @@ def _layers(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[Combination
     layers = {}
     for kind in kinds:
         for precision in kind.timed:
-            known = precision in kind.precisions["cpu"]
-            if kind.timed_layer is not None and known and kind.lacks("cpu", precision) is None:
+            supported = precision in kind.precisions["cpu"]
+            if kind.timed_layer is not None and supported and kind.lacks("cpu", precision) is None:
                 try:
                     layers[kind.name, precision] = kind.timed_layer(shape, precision)
                 except Exception as error:
@@ -212,24 +212,24 @@ def measure(
         A clock in seconds; by default the CPU time of all threads, so that a busy machine or a CPU quota
         hardly matters.
     """
-    seconds: dict[Combination, list[float]] = {each: [] for each in layers}
+    seconds: dict[Combination, list[float]] = {choice: [] for choice in layers}
     deadline = system.monotonic() + _SECONDS
     for number in range(_MOST_ROUNDS + 1):  # the first round warms up and does not count
-        for each in list(seconds):
+        for choice in list(seconds):
             system.sleep(_PAUSE)
             started = clock()
             try:
-                layers[each]()
+                layers[choice]()
             except Exception as error:
-                logger.warning("cannot measure %s in %s: %s", *each, error)
-                del seconds[each]
+                logger.warning("cannot measure %s in %s: %s", *choice, error)
+                del seconds[choice]
                 continue
             if number:
-                seconds[each].append(clock() - started)
+                seconds[choice].append(clock() - started)
         if number >= _ROUNDS and system.monotonic() > deadline:
             break
-    best = {each: sorted(taken)[:2] for each, taken in seconds.items()}
+    best = {choice: sorted(taken)[:2] for choice, taken in seconds.items()}
     return Speeds(
-        {each: operations / max(first, 1e-9) / 1e9 for each, (first, _) in best.items()},
+        {choice: operations / max(first, 1e-9) / 1e9 for choice, (first, _) in best.items()},
         steady=all(second <= _STEADY * first for first, second in best.values()),
     )

@@ -48,9 +48,9 @@ class TracedNetwork(nn.Module):
 
     def example(self) -> tuple[torch.Tensor, ...]:
         """Inputs to trace the module with; one row is padded, so that masks are traced too."""
-        found = [torch.ones(2, 16, dtype=torch.long) for _ in self.inputs]
-        found[1][0, 12:] = 0
-        return tuple(found)
+        inputs = [torch.ones(2, 16, dtype=torch.long) for _ in self.inputs]
+        inputs[1][0, 12:] = 0
+        return tuple(inputs)
 
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None

@@ -131,9 +131,9 @@ def packed_attention(
     unknown = [name for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT]
     if unknown:
         raise ValueError(f"attention of packed rows has no {', '.join(unknown)}")
-    states = [each[0].transpose(0, 1) for each in (query, key, value)]
+    states = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
     if packed.keys is not None:
-        states[1:] = [each[packed.keys] for each in states[1:]]
+        states[1:] = [tensor[packed.keys] for tensor in states[1:]]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     reach = -1 if sliding_window is None else sliding_window - 1  # transformers counts the token itself
     seen = _varlen(
@@ -172,12 +172,12 @@ def varlen_reference(
         if end == start or key_end == key_start:
             continue
         parts = query[start:end], key[key_start:key_end], value[key_start:key_end]
-        asked, known, told = (each.transpose(0, 1)[None] for each in parts)
+        queries, keys, values = (part.transpose(0, 1)[None] for part in parts)
         within = _within(end - start, key_end - key_start, window_size, query.device)
-        found = scaled_dot_product_attention(
-            asked, known, told, attn_mask=within, scale=scale, enable_gqa=enable_gqa
+        attended = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=within, scale=scale, enable_gqa=enable_gqa
         )
-        seen[start:end] = found[0].transpose(0, 1)
+        seen[start:end] = attended[0].transpose(0, 1)
     return seen
 
 

@@ -103,14 +103,14 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
         The model has parts that rankmill cannot run.
     """
     modules = read_json(source, revision, "modules.json", list)
-    about = read_json(source, revision, "config_sentence_transformers.json", dict) or {}
+    saved = read_json(source, revision, "config_sentence_transformers.json", dict) or {}
     entry = getattr(config, "sentence_transformers", None) or {}
     older = entry.get("activation_fn", getattr(config, "sbert_ce_default_activation_function", None)) or None
     # Without modules.json, sentence-transformers ignores config_sentence_transformers.json too.
-    if modules is None or about.get("model_type") != "CrossEncoder":
+    if modules is None or saved.get("model_type") != "CrossEncoder":
         first = (getattr(config, "architectures", None) or [""])[0]
         return ModelLayout(task="causal" if first.endswith("ForCausalLM") else "classifier", activation=older)
-    return _saved(source, revision, modules, about, older)
+    return _saved(source, revision, modules, saved, older)
 
 
 def read_json(source: str | Path, revision: str | None, name: str, kind: type[Any]) -> Any:
@@ -118,10 +118,10 @@ def read_json(source: str | Path, revision: str | None, name: str, kind: type[An
     file = model_file(source, revision, name)
     if file is None:
         return None
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, kind):
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, kind):
         raise SpecError(f"model {source}: {name} is not a JSON {kind.__name__}")
-    return found
+    return content
 
 
 _MOST_LABELS, _MOST_REPEATED = 1 << 14, 1000
@@ -148,7 +148,7 @@ def check_counts(source: str | Path, config: Any, name: str = "") -> None:
     SpecError
         The config has too many labels, layers or other parts.
     """
-    entries = config.items() if isinstance(config, dict) else [(name, each) for each in config or ()]
+    entries = config.items() if isinstance(config, dict) else [(name, item) for item in config or ()]
     for entry, value in entries:
         is_number = isinstance(value, int) and not isinstance(value, bool)
         most = count = 0
@@ -163,18 +163,18 @@ def check_counts(source: str | Path, config: Any, name: str = "") -> None:
         elif isinstance(value, dict | list):
             check_counts(source, value, entry)
         if count > most:
-            what = "layers" if "layer" in entry else "labels" if "label" in entry else "parts"
+            noun = "layers" if "layer" in entry else "labels" if "label" in entry else "parts"
             raise SpecError(
-                f"model {source} has {count:,} {what} in its config.json ({entry}), but at most {most:,} are "
+                f"model {source} has {count:,} {noun} in its config.json ({entry}), but at most {most:,} are "
                 "allowed"
             )
 
 
 def _saved(
-    source: str | Path, revision: str | None, modules: list[Any], about: dict[str, Any], older: str | None
+    source: str | Path, revision: str | None, modules: list[Any], saved: dict[str, Any], older: str | None
 ) -> ModelLayout:
     """The layout of a model that sentence-transformers saved as a cross-encoder."""
-    kinds = [str(each["type"]).rpartition(".")[2] for each in modules]
+    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     if kinds[:1] != ["Transformer"] or modules[0]["path"] or not _KNOWN.issuperset(kinds[1:]):
         raise SpecError(
             f"model {source} has modules that only sentence-transformers runs ({', '.join(kinds)}): use a "
@@ -187,18 +187,18 @@ def _saved(
     _check_transformer(source, task, settings, text)
     assert task
     steps = []
-    for kind, each in zip(kinds[1:], modules[1:], strict=True):
-        found = read_json(source, revision, f"{each['path']}/config.json", dict)
+    for kind, module in zip(kinds[1:], modules[1:], strict=True):
+        module_config = read_json(source, revision, f"{module['path']}/config.json", dict)
         if kind == "Dense":
-            check_counts(source, {"num_labels": (found or {}).get("out_features")})
+            check_counts(source, {"num_labels": (module_config or {}).get("out_features")})
         if kind != "Dropout":
-            steps.append(SavedModule(kind=kind, path=str(each["path"]), config=found or {}))
+            steps.append(SavedModule(kind=kind, path=str(module["path"]), config=module_config or {}))
     if (task == "causal") != ([step.kind for step in steps] == ["LogitScore"]):
         raise SpecError(
             f"model {source} has a {settings['transformer_task']} transformer with {', '.join(kinds[1:])} "
             "after it, which rankmill does not run: a language model needs a LogitScore, and only that"
         )
-    prompts = {name: text or "" for name, text in (about.get("prompts") or {}).items()}
+    prompts = {name: text or "" for name, text in (saved.get("prompts") or {}).items()}
     if any(len(text) > _LONGEST_PROMPT for text in prompts.values()):
         raise SpecError(f"model {source} has a prompt of more than {_LONGEST_PROMPT:,} characters")
     if task == "chain" and not steps:
@@ -206,9 +206,9 @@ def _saved(
     return ModelLayout(
         task=task,
         steps=tuple(steps),
-        activation=older if about.get("activation_fn") is None else str(about["activation_fn"]),
+        activation=older if saved.get("activation_fn") is None else str(saved["activation_fn"]),
         prompts=prompts,
-        default_prompt=about.get("default_prompt_name"),
+        default_prompt=saved.get("default_prompt_name"),
         saved=True,
         chat="message" in text,
         chat_format=message.get("format", "auto"),
@@ -244,5 +244,5 @@ def _check_transformer(
 
 
 def _unusual(entry: dict[str, Any], output: str) -> bool:
-    found = entry.get("method", "forward"), entry.get("method_output_name", output)
-    return found != ("forward", output)
+    called = entry.get("method", "forward"), entry.get("method_output_name", output)
+    return called != ("forward", output)

@@ -175,8 +175,8 @@ def _alike(tokens: Tokens, rows: Rows) -> int:
 
 
 def _together(parts: Sequence[Ids | None]) -> Ids | None:
-    found = [part for part in parts if part is not None]
-    return np.concatenate(found) if found and len(found) == len(parts) else None
+    arrays = [part for part in parts if part is not None]
+    return np.concatenate(arrays) if arrays and len(arrays) == len(parts) else None
 
 
 def ends(lengths: Ids) -> Ids:
@@ -190,8 +190,8 @@ def pieces_of(numbers: TokenIds, offsets: Ids, which: Rows) -> TokenIds:
     Arrow copies whole pieces, outside of Python's lock, four times as fast as an index for each number.
     """
     lists = pa.LargeListArray.from_arrays(offsets, numbers)
-    found: TokenIds = lists.take(pa.array(which)).flatten().to_numpy()
-    return found
+    picked: TokenIds = lists.take(pa.array(which)).flatten().to_numpy()
+    return picked
 
 
 def spans(starts: Ids, lengths: Ids) -> Ids:
@@ -241,10 +241,10 @@ def padded_lengths(lengths: Ids, most: int) -> Ids:
     >>> padded_lengths(np.array([200, 600, 400]), 2).tolist()
     [400, 600, 400]
     """
-    found = np.empty_like(lengths)
+    padded = np.empty_like(lengths)
     for rows in _pieces(lengths, most):
-        found[rows] = lengths[rows].max(initial=0)
-    return found
+        padded[rows] = lengths[rows].max(initial=0)
+    return padded
 
 
 def _pieces(lengths: Ids, most: int) -> list[Rows]:

@@ -258,9 +258,9 @@ class BudgetSearch:
             The device failed.
         """
         self._done = True
-        found = self._read()  # another worker may have found it meanwhile
-        if found is not None:
-            return found
+        kept_budget = self._read()  # another worker may have found it meanwhile
+        if kept_budget is not None:
+            return kept_budget
         started = system.monotonic()
         speeds = self._try(self._budgets(), batch, most_rows)
         while self._backend.device != "cpu" and (larger := self._larger(speeds)):
@@ -272,7 +272,7 @@ class BudgetSearch:
             return self._first
         best, noise = _choose(speeds, self._first)
         seconds = system.monotonic() - started
-        figures = {budget: max(found) for budget, found in speeds.items()}
+        figures = {budget: max(rounds) for budget, rounds in speeds.items()}
         if noise <= _STEADY:
             kept = {**self._about, "token_budget": best, "tokens_per_second": figures}
             try_to_keep(self._file, kept, "the token budget")
@@ -295,7 +295,7 @@ class BudgetSearch:
 
     def _larger(self, speeds: dict[int, list[float]]) -> int | None:
         """Twice the largest budget, if that was the fastest and a batch of this size may be tried."""
-        best = {budget: max(found) for budget, found in sorted(speeds.items())}
+        best = {budget: max(rounds) for budget, rounds in sorted(speeds.items())}
         *smaller, largest = best or [0]
         faster = bool(smaller) and best[largest] * _AS_GOOD > max(best[budget] for budget in smaller)
         return 2 * largest if faster and 2 * largest <= self._most else None
@@ -319,7 +319,7 @@ class BudgetSearch:
                     continue
                 if number:
                     speeds[budget].append(speed)
-            steady = all(_noise(found) <= _STEADY for found in speeds.values())
+            steady = all(_noise(rounds) <= _STEADY for rounds in speeds.values())
             if (number >= _LEAST_ROUNDS and steady) or (number > 1 and system.monotonic() > deadline):
                 break
         return speeds
@@ -328,8 +328,8 @@ class BudgetSearch:
         """Tokens per second, with `Backend.depth` forwards in progress."""
         started = time.perf_counter()
         pending = [self._backend.submit(batch) for _ in range(self._backend.depth)]
-        for each in pending:
-            each.result()
+        for forward in pending:
+            forward.result()
         return len(pending) * math.prod(batch.shape) / (time.perf_counter() - started)
 
     def _read(self) -> int | None:
@@ -346,8 +346,8 @@ def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
     It is `first` unless another budget is faster by more than the noise; then it is the smallest of the
     fastest.
     """
-    best = {budget: max(found) for budget, found in speeds.items()}
-    noise = max(_noise(found) for found in speeds.values())
+    best = {budget: max(rounds) for budget, rounds in speeds.items()}
+    noise = max(_noise(rounds) for rounds in speeds.values())
     equal = min(_AS_GOOD, 1 / (1 + noise)) * max(best.values())
     if best.get(first, 0.0) >= equal:
         return first, noise

@@ -270,7 +270,7 @@ class EngineCache:
 
     def _too_much(self, key: WeightsKey) -> bool:
         """Whether the loaded models, together with the model of `key`, exceed a limit."""
-        together = {each: cached.loaded.backend.bytes for each, cached in self._cached.items()}
+        together = {loaded_key: cached.loaded.backend.bytes for loaded_key, cached in self._cached.items()}
         together.setdefault(key, self._bytes_of.get(key, 0))
         if len(together) > self._limits.models:
             return True

@@ -350,8 +350,8 @@ class Pipeline:
     def _wait_for_a_full_batch(self) -> None:
         deadline = system.monotonic() + self._batch_wait
         while not self._closed and all(lane.rows.batches < 2 for lane in self._lanes.values()):
-            left = deadline - system.monotonic()
-            if left <= 0 or not self._changed.wait(left):
+            seconds = deadline - system.monotonic()
+            if seconds <= 0 or not self._changed.wait(seconds):
                 return
 
     def _finish(self, lane: _Lane, flight: Flight) -> float:

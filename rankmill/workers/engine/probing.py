@@ -83,10 +83,10 @@ class Probed:
             alike = np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE])
             batches.append([np.flatnonzero(alike)])
         batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if self._way == "packed" else []
-        found = [self._in_batches(each) for each in batches]
+        logits = [self._in_batches(batch_rows) for batch_rows in batches]
         lost = np.setdiff1d(np.arange(len(self._rows)), np.concatenate([*planned, np.zeros(0, np.intp)]))
         self.errors.update((row, "it is in no batch") for row in self._rows[lost].tolist())
-        return found
+        return logits
 
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
         """Yield probes and their logits in a batch of this many `rows`, and in one of this many padded

@@ -314,8 +314,8 @@ class Proving:
             kept = Kept.model_validate(read_json(self._file(way)))
         except ValidationError:  # no kept proof, or a damaged one
             return False
-        about = json.loads(json.dumps(self._about(way)))
-        if kept.about != about or (kept.proof.reference == "own" and not self._is_large()):
+        inputs = json.loads(json.dumps(self._about(way)))
+        if kept.about != inputs or (kept.proof.reference == "own" and not self._is_large()):
             return False
         self._proof, self._known = kept.proof, (kept.own, kept.proof.own, kept.proof.reference)
         return True
@@ -337,7 +337,7 @@ class Proving:
         own, off, reference = self._known = self._known or self._reference()
         theirs = np.array(own.logits, np.float32)
         if not np.isfinite(theirs).all(axis=1).any():
-            raise SpecError(f"model {self._spec.model}: its output is no number; its weights are damaged")
+            raise SpecError(f"model {self._spec.model}: its output is not a number: its weights are damaged")
         bound = _TIMES * off
         if backend.precision == "fp32" or reference == "own":
             bound = max(bound, _FLOOR, _PART * _largest(theirs))
@@ -400,8 +400,8 @@ class Proving:
             lost = int((np.isfinite(expected).all(axis=1) & ~np.isfinite(ours).all(axis=1)).sum())
             difference = _largest(ours - expected)
             if lost or difference > bound:
-                what = f"{lost} rows without a score" if lost else f"scores that differ by {difference:.2g}"
-                return f"a batch of {len(places)} rows has {what}", most
+                fault = f"{lost} rows without a score" if lost else f"scores that differ by {difference:.2g}"
+                return f"a batch of {len(places)} rows has {fault}", most
             most = max(most, difference)
         return None, most
 
@@ -410,16 +410,16 @@ class Proving:
         is.
         """
         first, *others = companies
-        if self._loaded.kind is None or all(_same_bits(first, each) for each in others):
+        if self._loaded.kind is None or all(_same_bits(first, logits) for logits in others):
             return None
-        return "it is to be deterministic, and a pair alone has not the same bits each time"
+        return "it must be deterministic, but a pair by itself does not get the same bits each time"
 
     def _wrong(self, own: Own, probed: Probed, theirs: Logits, bound: float) -> str | None:
         """A fault that differences of logits do not show; ``None`` without one."""
         scored = len(SCORED)
         if probed.tokens != list(own.tokens[:scored]):
             place = next(n for n in range(scored) if probed.tokens[n] != own.tokens[n])
-            return f"probe {place} has other tokens"
+            return f"probe {place} gets other tokens than transformers gives it"
         if own.drift > bound:
             return f"transformers' own output for a pair changes by {own.drift:.2g} after other pairs"
         lost = [row for row in probed.errors if np.isfinite(theirs[row]).all()]
@@ -427,7 +427,9 @@ class Proving:
             return f"probe {lost[0]} has no score: {probed.errors[lost[0]][:_LONGEST]}"
         whole = self._loaded.model(self._spec)
         if tokens_of(whole, over_the_limit(self._limit)) != list(own.tokens[scored:]):
-            return f"pairs over the limit of {self._limit} tokens have other tokens"
+            return (
+                f"pairs over the limit of {self._limit} tokens get other tokens than transformers gives them"
+            )
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
@@ -436,35 +438,35 @@ class Proving:
         """
         several = len(own.labels) > 1
         logits = theirs if several else theirs[:, 0]
-        for asked, (label, output) in product(own.scores, _choices(own.labels)):
+        for activation, (label, output) in product(own.scores, _choices(own.labels)):
             every = label is None and several
-            spec = {"activation": asked, "label": label, "all_labels": every}
+            spec = {"activation": activation, "label": label, "all_labels": every}
             with suppress(SpecError):  # torch lacks this function: a spec must name another
                 model = self._loaded.model(self._spec.model_copy(update=spec))
                 if model.labels != (own.labels if every else ()):
                     return f"its outputs are {', '.join(own.labels)}, in this order"
                 ours = model.activation(logits).reshape(len(logits), -1)
-                expected = np.array(own.scores[asked], np.float32)[:, output]
+                expected = np.array(own.scores[activation], np.float32)[:, output]
                 lost = np.isfinite(expected) & ~np.isfinite(ours)
                 if lost.any() or _largest(ours - expected) > _FLOOR:
                     of = f" of output {label}" if label else ""
-                    return f"the same output has another score{of} (activation {asked})"
+                    return f"the same output has another score{of} (activation {activation})"
         return None
 
     def _reference(self) -> tuple[Own, float, Literal["exact", "own"]]:
         """Transformers' results for the probes, and their error in the worker's precision."""
         backend, large = self._loaded.backend, self._is_large()
         here = "" if large or backend.device != "cpu" else backend.precision
-        if here in ("fp32", "bf16") and (known := self._shipped()):
-            return known.own, known.bf16 if here == "bf16" else 0.0, "exact"
+        if here in ("fp32", "bf16") and (figures := self._shipped()):
+            return figures.own, figures.bf16 if here == "bf16" else 0.0, "exact"
         return *self.asked(large=large), "own" if large else "exact"
 
     def _shipped(self) -> Shipped | None:
         """The figures that came with this model; ``None`` if they are about other probes."""
         if self._spec.model != "demo" or not DEMO_FIGURES.is_file():
             return None
-        known = Shipped.model_validate(read_json(DEMO_FIGURES))
-        return known if known.of == self.of_model else None
+        figures = Shipped.model_validate(read_json(DEMO_FIGURES))
+        return figures if figures.of == self.of_model else None
 
     @property
     def of_model(self) -> str:
@@ -501,8 +503,8 @@ class Proving:
             own = Own(
                 logits=tuple(map(tuple, logits.tolist())),
                 scores={
-                    asked: tuple(map(tuple, values.tolist()))
-                    for asked, values in model.scores(logits).items()
+                    activation: tuple(map(tuple, values.tolist()))
+                    for activation, values in model.scores(logits).items()
                 },
                 labels=tuple(model.labels(logits.shape[1])),
                 tokens=tuple(digest(ids) for ids in [*(row["input_ids"] for row in tokens), *over]),
@@ -512,11 +514,11 @@ class Proving:
             if is_only:
                 return own, 0.0
             if large and not rounds:
-                found = _logits(model, tokens[1:], tokens[0])
+                other_logits = _logits(model, tokens[1:], tokens[0])
             else:
                 model.cast(backend.precision, backend.device, rounding)
-                found = _logits(model, tokens, on_some=self._tell_seconds)[1:]
-            return own, _largest(found - logits[1:])
+                other_logits = _logits(model, tokens, on_some=self._tell_seconds)[1:]
+            return own, _largest(other_logits - logits[1:])
         finally:
             model.close()
 
@@ -557,9 +559,9 @@ def _logits(
             costs = [len(tokens[place]["input_ids"]) + _OVERHEAD for place in places]
             on_some((system.monotonic() - began) * sum(costs[_SOME:]) / sum(costs[:_SOME]))
         parts.append(model.logits(rest, *beside))
-    found = np.concatenate(parts)
-    logits = np.full((len(tokens), found.shape[1]), np.nan, np.float32)
-    logits[places] = found
+    computed = np.concatenate(parts)
+    logits = np.full((len(tokens), computed.shape[1]), np.nan, np.float32)
+    logits[places] = computed
     return logits
 
 
@@ -581,27 +583,27 @@ def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
 
 def _largest(values: Logits) -> float:
     """The largest absolute value; 0 if there is none."""
-    found = np.abs(values[np.isfinite(values)])
-    return float(found.max(initial=0.0))
+    magnitudes = np.abs(values[np.isfinite(values)])
+    return float(magnitudes.max(initial=0.0))
 
 
 def _same_bits(ours: Logits, theirs: Logits) -> bool:
     """Whether values that are numbers in both are equal, bit for bit."""
-    known = np.isfinite(ours) & np.isfinite(theirs)
-    return bool((ours[known].view(np.uint32) == theirs[known].view(np.uint32)).all())
+    in_both = np.isfinite(ours) & np.isfinite(theirs)
+    return bool((ours[in_both].view(np.uint32) == theirs[in_both].view(np.uint32)).all())
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
     """The lowest rank correlation of all outputs; 0 if no probe has a number in both."""
-    known = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
-    if not known.any():
+    in_both = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
+    if not in_both.any():
         return 0.0
-    found = [1.0]
-    for one, other in zip(ours[known].T, theirs[known].T, strict=True):
+    correlations = [1.0]
+    for one, other in zip(ours[in_both].T, theirs[in_both].T, strict=True):
         first, second = _ranks(one), _ranks(other)
         if np.ptp(first) and np.ptp(second):
-            found.append(float(np.corrcoef(first, second)[0, 1]))
-    return round(min(found), 6)
+            correlations.append(float(np.corrcoef(first, second)[0, 1]))
+    return round(min(correlations), 6)
 
 
 def _ranks(values: Logits) -> npt.NDArray[np.float64]:

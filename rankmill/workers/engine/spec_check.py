@@ -59,14 +59,14 @@ class SpecCheck:
         WorkerError
             The tokens differ from transformers'.
         """
-        asked = spec.model_dump(exclude=_OTHERS, exclude_defaults=True)
-        adds = asked.keys() - {"inputs", "prompt_template"}
+        options = spec.model_dump(exclude=_OTHERS, exclude_defaults=True)
+        adds = options.keys() - {"inputs", "prompt_template"}
         if not adds and spec.prompt_template == self._template:
             return
         if spec.inputs == "tokens":
             return
-        name = digest(sorted(asked.items()))
-        if name in self._right or name in (known := self._known()):
+        name = digest(sorted(options.items()))
+        if name in self._right or name in (compared := self._known()):
             return
         if self._tokenizer is None:
             self._tokenizer = own_tokenizer(self._loaded.source, self._loaded.revision)
@@ -77,7 +77,7 @@ class SpecCheck:
             self._tokenizer.truncation_side = side
         self._right.add(name)
         if self._loaded.revision:
-            specs = [*known, name][-_KEPT:]
+            specs = [*compared, name][-_KEPT:]
             try_to_keep(self._file, {**self._about, "specs": specs}, f"what is known of {spec.model}")
 
     def _known(self) -> list[str]:
@@ -101,14 +101,16 @@ class SpecCheck:
                 expected = []
             elif count := self._windows_of(spec, probe, theirs, limit):
                 parts = [*self._windows(probe, model)]
-                expected = [theirs(each, limit)["input_ids"] for each in parts] if len(parts) == count else []
+                expected = (
+                    [theirs(window, limit)["input_ids"] for window in parts] if len(parts) == count else []
+                )
             else:
-                expected = [each for each in (theirs(probe, limit)["input_ids"],) if each]
+                expected = [row_ids for row_ids in (theirs(probe, limit)["input_ids"],) if row_ids]
             if mine != expected:
-                asked = ", ".join(sorted(spec.model_dump(exclude=_OTHERS, exclude_defaults=True)))
+                options = ", ".join(sorted(spec.model_dump(exclude=_OTHERS, exclude_defaults=True)))
                 raise WorkerError(
                     f"model {spec.model} would not get its own tokens with the options of this run "
-                    f"({asked}): probe {row} has others than transformers'"
+                    f"({options}): probe {row} has others than transformers'"
                 )
 
     def _windows_of(self, spec: ScoreSpec, probe: Probe, theirs: ReferenceTokens, limit: int) -> int:
@@ -132,8 +134,8 @@ class SpecCheck:
         columns = [[text or "" for text in column] for column in columns_of([probe], model.inputs)]
         if model.short_passages:
             columns[-1] = model.short_passages.cut(columns[-1])
-        _, asked, read = model.windows.cut(columns[0], columns[1] if len(columns) > 1 else None)
-        parts, (text,) = read if read is not None else asked, columns[-1]
+        _, queries, read = model.windows.cut(columns[0], columns[1] if len(columns) > 1 else None)
+        parts, (text,) = read if read is not None else queries, columns[-1]
         done = 0
         for part in parts:
             at = text.find(part, max(done - len(part), 0), done + len(part) + 1)

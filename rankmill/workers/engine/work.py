@@ -108,15 +108,15 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, coun
 
     def tokenize(part: Rows) -> None:
         places = part.tolist()
-        asked = [queries[row] or "" for row in places]
-        read = None if passages is None else [passages[row] or "" for row in places]
+        first_texts = [queries[row] or "" for row in places]
+        second_texts = None if passages is None else [passages[row] or "" for row in places]
         counts = np.ones(len(part), np.intp)
-        if model.short_passages and read is not None:
-            read = model.short_passages.cut(read)
+        if model.short_passages and second_texts is not None:
+            second_texts = model.short_passages.cut(second_texts)
         if model.windows:
-            of, asked, read = model.windows.cut(asked, read)
+            of, first_texts, second_texts = model.windows.cut(first_texts, second_texts)
             counts, part = np.bincount(of), part[of]
-        tokens = model.tokenizer(asked, read)
+        tokens = model.tokenizer(first_texts, second_texts)
         if not tokens.lengths.all():
             raise ValueError(f"the {_row_of(model)} has no tokens")
         pieces.append(_fitting(model, part, tokens, scored))
@@ -131,29 +131,29 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, coun
     return work
 
 
-def encode(model: Model, asked: Texts) -> Work:
+def encode(model: Model, requests: Texts) -> Work:
     """Find the tokens, or texts, that rows ``[n]`` ask for. The work is then done; scores are numbers of
     tokens.
     """
     assert model.encoder
     encoder, room = model.encoder, _MOST_FOUND
-    scored = PairScores(model.no_scores(len(asked)))
-    found: list[str | None] = [None] * len(asked)
+    scored = PairScores(model.no_scores(len(requests)))
+    results: list[str | None] = [None] * len(requests)
 
     def find(part: Rows) -> None:
         nonlocal room
         places = part.tolist()
-        for row, each in zip(places, encoder([asked[row] or "" for row in places]), strict=True):
-            text = each.model_dump_json()
+        for row, tokens in zip(places, encoder([requests[row] or "" for row in places]), strict=True):
+            text = tokens.model_dump_json()
             room -= len(text.encode())
             if room < 0:
                 scored.fail_tokenizer(row, "there are too many tokens for one result")
                 continue
-            found[row], scored.scores[row] = text, len(each.ids)
-            scored.tokens += len(each.ids)
+            results[row], scored.scores[row] = text, len(tokens.ids)
+            scored.tokens += len(tokens.ids)
 
-    bisect(_with_texts(model, asked, None, scored), find, scored.fail_tokenizer)
-    return Work(Tokens.join([]), np.zeros(0, np.intp), scored, 0, found=found)
+    bisect(_with_texts(model, requests, None, scored), find, scored.fail_tokenizer)
+    return Work(Tokens.join([]), np.zeros(0, np.intp), scored, 0, found=results)
 
 
 def _row_of(model: Model) -> str:

@@ -111,12 +111,12 @@ def is_kept(folder: Path, cache: Path) -> bool:
     return False
 
 
-def try_to_keep(file: Path, values: dict[str, Any], what: str) -> None:
-    """Write a JSON file into the cache; if that fails, log that `what` is not kept, and go on without it."""
+def try_to_keep(file: Path, values: dict[str, Any], name: str) -> None:
+    """Write a JSON file into the cache; if that fails, log that `name` is not kept, and go on without it."""
     try:
         write_json(file, values)
     except OSError as error:
-        logger.warning("%s cannot be kept: %s", what, error)
+        logger.warning("%s cannot be kept: %s", name, error)
 
 
 def digest(value: object) -> str:

@@ -46,14 +46,14 @@ def _reachable(host: str, client: redis.Redis) -> str:
     """
     if host not in {"0.0.0.0", "::"}:  # noqa: S104
         return f"[{host}]" if ":" in host else host
-    known = client.connection_pool.connection_kwargs
-    if "host" not in known:
+    server = client.connection_pool.connection_kwargs
+    if "host" not in server:
         return socket.gethostname()
     family = socket.AF_INET6 if host == "::" else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
         try:
-            probe.connect((known["host"], known.get("port", 6379)))
+            probe.connect((server["host"], server.get("port", 6379)))
         except OSError:
             return socket.gethostname()
-        found = str(probe.getsockname()[0])
-        return f"[{found}]" if ":" in found else found
+        own_address = str(probe.getsockname()[0])
+        return f"[{own_address}]" if ":" in own_address else own_address

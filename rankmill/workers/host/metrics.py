@@ -177,8 +177,8 @@ def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> N
     if run.inputs == "tokens":
         return  # the result holds token counts, not scores
     model = (run.spec.model, result.stats.revision or "")
-    known, labels = result.scores.drop_null(), outputs(result.scores)
-    numbers = (known.flatten() if labels else known).to_numpy(zero_copy_only=False)
+    scores, labels = result.scores.drop_null(), outputs(result.scores)
+    numbers = (scores.flatten() if labels else scores).to_numpy(zero_copy_only=False)
     by_model.count(model, priority_of(run.id), numbers, seconds, labels or 1)
 
 
@@ -246,14 +246,14 @@ def report(
     doing_seconds: float | None = None,
 ) -> WorkerReport:
     """The worker's report, from the same metrics that Prometheus reads."""
-    found = {
+    values = {
         (sample.name, *sample.labels.values()): sample.value
         for metric in REGISTRY.collect()
         for sample in metric.samples
     }
 
     def whole(*key: str) -> int:
-        return int(found.get(key, 0))
+        return int(values.get(key, 0))
 
     within = [0, *(whole("rankmill_job_latency_seconds_bucket", key) for key in _BOUNDS)]
     requests = [0, *(int(sample.value) for sample in _samples(request_latency, "_bucket"))]
@@ -269,16 +269,16 @@ def report(
         doing=doing,
         doing_seconds=doing_seconds,
         pace=_recent_pace(),
-        models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
+        models=tuple(sorted({key[1] for key in values if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),
         cpu=_cpu.cores(),
         gpu=None
-        if ("rankmill_gpu_memory_size_bytes",) not in found
+        if ("rankmill_gpu_memory_size_bytes",) not in values
         else GpuReport(
-            use=found.get(("rankmill_gpu_utilization_ratio",)),
+            use=values.get(("rankmill_gpu_utilization_ratio",)),
             memory_used=whole("rankmill_gpu_memory_used_bytes"),
             memory_size=whole("rankmill_gpu_memory_size_bytes"),
-            celsius=found.get(("rankmill_gpu_temperature_celsius",)),
+            celsius=values.get(("rankmill_gpu_temperature_celsius",)),
         ),
         model_hits=whole("rankmill_model_hits_total"),
         model_loads=whole("rankmill_model_loads_total", "loaded"),
@@ -291,7 +291,7 @@ def report(
         batches=whole("rankmill_batches_total"),
         tokens=whole("rankmill_tokens_total"),
         padded_tokens=whole("rankmill_padded_tokens_total"),
-        stage_seconds=tuple(found["rankmill_stage_seconds_sum", name] for name in STAGES),
+        stage_seconds=tuple(values["rankmill_stage_seconds_sum", name] for name in STAGES),
         latency_counts=tuple(upper - lower for lower, upper in pairwise(within)),
         request_latency_counts=tuple(upper - lower for lower, upper in pairwise(requests)),
     )

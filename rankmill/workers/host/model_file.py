@@ -110,9 +110,9 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
     OSError
         From transformers, if the model does not exist or cannot be read.
     """
-    found = _found(source, revision, name)
-    if found or isinstance(source, Path):
-        return found
+    path = _found(source, revision, name)
+    if path or isinstance(source, Path):
+        return path
     from huggingface_hub import try_to_load_from_cache
 
     if try_to_load_from_cache(source, name, revision=revision or "main") is None:
@@ -127,11 +127,11 @@ def _found(source: str | Path, revision: str | None, name: str) -> Path | None:
         return source / name if (source / name).is_file() else None
     from transformers.utils import cached_file
 
-    found = cached_file(
+    path = cached_file(
         source,
         name,
         revision=revision or "main",
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return Path(found) if found else None
+    return Path(path) if path else None

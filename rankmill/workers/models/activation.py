@@ -14,12 +14,12 @@ Activation = Callable[[Logits], Logits]
 _IDENTITY, _SIGMOID = "torch.nn.Identity", "torch.nn.Sigmoid"
 
 
-def activation(asked: str, saved: str | None, model: str, outputs: int = 1) -> Activation:
+def activation(wanted: str, saved: str | None, model: str, outputs: int = 1) -> Activation:
     """Choose the function to apply to logits ``[rows]``, or ``[rows, outputs]`` for several outputs.
 
     Parameters
     ----------
-    asked
+    wanted
         The activation that the `ScoreSpec` asks for.
     saved
         Dotted path of the function that the model was saved with; ``None`` means the sigmoid for one output,
@@ -36,16 +36,16 @@ def activation(asked: str, saved: str | None, model: str, outputs: int = 1) -> A
         for one output.
     """
     own = saved if saved is not None else _SIGMOID if outputs == 1 else _IDENTITY
-    if asked == "probability":
+    if wanted == "probability":
         return _sigmoid if outputs == 1 else _softmax
-    path = {"identity": _IDENTITY, "sigmoid": _SIGMOID}.get(asked, own)
+    path = {"identity": _IDENTITY, "sigmoid": _SIGMOID}.get(wanted, own)
     name = path.rpartition(".")[2] if path.startswith("torch.nn.") else ""
     function = _OWN.get(name) or _of_torch(name, outputs)
     if function is None:
         raise SpecError(
             f"model {model} names activation {path}, which torch.nn does not have; set --activation"
         )
-    if asked != "softmax":
+    if wanted != "softmax":
         return function
     if outputs == 1:
         why = f"activation softmax is for several outputs, and model {model} has one"

@@ -74,7 +74,7 @@ class ConversationTokenizer:
         return sharing(in_a_row(self._ids(chats)), [json.dumps(chat[:-1]) for chat in chats])
 
     def _ids(self, chats: Sequence[Messages]) -> list[list[int]]:
-        found: list[list[int]] = self._tokenizer.apply_chat_template(
+        ids: list[list[int]] = self._tokenizer.apply_chat_template(
             chats,
             tokenize=True,
             return_dict=True,
@@ -83,7 +83,7 @@ class ConversationTokenizer:
             padding=False,
             **self._options,
         )["input_ids"]
-        return found
+        return ids
 
 
 def read_messages(text: str) -> Messages:
@@ -97,18 +97,18 @@ def read_messages(text: str) -> Messages:
         The text is not a list of messages that each have a role and a content.
     """
     try:
-        found = json.loads(text)
+        messages = json.loads(text)
     except ValueError:
         raise ValueError("a conversation is a list of messages in JSON, and this is not JSON") from None
-    if found == []:
+    if messages == []:
         raise ValueError("the conversation is empty: it has no message")
-    if not isinstance(found, list):
-        raise ValueError(f"a conversation is a list of messages, and this is {found!r:.40}")
-    for number, message in enumerate(found):
+    if not isinstance(messages, list):
+        raise ValueError(f"a conversation is a list of messages, and this is {messages!r:.40}")
+    for number, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise ValueError(f"message {number} is no object with a role and a content")
+            raise ValueError(f"message {number} is not an object with a role and a content")
         if not isinstance(message.get("role"), str):
             raise ValueError(f"message {number} has no role")
         if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
             raise ValueError(f"message {number} has no content")
-    return [{key: value for key, value in message.items() if value is not None} for message in found]
+    return [{key: value for key, value in message.items() if value is not None} for message in messages]

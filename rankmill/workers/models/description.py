@@ -168,9 +168,9 @@ class Encoded(dict[str, list[list[int]]]):
     """Token ids of pairs and, if the model has them, token types, under transformers' names."""
 
     def __init__(self, encodings: list[Encoding], has_types: bool) -> None:
-        super().__init__(input_ids=[each.ids for each in encodings])
+        super().__init__(input_ids=[encoding.ids for encoding in encodings])
         if has_types:
-            self["token_type_ids"] = [each.type_ids for each in encodings]
+            self["token_type_ids"] = [encoding.type_ids for encoding in encodings]
         self.encodings = encodings
 
 
@@ -200,19 +200,19 @@ def describe(
     folder = cache / "models" / cache_name(source, revision, str(_VERSION), *packages)
     if is_kept(folder, cache):
         return _load(folder, cache)
-    found = read(source, revision, cache)
-    chat = found.layout.chat is not False and getattr(found.tokenizer, "chat_template", None)
-    if found.config.model_type not in TRACEABLE or not found.plain or chat:
-        return found  # running it imports transformers anyway
+    description = read(source, revision, cache)
+    chat = description.layout.chat is not False and getattr(description.tokenizer, "chat_template", None)
+    if description.config.model_type not in TRACEABLE or not description.plain or chat:
+        return description  # running it imports transformers anyway
     try:
-        text = _plain(found.tokenizer, source, revision)
+        text = _plain(description.tokenizer, source, revision)
         if text is not None:
             check_unchanged()  # otherwise it would be cached under the name of other files
-            build_once(folder, partial(_save, _facts(found), text))
-            return replace(found, copy=kept_as(folder))
+            build_once(folder, partial(_save, _facts(description), text))
+            return replace(description, copy=kept_as(folder))
     except Exception as error:  # an unusual tokenizer or config, or a full disk
         logger.warning("cannot cache what %s needs, so workers import transformers: %s", source, error)
-    return found
+    return description
 
 
 def read(source: str | Path, revision: str | None, cache: Path | None = None) -> Description:
@@ -255,9 +255,9 @@ def _save(facts: _Facts, text: str, folder: Path) -> None:
     (folder / _TOKENIZER).write_text(text, encoding="utf-8")
 
 
-def _facts(found: Description) -> _Facts:
-    config = KnownConfig.of(found.config)
-    return _Facts(config=config, layout=found.layout, tokenizer=_tokenizer_facts(found.tokenizer))
+def _facts(description: Description) -> _Facts:
+    config = KnownConfig.of(description.config)
+    return _Facts(config=config, layout=description.layout, tokenizer=_tokenizer_facts(description.tokenizer))
 
 
 def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:

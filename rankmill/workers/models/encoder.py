@@ -39,35 +39,35 @@ class TextEncoder:
         """
         return [self._find(TokensAsked.read_json(row, "a row of tokens")) for row in rows]
 
-    def _find(self, asked: TokensAsked) -> TokensFound:
-        if asked.about:
+    def _find(self, request: TokensAsked) -> TokensFound:
+        if request.about:
             return TokensFound(
                 text="", ids=(), words=(), special=(), spans=(), most=self._most, labels=self._labels
             )
-        return self._text_of(asked) if asked.text is None else self._tokens_of(asked)
+        return self._text_of(request) if request.text is None else self._tokens_of(request)
 
     @cached_property
     def _texts(self) -> Any:
         """The tokenizer without its handling of pairs and of long texts."""
         try:
             whole = self._tokenizer.backend_tokenizer
-            found = single_texts(self._tokenizer)  # an own object, because others set its truncation
+            tokenizer = single_texts(self._tokenizer)  # an own object, because others set its truncation
         except (AttributeError, ValueError) as error:
             raise ValueError(f"it does not tell where its tokens are in a text ({error})") from error
-        found.post_processor, found.decoder = whole.post_processor, whole.decoder
-        return found
+        tokenizer.post_processor, tokenizer.decoder = whole.post_processor, whole.decoder
+        return tokenizer
 
-    def _text_of(self, asked: TokensAsked) -> TokensFound:
-        text = self._texts.decode(list(asked.ids or ()), skip_special_tokens=not asked.special)
+    def _text_of(self, request: TokensAsked) -> TokensFound:
+        text = self._texts.decode(list(request.ids or ()), skip_special_tokens=not request.special)
         return TokensFound(text=text, ids=(), words=(), special=(), spans=(), most=self._most)
 
-    def _tokens_of(self, asked: TokensAsked) -> TokensFound:
-        found = self._texts.encode(asked.text or "", add_special_tokens=asked.special)
+    def _tokens_of(self, request: TokensAsked) -> TokensFound:
+        encoding = self._texts.encode(request.text or "", add_special_tokens=request.special)
         return TokensFound(
             text="",
-            ids=tuple(found.ids),
-            words=tuple(found.tokens),
-            special=tuple(map(bool, found.special_tokens_mask)),
-            spans=tuple(found.offsets),
+            ids=tuple(encoding.ids),
+            words=tuple(encoding.tokens),
+            special=tuple(map(bool, encoding.special_tokens_mask)),
+            spans=tuple(encoding.offsets),
             most=self._most,
         )

@@ -77,11 +77,11 @@ class FastTexts:
             return
         library, make = LIBRARIES[type(slow.model).__name__]
         try:
-            about = [f"{name} {metadata.version(name)}" for name in (library, "tokenizers")]
+            versions = [f"{name} {metadata.version(name)}" for name in (library, "tokenizers")]
         except metadata.PackageNotFoundError:
             self._missing = library
             return
-        name = digest([_RECIPE, *about, slow.to_str()])
+        name = digest([_RECIPE, *versions, slow.to_str()])
         self._library, self._file = library, cache / "tokenizers" / f"{name}.json"
         if why := strangers(self._file.parent, cache):
             logger.warning("%s is not used: %s", library, why)
@@ -107,16 +107,16 @@ class FastTexts:
 
     def __call__(self, texts: list[str]) -> Tokens:
         """Tokenize texts ``[n]``."""
-        found = self._tokenize_fast(texts) if self._fast else None
-        if found is not None:
-            return found
+        tokens = self._tokenize_fast(texts) if self._fast else None
+        if tokens is not None:
+            return tokens
         began = system.monotonic()
-        found = slow_tokens(self._slow, texts)
+        tokens = slow_tokens(self._slow, texts)
         self._seconds += system.monotonic() - began
         if self._make is not None and self._seconds >= _AFTER_SECONDS:
             self._seconds = 0.0
             self.begin_proof()
-        return found
+        return tokens
 
     def _tokenize_fast(self, texts: list[str]) -> Tokens | None:
         """The ids of texts by the library; ``None`` if it must not be used any more."""
@@ -127,14 +127,14 @@ class FastTexts:
             return None
         try:
             odd = self._unproven(texts)
-            found = self._mixed(texts, odd) if odd else fast_tokens(self._fast, texts)
-            wrong = self._differing(texts, found)
+            tokens = self._mixed(texts, odd) if odd else fast_tokens(self._fast, texts)
+            wrong = self._differing(texts, tokens)
         except BaseException as error:
             if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
                 raise
             wrong = f"{type(error).__name__}: {error}"
         if wrong is None:
-            return found
+            return tokens
         self._news, self._fast, self._make = wrong, None, None
         logger.critical("%s is not used for this tokenizer any more: %s", self._library, wrong)
         self._write({"wrong": wrong})
@@ -159,14 +159,14 @@ class FastTexts:
         both = Tokens.join([fast, slow_tokens(self._slow, [texts[place] for place in odd])])
         return both.take(np.argsort([*others, *odd]))
 
-    def _differing(self, texts: list[str], found: Tokens) -> str | None:
+    def _differing(self, texts: list[str], tokens: Tokens) -> str | None:
         """Compare a sample of texts; returns how the ids differ, or ``None`` if they agree."""
         self._due += len(texts) / _SAMPLE
         wanted, self._due = int(self._due), self._due % 1
         places = [min(int(system.uniform(0, len(texts))), len(texts) - 1) for _ in range(wanted)]
         right = slow_tokens(self._slow, [texts[place] for place in places])
         for number, place in enumerate(places):
-            if not np.array_equal(row(right, number), row(found, place)):
+            if not np.array_equal(row(right, number), row(tokens, place)):
                 return f"other ids for {described(texts[place])}"
         return None
 
@@ -208,11 +208,11 @@ class FastTexts:
     def _prove(self, make: Callable[[str], FastEncode], held: Locked) -> None:
         began = system.monotonic()
         try:
-            found: dict[str, Any] = {"proven": prove_tokenizer(self._slow, make(self._slow.to_str()))}
+            result: dict[str, Any] = {"proven": prove_tokenizer(self._slow, make(self._slow.to_str()))}
         except BaseException as error:
-            known = isinstance(error, Untrusted)
-            found = {"wrong": str(error) if known else f"{type(error).__name__}: {error}"}
-            logger.warning("%s is not used for this tokenizer: %s", self._library, found["wrong"])
+            is_told = isinstance(error, Untrusted)
+            result = {"wrong": str(error) if is_told else f"{type(error).__name__}: {error}"}
+            logger.warning("%s is not used for this tokenizer: %s", self._library, result["wrong"])
         else:
             seconds = system.monotonic() - began
             logger.info(
@@ -220,27 +220,27 @@ class FastTexts:
                 self._library,
                 seconds,
             )
-        self._write(found)
+        self._write(result)
         self._read()
         held.close()
 
     def _read(self) -> None:
         """Read and use what is known on this host about the library."""
-        self._seen, known = _stamp(self._file), read_json(self._file)
-        if "wrong" in known:
+        self._seen, kept = _stamp(self._file), read_json(self._file)
+        if "wrong" in kept:
             self._make = None
-        elif self._fast is None and self._make is not None and "proven" in known:
+        elif self._fast is None and self._make is not None and "proven" in kept:
             try:
                 proven = np.zeros(0x110000, np.bool_)
-                for start, stop in known["proven"]:
+                for start, stop in kept["proven"]:
                     proven[start:stop] = True
                 self._proven = proven
                 self._fast = self._make(self._slow.to_str())  # last: the proof's thread may run this
             except (TypeError, ValueError) as error:
                 logger.warning("%s is damaged: %s", self._file, error)
 
-    def _write(self, found: dict[str, Any]) -> None:
-        try_to_keep(self._file, {"library": self._library, **found}, "what is known of a tokenizer")
+    def _write(self, result: dict[str, Any]) -> None:
+        try_to_keep(self._file, {"library": self._library, **result}, "what is known of a tokenizer")
 
 
 def _stamp(file: Path) -> int | None:

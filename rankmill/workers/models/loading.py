@@ -119,32 +119,34 @@ class Loaded:
         SpecError
             The model does not support one of them.
         """
-        about = self.about
-        with one_line(spec), about.lock:
-            longest = find_max_length(spec, about)
+        description = self.about
+        with one_line(spec), description.lock:
+            longest = find_max_length(spec, description)
             refuses = spec.long == "refuse"
-            tokenizer = tokenizer_for(spec, about, ANY_LENGTH if refuses else longest)
+            tokenizer = tokenizer_for(spec, description, ANY_LENGTH if refuses else longest)
             model = Model(
                 name=spec.model,
                 tokenizer=tokenizer,
                 backend=self.backend,
-                activation=_row_by_row(_scores(spec, about)) if self.kind else _scores(spec, about),
+                activation=_row_by_row(_scores(spec, description))
+                if self.kind
+                else _scores(spec, description),
                 revision=self.revision,
                 int8_gain=self.int8_gain,
-                short_passages=_short_passages(spec, about),
-                windows=_windows(spec, about, tokenizer),
+                short_passages=_short_passages(spec, description),
+                windows=_windows(spec, description, tokenizer),
                 refused_over=longest if refuses else None,
-                labels=about.labels if spec.all_labels and len(about.labels) > 1 else (),
+                labels=description.labels if spec.all_labels and len(description.labels) > 1 else (),
                 proof=self.proof,
                 kind=self.kind,
                 prove_again=self.prove_again,
                 prove_batch=self.prove_batch,
                 inputs=spec.inputs,
                 averages=spec.long == "split-mean",
-                encoder=TextEncoder(about.tokenizer, longest, about.labels)
+                encoder=TextEncoder(description.tokenizer, longest, description.labels)
                 if spec.inputs == "tokens"
                 else None,
-                lock=about.lock,
+                lock=description.lock,
             )
             self.check_spec(spec, model)
             return model
@@ -193,53 +195,53 @@ def load(
         cache = cache_folder(cache_dir)
         if why := strangers(cache):
             raise WorkerError(why)
-        found = find_source(spec, copies, cache)
-        source, revision = found.files, found.revision
-        about = describe(source, revision, cache, found.check_unchanged)
-        _scores(spec, about)  # reports errors of the spec before the weights are read
-        texts = _texts_of(tokenizer_for(spec, about, find_max_length(spec, about)))
+        located = find_source(spec, copies, cache)
+        source, revision = located.files, located.revision
+        description = describe(source, revision, cache, located.check_unchanged)
+        _scores(spec, description)  # reports errors of the spec before the weights are read
+        texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
         if device != "cpu" and texts:  # a GPU would starve, also in a short run; weights load meanwhile
             texts.begin_proof()
-        asked = answers(spec, about) if about.layout.task == "causal" else None
+        answer_ids = answers(spec, description) if description.layout.task == "causal" else None
         files = ModelFiles(
             source,
             revision,
-            about.config,
+            description.config,
             cache,
-            about.layout,
-            asked,
+            description.layout,
+            answer_ids,
             _load_network,
-            found.check_unchanged,
+            located.check_unchanged,
             alone=spec.deterministic,
         )
         choice = choose_backend(
-            backend, spec.precision, about.config, device, cache, plain=about.plain, without=without,
-            alone=spec.deterministic,
+            backend, spec.precision, description.config, device, cache, plain=description.plain,
+            without=without, alone=spec.deterministic,
         )  # fmt: skip
         runner = _load_backend(choice, files, device)
-        found.check_unchanged()
+        located.check_unchanged()
     if copies:
         copies.make_room()
     seconds = system.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    kept = (about.copy, *files.copies)
-    return Loaded(about, runner, revision, choice.int8_gain, found.held, source, kept)
+    kept = (description.copy, *files.copies)
+    return Loaded(description, runner, revision, choice.int8_gain, located.held, source, kept)
 
 
 def _texts_of(tokenizer: Tokenize) -> FastTexts | None:
-    found: FastTexts | None = getattr(tokenizer, "texts", None)
-    return found
+    texts: FastTexts | None = getattr(tokenizer, "texts", None)
+    return texts
 
 
-def _scores(spec: ScoreSpec, about: Description) -> Activation:
+def _scores(spec: ScoreSpec, description: Description) -> Activation:
     """The function from logits to scores ``[rows]``, or ``[rows, labels]`` for all labels."""
     if spec.inputs == "tokens":
         return lambda logits: logits  # rows that ask for tokens have no scores
-    chosen = None if spec.all_labels else choose_output(spec.label, about.labels, spec.model)
-    saved = about.layout.activation
+    chosen = None if spec.all_labels else choose_output(spec.label, description.labels, spec.model)
+    saved = description.layout.activation
     if saved is None and spec.inputs != "pairs":
         saved = "torch.nn.Identity"
-    function = activation(spec.activation, saved, spec.model, len(about.labels))
+    function = activation(spec.activation, saved, spec.model, len(description.labels))
     return function if chosen is None else lambda logits: np.ascontiguousarray(function(logits)[:, chosen])
 
 
@@ -254,15 +256,15 @@ ANY_LENGTH = 1 << 24
 """More tokens than any pair has."""
 
 
-def _short_passages(spec: ScoreSpec, about: Description) -> ShortPassages | None:
+def _short_passages(spec: ScoreSpec, description: Description) -> ShortPassages | None:
     most = spec.max_passage_tokens
-    return None if most is None else ShortPassages(about.tokenizer, most)
+    return None if most is None else ShortPassages(description.tokenizer, most)
 
 
-def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Windows | None:
+def _windows(spec: ScoreSpec, description: Description, tokenizer: Tokenize) -> Windows | None:
     if not spec.long.startswith("split"):
         return None
-    return Windows(about.tokenizer, tokenizer, spec.long_stride)
+    return Windows(description.tokenizer, tokenizer, spec.long_stride)
 
 
 def _load_network(files: ModelFiles) -> Any:
@@ -334,16 +336,20 @@ _LONGEST = 300
 """Most characters of an error that are shown."""
 
 
-def find_max_length(spec: ScoreSpec, about: Description) -> int:
+def find_max_length(spec: ScoreSpec, description: Description) -> int:
     """The longest pair in tokens: sentence-transformers' limit, and at most the model's number of positions.
 
     It is `ANY_LENGTH` if the model has no limit.
     """
-    config = about.config
+    config = description.config
     positions = getattr(config, "max_position_embeddings", None) or 0
     positions = positions - first_position(config) if positions > 0 else ANY_LENGTH  # XLNet says -1
     if spec.max_length is None:
-        return int(min(about.layout.max_length or about.tokenizer.model_max_length, positions, ANY_LENGTH))
+        return int(
+            min(
+                description.layout.max_length or description.tokenizer.model_max_length, positions, ANY_LENGTH
+            )
+        )
     if spec.max_length > positions:
         raise SpecError(
             f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}",

@@ -125,13 +125,13 @@ def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]
     """Put probes into the columns of a chunk with such rows."""
 
     def column(text: Callable[[Probe], str]) -> list[str | None]:
-        return [None if each.is_null else text(each) for each in probes]
+        return [None if probe.is_null else text(probe) for probe in probes]
 
     if inputs == "texts":
-        return [column(lambda each: each.passage)]
+        return [column(lambda probe: probe.passage)]
     if inputs == "conversations":
-        return [column(lambda each: json.dumps(each.messages))]
-    return [column(lambda each: each.query), column(lambda each: each.passage)]
+        return [column(lambda probe: json.dumps(probe.messages))]
+    return [column(lambda probe: probe.query), column(lambda probe: probe.passage)]
 
 
 def scored_length(config: Any) -> int:

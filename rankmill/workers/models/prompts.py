@@ -179,7 +179,7 @@ def names_both_texts(template: str) -> bool:
     return "query" in template and "document" in template
 
 
-def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Tokenize:
+def tokenizer_for(spec: ScoreSpec, description: Description, max_length: int) -> Tokenize:
     """Make the tokenizer of a model, with the prompt that a spec or the model's files ask for.
 
     Raises
@@ -189,33 +189,35 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
         cannot score these inputs.
     """
     if spec.inputs == "tokens":
-        return PairTokenizer(about.tokenizer, max_length, None)
-    if spec.inputs != "pairs" and about.layout.task != "classifier":
-        why = f"model {spec.model} is no sequence classifier of transformers: it scores only pairs"
+        return PairTokenizer(description.tokenizer, max_length, None)
+    if spec.inputs != "pairs" and description.layout.task != "classifier":
+        why = f"model {spec.model} is not a sequence classifier of transformers: it scores only pairs"
         raise SpecError(why, option="inputs")
     if spec.inputs == "texts":
-        return PairTokenizer(about.tokenizer, max_length, about.joiner_alone, spec.truncation_side)
+        return PairTokenizer(
+            description.tokenizer, max_length, description.joiner_alone, spec.truncation_side
+        )
     if spec.inputs == "conversations":
-        return ConversationTokenizer(about.tokenizer, max_length, spec.model)
-    instruction = about.layout.prompt if spec.instruction is None else spec.instruction
-    template = prompt_template(spec, about)
+        return ConversationTokenizer(description.tokenizer, max_length, spec.model)
+    instruction = description.layout.prompt if spec.instruction is None else spec.instruction
+    template = prompt_template(spec, description)
     if template is None:
-        joiner, side = about.joiner, spec.truncation_side
-        return PairTokenizer(about.tokenizer, max_length, joiner, side, instruction)
-    chat_format = about.layout.chat_format if spec.prompt_template is None else "auto"
+        joiner, side = description.joiner, spec.truncation_side
+        return PairTokenizer(description.tokenizer, max_length, joiner, side, instruction)
+    chat_format = description.layout.chat_format if spec.prompt_template is None else "auto"
     return PromptTokenizer(
-        about.tokenizer,
+        description.tokenizer,
         max_length,
         template=template,
         instruction=instruction,
-        structured=is_structured(template, chat_format, about.config.model_type),
-        options={**template_options(template), **about.layout.chat_options},
+        structured=is_structured(template, chat_format, description.config.model_type),
+        options={**template_options(template), **description.layout.chat_options},
         side=spec.truncation_side,
-        texts=about.joiner.texts if about.joiner else None,
+        texts=description.joiner.texts if description.joiner else None,
     )
 
 
-def prompt_template(spec: ScoreSpec, about: Description) -> str | None:
+def prompt_template(spec: ScoreSpec, description: Description) -> str | None:
     """Choose the template that pairs are put into; ``None`` if the model reads the two texts as they are.
 
     Raises
@@ -223,22 +225,22 @@ def prompt_template(spec: ScoreSpec, about: Description) -> str | None:
     SpecError
         A language model has no prompt, or another model is given one.
     """
-    if spec.prompt_template is not None and not about.is_language_model:
+    if spec.prompt_template is not None and not description.is_language_model:
         raise SpecError(
-            f"model {spec.model} is a {about.config.model_type} that reads two texts, not a prompt: "
+            f"model {spec.model} is a {description.config.model_type} that reads two texts, not a prompt: "
             "leave out --prompt-template",
             option="prompt_template",
         )
     if spec.prompt_template is not None:
         return None if spec.prompt_template == TEXTS_ALONE else spec.prompt_template
-    own = getattr(about.tokenizer, "chat_template", None)
-    if about.layout.saved:
-        if not about.layout.chat:
+    own = getattr(description.tokenizer, "chat_template", None)
+    if description.layout.saved:
+        if not description.layout.chat:
             return None
         if not isinstance(own, str):
             raise SpecError(f"model {spec.model} is for a chat template, and has none: use {_NAMED}")
         return own
-    if not about.is_language_model and not own:
+    if not description.is_language_model and not own:
         return None
     if isinstance(own, str) and names_both_texts(own):
         return own
@@ -248,7 +250,7 @@ def prompt_template(spec: ScoreSpec, about: Description) -> str | None:
     )
 
 
-def answers(spec: ScoreSpec, about: Description) -> tuple[int, int | None]:
+def answers(spec: ScoreSpec, description: Description) -> tuple[int, int | None]:
     """The token ids of a language model's answers, yes and no; ``None`` for no if the score is one logit.
 
     Raises
@@ -257,26 +259,28 @@ def answers(spec: ScoreSpec, about: Description) -> tuple[int, int | None]:
         The tokenizer or the model lacks one of these tokens.
     """
     named = answers_of(spec.prompt_template)
-    if named is None and about.layout.steps:
-        config = about.layout.steps[0].config
+    if named is None and description.layout.steps:
+        config = description.layout.steps[0].config
         ids = config.get("true_token_id"), config.get("false_token_id")
         if config.get("module_input_name", "causal_logits") != "causal_logits":
             raise SpecError(f"model {spec.model} scores something other than a language model's logits")
     else:
         yes, no = named or ("yes", "no")
-        ids = _token(spec, about, yes), None if no is None else _token(spec, about, no)
-    size = about.config.get_text_config().vocab_size
-    if not isinstance(ids[0], int) or not all(each is None or 0 <= each < size for each in ids):
-        raise SpecError(f"model {spec.model} names answers {list(ids)}, which are no tokens of its {size:,}")
+        ids = _token(spec, description, yes), None if no is None else _token(spec, description, no)
+    size = description.config.get_text_config().vocab_size
+    if not isinstance(ids[0], int) or not all(token_id is None or 0 <= token_id < size for token_id in ids):
+        raise SpecError(
+            f"model {spec.model} names answers {list(ids)}, which are not among its {size:,} tokens"
+        )
     return ids[0], ids[1]
 
 
-def _token(spec: ScoreSpec, about: Description, word: str) -> int:
-    tokenizer = about.tokenizer
-    found = tokenizer.convert_tokens_to_ids(word)
-    if found is None or (found == tokenizer.unk_token_id and word != tokenizer.unk_token):
+def _token(spec: ScoreSpec, description: Description, word: str) -> int:
+    tokenizer = description.tokenizer
+    token_id = tokenizer.convert_tokens_to_ids(word)
+    if token_id is None or (token_id == tokenizer.unk_token_id and word != tokenizer.unk_token):
         raise SpecError(
             f"model {spec.model} has no token {word!r} for its answer: name its tokens in the first line of "
             "a --prompt-template, {# answers: YES NO #}"
         )
-    return int(found)
+    return int(token_id)

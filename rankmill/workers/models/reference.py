@@ -49,13 +49,13 @@ class ReferenceModel:
 
     def __init__(self, spec: ScoreSpec, source: str | Path, revision: str | None) -> None:
         self._source, self._revision, self._device = source, revision, "cpu"
-        self._about = about = read(source, revision)  # without the cached description
+        self._about = description = read(source, revision)  # without the cached description
         self._inputs = spec.inputs
-        self.tokens = ReferenceTokens(spec, about)
+        self.tokens = ReferenceTokens(spec, description)
         """Tokenizes a probe."""
-        self._answers = answers(spec, about) if about.layout.task == "causal" else None
-        self._model = _KINDS[about.layout.task].from_pretrained(
-            source, revision=revision if isinstance(source, str) else None, config=about.config,
+        self._answers = answers(spec, description) if description.layout.task == "causal" else None
+        self._model = _KINDS[description.layout.task].from_pretrained(
+            source, revision=revision if isinstance(source, str) else None, config=description.config,
             dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
         ).eval()  # fmt: skip
 
@@ -72,15 +72,15 @@ class ReferenceModel:
             name: torch.tensor(_padded(ids, None if beside is None else beside[name]))
             for name, ids in row.items()
         }
-        found = self._model(**{name: ids.to(self._device) for name, ids in named.items()})
+        outputs = self._model(**{name: ids.to(self._device) for name, ids in named.items()})
         if self._about.layout.task == "chain":
-            logits = self._chain(found.last_hidden_state[0, :length])
+            logits = self._chain(outputs.last_hidden_state[0, :length])
         elif self._answers is not None:
             yes, no = self._answers
-            last = found.logits[0, length - 1].float()
+            last = outputs.logits[0, length - 1].float()
             logits = last[yes : yes + 1] if no is None else last[yes : yes + 1] - last[no : no + 1]
         else:
-            logits = found.logits[0]
+            logits = outputs.logits[0]
         result: Logits = logits.float().cpu().numpy()
         return result
 
@@ -127,18 +127,18 @@ class ReferenceModel:
         """Scores of logits ``[rows, outputs]``, by the name of the activation; functions that torch lacks are
         left out.
         """
-        found, several = torch.from_numpy(logits), logits.shape[1] > 1
-        probability = found.softmax(-1) if several else found.sigmoid()
-        scores = {"identity": found, "sigmoid": found.sigmoid(), "probability": probability}
+        outputs, several = torch.from_numpy(logits), logits.shape[1] > 1
+        probability = outputs.softmax(-1) if several else outputs.sigmoid()
+        scores = {"identity": outputs, "sigmoid": outputs.sigmoid(), "probability": probability}
         path = self._about.layout.activation
         if path is None:
             of_pair = not several and self._inputs == "pairs"
             path = "torch.nn.Sigmoid" if of_pair else "torch.nn.Identity"
         with suppress(Exception):  # the class needs arguments, or is not a function
-            scores["default"] = getattr(nn, path.rpartition(".")[2])()(found)
+            scores["default"] = getattr(nn, path.rpartition(".")[2])()(outputs)
             if several:
                 scores["softmax"] = scores["default"].softmax(-1)
-        return {asked: values.numpy() for asked, values in scores.items()}
+        return {activation: values.numpy() for activation, values in scores.items()}
 
     def labels(self, outputs: int) -> list[str]:
         """Names of this many outputs, in order, from transformers' classifier; other outputs are numbered."""
@@ -179,7 +179,7 @@ def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torc
 def _pooled(hidden: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     whole, count = hidden.float(), len(hidden)
     weights = torch.arange(1, count + 1, device=hidden.device)[:, None].float()
-    found = {
+    by_mode = {
         "cls": hidden[0],
         "max": hidden.amax(0),
         "mean": whole.mean(0),
@@ -197,7 +197,7 @@ def _pooled(hidden: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     }
     modes = config.get("pooling_mode") or [new for old, new in older.items() if config.get(old)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
-    return torch.cat([found[mode].to(hidden.dtype) for mode in modes])
+    return torch.cat([by_mode[mode].to(hidden.dtype) for mode in modes])
 
 
 def _dense(states: torch.Tensor, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> torch.Tensor:

@@ -37,10 +37,10 @@ class ReferenceTokens:
         The model's description, with a tokenizer from transformers.
     """
 
-    def __init__(self, spec: ScoreSpec, about: Description) -> None:
-        self._spec, self._about, self._tokenizer = spec, about, about.tokenizer
-        self._prompt = about.layout.prompt if spec.instruction is None else spec.instruction
-        self._template = prompt_template(spec, about) if spec.inputs == "pairs" else None
+    def __init__(self, spec: ScoreSpec, description: Description) -> None:
+        self._spec, self._about, self._tokenizer = spec, description, description.tokenizer
+        self._prompt = description.layout.prompt if spec.instruction is None else spec.instruction
+        self._template = prompt_template(spec, description) if spec.inputs == "pairs" else None
         if spec.truncation_side:
             self._tokenizer.truncation_side = spec.truncation_side
 
@@ -61,10 +61,10 @@ class ReferenceTokens:
                 return {"input_ids": []}
         passage = self.beginning(probe.passage)
         if self._template is None:
-            found = self._tokenizer(
+            encoding = self._tokenizer(
                 [[self._prompt + probe.query, passage]], **(cut | {"truncation": "longest_first"})
             )
-            return {name: values[0] for name, values in found.items()}
+            return {name: values[0] for name, values in encoding.items()}
         ids = self._chat(probe.query, passage, **cut)
         if len(ids) == max_length:  # put back what follows the passage, as sentence-transformers does
             short, long = (self._chat(text, text) for text in ("0", "1 2 3 4"))
@@ -80,10 +80,10 @@ class ReferenceTokens:
         """The beginning of a passage that a spec takes."""
         most = self._spec.max_passage_tokens
         while most:
-            found = self._tokenizer(passage, add_special_tokens=False, return_offsets_mapping=True)
-            if len(found["input_ids"]) <= most:
+            encoding = self._tokenizer(passage, add_special_tokens=False, return_offsets_mapping=True)
+            if len(encoding["input_ids"]) <= most:
                 break
-            passage = passage[: found["offset_mapping"][most - 1][1]]
+            passage = passage[: encoding["offset_mapping"][most - 1][1]]
         return passage
 
     def _chat(self, query: str, passage: str, **cut: Any) -> list[int]:
@@ -97,7 +97,7 @@ class ReferenceTokens:
             if role != "system" or text
         ]
         options = {**template_options(template), **layout.chat_options}
-        found = self._tokenizer.apply_chat_template(
+        encoding = self._tokenizer.apply_chat_template(
             messages, chat_template=template, tokenize=True, return_dict=True, **options, **cut
         )
-        return list(found["input_ids"])
+        return list(encoding["input_ids"])

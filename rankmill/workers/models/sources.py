@@ -72,7 +72,7 @@ def _loaded_bytes(file: Path, name: str) -> int:
     try:
         tensors: dict[str, Any] = json.loads(header)
         tensors.pop("__metadata__", None)
-        end = 8 + length + max((int(each["data_offsets"][1]) for each in tensors.values()), default=0)
+        end = 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
         loaded = sum(map(_in_memory, tensors.values()))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         raise SpecError(f"{file.name} of model {name} is damaged: its header cannot be read") from None

@@ -104,7 +104,7 @@ class _Counted(NodeTransformer):
 
     def visit_For(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        text = sum(len(each.data) for part in node.body for each in part.find_all(nodes.TemplateData))
+        text = sum(len(data.data) for part in node.body for data in part.find_all(nodes.TemplateData))
         node.body.insert(0, nodes.ExprStmt(_call("step", nodes.Const(text))).set_lineno(node.lineno))
         return node
 
@@ -118,7 +118,7 @@ class _Counted(NodeTransformer):
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
-        ends = [each or nodes.Const(None) for each in (node.arg.start, node.arg.stop, node.arg.step)]
+        ends = [end or nodes.Const(None) for end in (node.arg.start, node.arg.stop, node.arg.step)]
         return _call("cut", node.node, *ends)
 
 
@@ -147,7 +147,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         bounded: Any = environment.overlay()
         bounded.__class__ = cls
         bounded.finalize, bounded.template_class = bounded.written, BoundedTemplate
-        bounded.filters = {name: bounded._bounded(name, found) for name, found in bounded.filters.items()}
+        bounded.filters = {name: bounded._bounded(name, apply) for name, apply in bounded.filters.items()}
         own = {"step": bounded.step, "joined": bounded.joined, "cut": bounded.cut}
         bounded.filters |= {f"bounded {name}": method for name, method in own.items()}
         bounded.globals = {**bounded.globals, "strftime_now": _today}
@@ -222,9 +222,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if name not in _ITERATE:
             sizes += map(_size, given)
         elif name in _ADD_UP:
-            sizes += [_size(each) for each in given if isinstance(each, str | list | tuple | dict)]
+            sizes += [_size(value) for value in given if isinstance(value, str | list | tuple | dict)]
         if name in _WIDEN:
-            sizes += [abs(each) for each in given if isinstance(each, int)]
+            sizes += [abs(value) for value in given if isinstance(value, int)]
         *_, second, largest = sorted(sizes)
         most = second * largest if name in _MULTIPLY else sum(sizes)
         if most > _MOST or (name == "round" and largest > _DIGITS):
@@ -244,9 +244,9 @@ class BoundedTemplate(Template):
     def render(self, *args: Any, **kwargs: Any) -> str:
         """See `Template.render`."""
         meter, began = BoundedEnvironment._meter, time.thread_time()
-        left = _FIRST_SECONDS + _PROMPT_SECONDS * self.prompts - self.seconds
-        meter.left, meter.until = _MOST, began + left
-        if left <= 0:
+        seconds = _FIRST_SECONDS + _PROMPT_SECONDS * self.prompts - self.seconds
+        meter.left, meter.until = _MOST, began + seconds
+        if seconds <= 0:
             raise SpecError(_TOO_LONG)
         try:
             prompt = super().render(*args, **kwargs)
@@ -300,8 +300,8 @@ def _size(value: Any, depth: int = 0) -> int:
     if depth > _DEPTH:
         raise TemplateError("the template nests lists too deeply")
     size = 2
-    for each in value.items() if isinstance(value, Mapping) else value:
-        size += _STEP + _size(each, depth + 1)
+    for item in value.items() if isinstance(value, Mapping) else value:
+        size += _STEP + _size(item, depth + 1)
         if size > _MOST:
             raise TemplateError("the template makes too much text of a list")
     return size
@@ -315,7 +315,7 @@ def _times(left: Any, right: Any) -> int:
     """The size of the product of two values."""
     if isinstance(left, int) and isinstance(right, int):
         return _digits(left) + _digits(right)
-    sizes = [len(each) if isinstance(each, str | list | tuple) else abs(each) for each in (left, right)]
+    sizes = [len(value) if isinstance(value, str | list | tuple) else abs(value) for value in (left, right)]
     return int(min(sizes[0] * sizes[1], 2 * _MOST))
 
 

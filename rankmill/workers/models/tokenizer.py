@@ -99,10 +99,10 @@ class ShortPassages:
 
     def cut(self, passages: Sequence[str]) -> list[str]:
         """Cut passages ``[n]`` to at most `most` tokens each."""
-        found = self._texts.encode_batch(list(passages), add_special_tokens=False)
+        encodings = self._texts.encode_batch(list(passages), add_special_tokens=False)
         return [
             passage if len(encoding) <= self._most else self._beginning(passage, encoding.offsets)
-            for passage, encoding in zip(passages, found, strict=True)
+            for passage, encoding in zip(passages, encodings, strict=True)
         ]
 
     def _beginning(self, passage: str, spans: Sequence[tuple[int, int]]) -> str:
@@ -179,7 +179,7 @@ class Joiner:
             joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)
             if joiner._agrees_with(tokenizer):
                 return joiner
-            why = "a text alone has other tokens than in its pair"
+            why = "a text by itself gets other tokens than in its pair"
         except Exception as error:  # not a Rust tokenizer, or one with unknown parts
             why = f"{type(error).__name__}: {error}"
         logger.info("each pair is tokenized as a whole, which is slower: %s", why)
@@ -217,8 +217,8 @@ class Joiner:
         columns = [queries] if passages is None else [queries, passages]
         numbers = {text: number for number, text in enumerate(dict.fromkeys(chain(*columns)))}
         texts = self.texts(list(numbers))
-        each = (np.fromiter(map(numbers.__getitem__, column), np.int64, len(column)) for column in columns)
-        pairs = np.stack(list(each))
+        rows = (np.fromiter(map(numbers.__getitem__, column), np.int64, len(column)) for column in columns)
+        pairs = np.stack(list(rows))
         lengths = longest_first(texts.lengths[pairs], max_length - self.specials)
         return self._join(texts, pairs, lengths, side)
 
@@ -325,16 +325,16 @@ class Windows:
         A passage that fits stays whole. If the query leaves less than a quarter of the model's length, the
         passage stays whole too, and is truncated later. A text without a passage is cut as a passage is.
         """
-        asked, read = ([""] * len(queries), queries) if passages is None else (queries, passages)
-        distinct = list(dict.fromkeys(asked))
+        questions, long_texts = ([""] * len(queries), queries) if passages is None else (queries, passages)
+        distinct = list(dict.fromkeys(questions))
         nothing = None if passages is None else [""] * len(distinct)
         taken = self._tokenize(distinct, nothing).lengths.tolist()
         limit = self._tokenize.max_length
         rooms = {query: limit - used for query, used in zip(distinct, taken, strict=True)}
         rows: list[int] = []
         texts: list[str] = []
-        found = self._texts.encode_batch(list(read), add_special_tokens=False)
-        for row, (query, passage, encoding) in enumerate(zip(asked, read, found, strict=True)):
+        encodings = self._texts.encode_batch(list(long_texts), add_special_tokens=False)
+        for row, (query, passage, encoding) in enumerate(zip(questions, long_texts, encodings, strict=True)):
             room, spans = rooms[query], encoding.offsets
             whole = len(spans) <= room or room < limit // 4
             parts = [passage] if whole else self._parts(passage, spans, room)

@@ -65,7 +65,7 @@ def row(tokens: Tokens, place: int) -> TokenIds:
 
 def described(text: str) -> str:
     """A description of a text that does not reveal it."""
-    codes = sorted({f"U+{ord(each):04X}" for each in text if not each.isascii()})
+    codes = sorted({f"U+{ord(character):04X}" for character in text if not character.isascii()})
     return f"a text of {len(text)} characters, among them {', '.join(codes[:20]) or 'none but ASCII'}"
 
 
@@ -82,11 +82,13 @@ def prove_tokenizer(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
     for start in range(0, len(points), 1 << 14):
         some = [chr(code) for code in points[start : start + (1 << 14)]]
         for context in _CONTEXTS:
-            same[start : start + len(some)] &= _agree(slow, fast, [context.format(each) for each in some])
+            same[start : start + len(some)] &= _agree(
+                slow, fast, [context.format(character) for character in some]
+            )
     if not same[:128].all() or (count := int((~same).sum())) > _MOST_DIFFERENT:
         raise Untrusted(f"other ids for {int((~same).sum()):,} of {len(points):,} characters")
-    known = "".join(map(chr, points[same]))
-    texts = [*_with_added(slow), *_random_texts(_words(slow), known)]
+    alike = "".join(map(chr, points[same]))
+    texts = [*_with_added(slow), *_random_texts(_words(slow), alike)]
     if not (agree := _agree(slow, fast, texts)).all():
         raise Untrusted(f"other ids for {described(texts[int(np.argmin(agree))])}")
     if count:
@@ -106,9 +108,9 @@ def _agree(slow: Tokenizer, fast: FastEncode, texts: list[str]) -> npt.NDArray[n
 def _with_added(slow: Tokenizer) -> Iterator[str]:
     """Texts with added tokens, which tokenizers find before anything else."""
     for added in list(slow.get_added_tokens_decoder().values())[:_MOST_DIFFERENT]:
-        each = added.content
-        yield from (each, f"a{each}b", f"a {each} b", f"{each}{each}", f" {each[:-1]}")
-        yield from (each.lower(), each.upper())
+        content = added.content
+        yield from (content, f"a{content}b", f"a {content} b", f"{content}{content}", f" {content[:-1]}")
+        yield from (content.lower(), content.upper())
 
 
 def _words(slow: Tokenizer) -> list[str]:
@@ -120,10 +122,10 @@ def _words(slow: Tokenizer) -> list[str]:
     return [written.decode([word]) for word in words]
 
 
-def _random_texts(words: list[str], known: str) -> Iterator[str]:
+def _random_texts(words: list[str], characters: str) -> Iterator[str]:
     """Texts of words, pieces of words, spaces, signs and characters of all scripts; long ones at the end."""
     chance = random.Random(0)  # noqa: S311 (no secret)
-    near = [known[start : start + 256] for start in range(0, len(known), 256)]
+    near = [characters[start : start + 256] for start in range(0, len(characters), 256)]
 
     def piece() -> str:
         kind = chance.random()
@@ -133,7 +135,7 @@ def _random_texts(words: list[str], known: str) -> Iterator[str]:
             return chance.choice(_SIGNS)
         if kind < 0.9:
             return "".join(chance.choices(chance.choice(near), k=chance.randrange(1, 9)))
-        return "".join(chance.choices(known, k=chance.randrange(1, 4)))
+        return "".join(chance.choices(characters, k=chance.randrange(1, 4)))
 
     for number in range(RANDOM_TEXTS):
         text = "".join(piece() for _ in range(chance.randrange(1, 60)))

@@ -350,7 +350,7 @@ class ChunkScorer:
             raise DamagedJob(str(error)) from None
         if columns is None:
             return
-        asked = system.monotonic()
+        load_began = system.monotonic()
         try:
             engine = self._engine(claim, run, rows=len(columns[0]))
         except (MemoryError, OutOfMemory):
@@ -359,7 +359,7 @@ class ChunkScorer:
             raise WorkerError(str(error)) from None
         except WireError as error:
             raise SpecError(str(error)) from None
-        claim.started += system.monotonic() - asked
+        claim.started += system.monotonic() - load_began
         if attempt(run, claim.job) > 1:
             metrics.retries.inc()
         with metrics.stage("tokenize"):
@@ -387,22 +387,24 @@ class ChunkScorer:
             return engine
         model = engine.model
         mine = settled_by(spec, model.backend.precision, model.revision, model.kind)
-        found = claim.settle(run, rows, mine)
-        if found.precision and found.precision != mine.precision:
-            spec = in_precision(spec, found.precision)
-        if found.revision:
-            spec = spec.model_copy(update={"revision": found.revision})
-        if found != mine:
+        settled = claim.settle(run, rows, mine)
+        if settled.precision and settled.precision != mine.precision:
+            spec = in_precision(spec, settled.precision)
+        if settled.revision:
+            spec = spec.model_copy(update={"revision": settled.revision})
+        if settled != mine:
             try:
                 engine = self._engines.get(spec)
             except WorkerError as error:
                 raise SpecError(str(error)) from None  # another run may have settled what is here
             own = engine.model.backend.precision
-            if found.precision not in {None, own}:
-                raise SpecError(f"the run is scored in {found.precision}, and this worker has {own} here")
-        if found.kind != engine.model.kind:
+            if settled.precision not in {None, own}:
+                raise SpecError(
+                    f"the run is scored in {settled.precision}, and this worker computes in {own}"
+                )
+        if settled.kind != engine.model.kind:
             raise SpecError(
-                f"the run is deterministic, and its bits are those of {found.kind}; this worker's would be "
+                f"the run is deterministic, and its bits are those of {settled.kind}; this worker's would be "
                 f"those of {engine.model.kind}"
             )
         self._settled[run.id] = spec

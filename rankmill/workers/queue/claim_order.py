@@ -89,13 +89,13 @@ class ClaimOrder:
         hungry
             Whether the device may soon run out of bulk work, even if the worker has its part.
         """
-        found: list[Priority] = ["request"] if requests < self._claim_ahead else []
+        priorities: list[Priority] = ["request"] if requests < self._claim_ahead else []
         most: float = self._claim_ahead
         if self._workers > 1:  # a single worker may take all, and pads less if it mixes more
             most = min(most, self._waiting * self._chunk_pairs / self._workers)
         if not bulk or hungry or bulk < most:
-            found.insert(0 if self._turns.bulk_is_next else len(found), "bulk")
-        return found
+            priorities.insert(0 if self._turns.bulk_is_next else len(priorities), "bulk")
+        return priorities
 
 
 def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:

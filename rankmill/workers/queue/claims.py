@@ -237,11 +237,11 @@ class Claims:
         for job_id in reversed(list(self.unanswered)):
             self.hand_back(job_id)
 
-    def hand_back(self, job_id: str, *, left: bool = False) -> None:
+    def hand_back(self, job_id: str, *, to_others: bool = False) -> None:
         """Put a claimed job back into its queue, as the next job of its run; this does not count as an
         attempt.
 
-        `left` says that it is left to other workers because this one cannot score it.
+        `to_others` says that it is left to other workers because this one cannot score it.
         """
         claim = self.unanswered.get(job_id)
         if claim is None or not self._ends(claim):
@@ -252,7 +252,7 @@ class Claims:
         claim.span.end()
         metrics.count_chunk("handed_back")
         with about_job(job_id):
-            logger.log(logging.DEBUG if left else logging.INFO, "handed back")
+            logger.log(logging.DEBUG if to_others else logging.INFO, "handed back")
 
     def _claim(self, claim: ChunkClaim, put_aside: bool) -> None:
         try:
@@ -343,7 +343,7 @@ class Claims:
     def _leave(self, claim: ChunkClaim) -> None:
         """Leave a job to another worker."""
         self._order.refused(claim.run_id)
-        self.hand_back(claim.job.id, left=True)
+        self.hand_back(claim.job.id, to_others=True)
 
     def _fail(self, claim: ChunkClaim, error: Exception) -> None:
         """Record a failed attempt, which RQ handles."""
@@ -380,11 +380,11 @@ class Claims:
     def _remember(self, claim: ChunkClaim) -> None:
         """Remember the run of an answer, in case its scores turn out to be wrong."""
         assert claim.engine
-        for each in (
+        for record in (
             self._unproven.setdefault(loaded_as(claim.engine.model), Answered()),
             *([self._fast] if claim.fast else []),
         ):
-            each.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
+            record.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
 
     def _ends(self, claim: ChunkClaim) -> bool:
         """Whether the caller must end the claim, because no other thread has."""
@@ -408,8 +408,8 @@ class Claims:
 
         The writing thread runs this after all earlier answers.
         """
-        since = min((each.since for each in answered), default=system.now())
-        runs = {run: ttl for each in answered for run, ttl in each.runs.items()}
+        since = min((record.since for record in answered), default=system.now())
+        runs = {run: ttl for record in answered for run, ttl in record.runs.items()}
         began = datetime.fromtimestamp(since, UTC).isoformat(" ", "seconds")
         why = f"worker {self._worker.name} scores wrongly, perhaps since {began}: {reason}"
         named = tuple(runs)[-_NAMED:]

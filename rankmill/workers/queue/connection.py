@@ -111,12 +111,14 @@ class LastResort:
                     self._end()
 
     def _end(self) -> None:
-        left = len(self._claims.unanswered)
-        if left:
-            logger.warning("Redis cannot serve: %d chunks are not handed back, their leases will end", left)
+        unanswered = len(self._claims.unanswered)
+        if unanswered:
+            logger.warning(
+                "Redis cannot serve: %d chunks are not handed back, their leases will end", unanswered
+            )
         logger.info("stopped without unregistering: Redis cannot serve")
         logging.shutdown()
-        system.exit(1 if left else 0)
+        system.exit(1 if unanswered else 0)
 
 
 def stop_without_supervisor() -> None:

@@ -159,9 +159,9 @@ class WorkerHeartbeat(Periodic):
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):
-            left = int(1000 * (ends - self._server_now)) + 1
-            if left < self._lock_ms:
-                connection.set(queue.registry_cleaning_key, os.getpid(), px=max(left, 1), xx=True)
+            lease_ms = int(1000 * (ends - self._server_now)) + 1
+            if lease_ms < self._lock_ms:
+                connection.set(queue.registry_cleaning_key, os.getpid(), px=max(lease_ms, 1), xx=True)
 
 
 def _tell_refused(error: Exception) -> None:

@@ -72,10 +72,10 @@ class Orders:
         self._pauses = Refusals()
         metrics.drained.set_function(lambda: self.drained)
 
-    def deliver(self, found: Sequence[bytes]) -> None:
+    def deliver(self, raw_orders: Sequence[bytes]) -> None:
         """Take the orders that a heartbeat has read."""
-        self.known = found
-        for raw in found:
+        self.known = raw_orders
+        for raw in raw_orders:
             try:
                 order = Order.read_json(raw, "an order to this worker")
             except WireError as error:
@@ -180,7 +180,7 @@ class Orders:
         self._engines.warm(spec)
         self._refusals.close(weights_key(spec))
         seconds = system.monotonic() - began
-        gone = [each for each in dict.fromkeys(before) if each not in self._engines.models]
+        gone = [name for name in dict.fromkeys(before) if name not in self._engines.models]
         text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
         if gone:  # a chunk of these would unload the new one again
             limits = "model_cache_size, model_cache_gib"

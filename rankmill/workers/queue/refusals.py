@@ -43,8 +43,8 @@ class Refusals:
 
     def why(self, key: Hashable) -> str | None:
         """Why `key` is refused now; ``None`` if it may be tried."""
-        found = self._refused.get(key)
-        return found.reason if found and system.monotonic() < found.until else None
+        refused = self._refused.get(key)
+        return refused.reason if refused and system.monotonic() < refused.until else None
 
     def check(self, key: Hashable) -> None:
         """Raise `StillRefused` if `key` is refused now."""
@@ -60,7 +60,7 @@ class Refusals:
         before = self._refused.get(key)
         now = system.monotonic()
         self._refused = {
-            key: each for key, each in self._refused.items() if now < each.until + _FORGET_SECONDS
+            key: refused for key, refused in self._refused.items() if now < refused.until + _FORGET_SECONDS
         }
         times = before.times + 1 if before else 1
         self._refused[key] = _Refused(reason, option, times, now + max(PAUSE.pause(times), took))
@@ -74,11 +74,14 @@ class Refusals:
 
     def reasons(self) -> tuple[str, ...]:
         """Why this worker leaves chunks to others: a reason for each model or run that is refused now."""
-        return tuple(each.reason for each in list(self._refused.values()) if system.monotonic() < each.until)
+        return tuple(
+            refused.reason for refused in list(self._refused.values()) if system.monotonic() < refused.until
+        )
 
     def seconds(self, reason: str) -> float:
         """The most seconds for which the worker will still refuse for this reason."""
         now = system.monotonic()
         return max(
-            (each.until - now for each in list(self._refused.values()) if each.reason == reason), default=0.0
+            (refused.until - now for refused in list(self._refused.values()) if refused.reason == reason),
+            default=0.0,
         )

@@ -47,11 +47,11 @@ class Executions(ExecutionRegistry):
 
     def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
         """Listed executions whose data can be read."""
-        known = []
+        executions = []
         for execution_id in self.get_execution_ids(start, end):
             with suppress(ValueError, KeyError, OverflowError):  # gone, or damaged
-                known.append(Execution.fetch(execution_id, self.job_id, self.connection))
-        return known
+                executions.append(Execution.fetch(execution_id, self.job_id, self.connection))
+        return executions
 
 
 class LeasedJobs(StartedJobRegistry):
@@ -151,8 +151,8 @@ class ScoringJob(Job):
         places += [queue.waiting_list(self.id), keys.waits(queue.name)]
         fields = ["status", "started", "worker_name", self.worker_name]
         times = ["started_at", since, "last_heartbeat", since]
-        left = "" if self.retries_left is None else self.retries_left
-        _BEGIN.run(pipeline, places, execution.id, self.id, left, *fields, *times)
+        retries = "" if self.retries_left is None else self.retries_left
+        _BEGIN.run(pipeline, places, execution.id, self.id, retries, *fields, *times)
 
     def perform(self) -> None:
         """Never call the job's function: the worker scores `chunk` itself."""

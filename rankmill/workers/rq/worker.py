@@ -98,7 +98,7 @@ class DeathPenalty(UnixSignalDeathPenalty):
         ask this.
         """
         now = system.monotonic()
-        return any(now - each._began > each._timeout + _GRACE_SECONDS for each in list(cls._waiting))
+        return any(now - limit._began > limit._timeout + _GRACE_SECONDS for limit in list(cls._waiting))
 
 
 class WorkOptions(NamedTuple):
@@ -226,7 +226,7 @@ class RQWorker(SimpleWorker):
         """Forget a job whose keys may be damaged."""
         executions = list(self.executions.values())  # a copy, because two threads begin and end executions
         with self.connection.pipeline() as pipe:
-            for execution in [each for each in executions if each.job_id == job.id]:
+            for execution in [execution for execution in executions if execution.job_id == job.id]:
                 self.cleanup_execution(job, pipe, execution)
             pipe.execute(raise_on_error=False)  # one of these keys may be damaged too
 
@@ -319,16 +319,17 @@ class RQWorker(SimpleWorker):
         """
         connection: Any = self.connection
         before = math.inf
-        while (left := connection.pttl(keys.worker(self.name))) != _NO_KEY:
-            if left > before or left == _NO_EXPIRY:
+        while (remaining := connection.pttl(keys.worker(self.name))) != _NO_KEY:
+            if remaining > before or remaining == _NO_EXPIRY:
                 raise self._name_in_use()
             if before == math.inf:
                 logger.info(
-                    "waiting until the worker that had this name is known to be dead: %.0f s", left / 1000
+                    "waiting until the worker that had this name is known to be dead: %.0f s",
+                    remaining / 1000,
                 )
             if self.stopping:
                 raise SystemExit(0)
-            before = left
+            before = remaining
             system.sleep(_NAME_SECONDS)
         if connection.hexists(self.key, SCORING_FIELD):
             connection.delete(self.key)

@@ -100,7 +100,7 @@ def test_a_backend_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(
         "rankmill.workers.models.loading._load_backend", lambda *_: Alone(noisy, backends()["torch"])
     )
-    with pytest.raises(WorkerError, match="a pair alone has not the same bits each time"):
+    with pytest.raises(WorkerError, match="a pair by itself does not get the same bits each time"):
         load_proven(
             ScoreSpec(model="demo", precision="fp32", deterministic=True), "cpu", "torch", str(tmp_path)
         )

@@ -144,7 +144,9 @@ def test_what_is_planted_is_refused(
 
 @pytest.mark.usefixtures("on_this_cpu")
 def test_other_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="/model is no language model, and fp8 is for those alone: use bf16"):
+    with pytest.raises(
+        SpecError, match="/model is not a language model, and fp8 is only for those: use bf16"
+    ):
         in_fp8(make_bert(tmp_path / "model"), tmp_path / "cache")
 
 

@@ -179,7 +179,7 @@ for each in threads:
 """
 
 
-def test_threads_whose_first_forwards_begin_at_once_do_not_wait_for_each_other() -> None:
+def test_first_forwards_in_several_threads_do_not_deadlock() -> None:
     """As in a worker that warms a model while it scores; OpenVINO alone lets both wait for ever."""
     for _ in range(4):
         subprocess.run([sys.executable, "-c", _AT_ONCE], env=ENVIRON, check=True, timeout=60)

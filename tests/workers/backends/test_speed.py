@@ -227,7 +227,7 @@ def test_a_measurement_that_fails_keeps_no_worker_from_scoring(
     assert "cannot measure torch in bf16: division by zero" in log.text
 
 
-def test_a_folder_that_cannot_be_written_to_costs_only_the_next_measurement(
+def test_without_a_writable_folder_the_next_worker_measures_again(
     tiny_model: Path, tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steady(monkeypatch)

@@ -222,7 +222,7 @@ def misbehaving(model: Path, **how: float) -> tuple[Engine, Misbehaving]:
     return real, backend
 
 
-def test_a_row_that_breaks_the_model_is_found_and_its_neighbours_are_scored(tiny_model: Path) -> None:
+def test_the_neighbours_of_a_row_that_breaks_the_model_are_scored(tiny_model: Path) -> None:
     poison = AutoTokenizer.from_pretrained(tiny_model).convert_tokens_to_ids("moon")
     broken, backend = misbehaving(tiny_model, poison=poison)
     scored = broken.score(["q"] * 256, ["a cat"] * 77 + ["the moon"] + ["a dog"] * 178)

@@ -132,7 +132,7 @@ def test_what_a_worker_has_refused_it_leaves_alone_and_then_takes_last(
 
 
 @pytest.mark.parametrize("kind", ["request", "bulk"])
-def test_a_worker_that_refuses_hundreds_of_runs_comes_to_the_one_that_it_can_score(
+def test_a_worker_that_refuses_hundreds_of_runs_finds_the_one_it_scores(
     store: RunStore, kind: Priority, clock: list[float]
 ) -> None:
     looks = Looks(store.queue("looked-at"))
@@ -154,7 +154,7 @@ def test_a_worker_that_refuses_hundreds_of_runs_comes_to_the_one_that_it_can_sco
     assert finds(put(store, kind, "b", 1), 5.0)
 
 
-def test_small_runs_of_known_size_are_requests_unless_the_caller_says_otherwise(url: str) -> None:
+def test_small_runs_are_requests_unless_the_caller_says_otherwise(url: str) -> None:
     client = Client(url, model="demo", queue="nobody")
 
     def priority(given: Any, **how: Any) -> str:
@@ -194,7 +194,7 @@ def test_a_request_overtakes_the_bulk_work_in_the_queue_and_in_the_worker() -> N
 
 
 @pytest.mark.slow
-def test_bulk_work_keeps_a_fifth_beside_endless_requests() -> None:
+def test_bulk_work_keeps_a_quarter_beside_endless_requests() -> None:
     with simulated_cluster(1, 1.0, QUICK) as cluster:
         client, given = client_of(cluster), pairs(16 * 128)
         had, over = Counter[str](), threading.Event()
@@ -248,7 +248,7 @@ def test_two_bulk_runs_get_equal_pairs_though_their_chunks_differ() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_bulk_run_behind_a_large_window_of_small_chunks_takes_twice_its_time() -> None:
+def test_a_small_bulk_run_behind_a_large_one_takes_twice_its_time() -> None:
     with simulated_cluster(1, 2.0, QUICK) as cluster:
         client, given = client_of(cluster, chunk_size=8, window="auto"), pairs(1000)
         large = client_of(cluster, chunk_size=8, window=4_000).submit(endless_pairs())
@@ -265,7 +265,7 @@ def test_a_small_bulk_run_behind_a_large_window_of_small_chunks_takes_twice_its_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [pytest.param(False, id="late"), pytest.param(True, id="killed")])
-def test_workers_that_come_late_are_given_chunks_and_each_row_is_scored_once(kill: bool) -> None:
+def test_late_workers_are_given_chunks_and_each_row_is_scored_once(kill: bool) -> None:
     """Shows: a worker is slow."""
     with simulated_cluster(1, 10.0, QUICK if kill else {**QUICK, "RANKMILL_LEASE_SECONDS": "60"}) as cluster:
         given, first = pairs(12 * 100), cast(int, cluster.workers["simulated-0"].pid)
@@ -286,7 +286,7 @@ def test_workers_that_come_late_are_given_chunks_and_each_row_is_scored_once(kil
             assert {part.stats.attempt for part in parts if part.stats} == {1}
 
 
-def test_the_oldest_job_of_a_queue_is_the_bulk_chunk_that_requests_overtake(url: str) -> None:
+def test_a_bulk_chunk_that_requests_overtake_is_the_oldest_job(url: str) -> None:
     client = Client(url, model="demo", queue="aged")
     bulk = client.submit(iter(pairs(3)))
     client.store.redis.hset(f"rq:job:{bulk.id}-0", "created_at", "2020-01-01T00:00:00Z")

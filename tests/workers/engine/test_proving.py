@@ -476,9 +476,12 @@ OWN_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "vocabulary": (a_word_without_an_embedding, "its words have numbers up to 10,000, and the model has"),
     "no number": (
         lambda model: change(model, "bert.encoder.layer.0.output.dense.weight", float("nan")),
-        "its output is no number; its weights are damaged",
+        "its output is not a number: its weights are damaged",
     ),
-    "infinite": (lambda model: change(model, "classifier.weight", float("inf")), "its output is no number"),
+    "infinite": (
+        lambda model: change(model, "classifier.weight", float("inf")),
+        "its output is not a number",
+    ),
 }
 """Faults that the reference shares; of weights that are missing or foreign, see test_loading.py."""
 
@@ -492,7 +495,7 @@ def test_a_fault_in_the_models_own_directory_is_refused(fault: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("parts", slow_but([None, 8], None))
-def test_a_file_that_a_broken_device_has_scored_in_part_ends_and_is_started_over(
+def test_a_file_that_a_broken_device_has_scored_ends_and_is_started_over(
     parts: int | None, server: Server, workers: StartWorker, bert: Path, tmp_path: Path
 ) -> None:
     """Shows: a device computes wrong scores."""

@@ -182,7 +182,7 @@ def test_a_text_with_a_character_that_was_not_compared_goes_to_tokenizers(
     check(texts(some), slow_tokens(slow, some))
 
 
-def test_a_library_that_is_wrong_for_one_character_is_used_for_texts_without_it(
+def test_a_library_is_used_for_texts_without_the_characters_it_gets_wrong(
     slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong_for("\u00f1", monkeypatch)
@@ -204,7 +204,7 @@ def test_a_library_that_fails_the_proof_is_not_used(
     assert "other ids" in json.loads(file.read_text())["wrong"]
 
 
-def test_a_library_that_is_wrong_for_one_text_in_ten_thousand_is_left_when_the_sample_meets_it(
+def test_the_first_wrong_sample_ends_the_use_of_a_library(
     slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong_for("number 4711,", monkeypatch)

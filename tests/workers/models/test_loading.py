@@ -48,7 +48,7 @@ def edit(file: Path, **entries: object) -> None:
 DAMAGED: dict[str, tuple[Change, str]] = {
     "no head": (
         lambda weights: [weights.pop(f"classifier.{name}") for name in ("weight", "bias")],
-        r"has no classifier\.bias and 1 more weights: it is no cross-encoder, or no bert",
+        r"has no classifier\.bias and 1 more weights: it is not a cross-encoder, or not a bert",
     ),
     "a weight less": (
         lambda weights: weights.pop("bert.encoder.layer.1.output.dense.bias"),
@@ -118,7 +118,9 @@ def test_an_architecture_that_transformers_does_not_have(
 ) -> None:
     pytest.importorskip(backend)
     edit(make_bert(tmp_path) / "config.json", **entries)
-    with pytest.raises(SpecError, match=rf"is no bert as transformers has it \({next(iter(entries))}: .*\)"):
+    with pytest.raises(
+        SpecError, match=rf"is not a bert as transformers has it \({next(iter(entries))}: .*\)"
+    ):
         score(tmp_path, backend)
 
 

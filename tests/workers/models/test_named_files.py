@@ -187,7 +187,7 @@ def test_a_model_on_the_hub_names_no_file_of_this_host(
         load_model(spec, "cpu", "torch", str(tmp_path / "another-cache"))
 
 
-def test_the_size_of_a_model_on_the_hub_whose_weights_are_in_several_files_is_checked(
+def test_the_size_of_a_model_in_several_files_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What its config describes was made in memory first, and then refused."""

@@ -14,9 +14,7 @@ from tests.harness.waiting import waiting_jobs
 
 
 @pytest.mark.parametrize("put_back", [False, True])
-def test_a_job_that_was_put_back_while_its_worker_stood_still_is_not_in_the_queue_twice(
-    server: Server, put_back: bool
-) -> None:
+def test_a_job_that_is_put_back_and_begun_is_in_the_queue_once(server: Server, put_back: bool) -> None:
     client = Client(server.url, model="demo")
     run = client.submit([("q", "p")], priority="bulk")
     queue, job_id = client.store.queue(client.settings.queue), keys.job_id(run.id, 0)

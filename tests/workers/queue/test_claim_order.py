@@ -17,7 +17,7 @@ Pairs = st.integers(1, 2000)
 
 
 @given(st.lists(Pairs, min_size=1, max_size=6), st.lists(Pairs, min_size=1, max_size=6))
-def test_bulk_work_keeps_a_fifth_beside_endless_requests(requests: list[int], chunks: list[int]) -> None:
+def test_bulk_work_keeps_a_quarter_beside_endless_requests(requests: list[int], chunks: list[int]) -> None:
     turns = PriorityTurns()
     had = {"request": 0, "bulk": 0}
     for request, bulk, _ in zip(cycle(requests), cycle(chunks), range(3000), strict=False):
@@ -55,7 +55,7 @@ def test_a_worker_claims_no_more_bulk_work_than_its_part() -> None:
     assert order.kinds(0, 99_000, hungry=False) == ["request", "bulk"]
 
 
-def test_a_run_whose_chunks_a_worker_gives_back_comes_after_all_others_for_a_while(
+def test_a_run_that_a_worker_gives_back_comes_after_all_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]

@@ -59,7 +59,7 @@ def answers(server: Server, name: str) -> list[str]:
     return [answer.text for answer in report(server, name).answers]
 
 
-def test_a_drained_worker_finishes_what_is_begun_and_takes_no_more_until_it_is_resumed(
+def test_a_drained_worker_finishes_its_chunks_and_takes_no_more(
     server: Server, workers: StartWorker, model: Path, environ: dict[str, str], tmp_path: Path, told: Told
 ) -> None:
     held = "tests.harness.misbehaving.MisbehavingWorker"

@@ -77,13 +77,13 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
     tokens
         Tokens of the pairs; each pair is a forward of its own, without padding.
     """
-    found = {
+    watched = {
         name: Watched(module)
         for name, module in classifier.named_modules()
         if isinstance(module, nn.Linear) and module.out_features > 1
     }
     read_first_token_only(classifier)
-    hooks = [each.linear.register_forward_pre_hook(each.look) for each in found.values()]
+    hooks = [layer.linear.register_forward_pre_hook(layer.look) for layer in watched.values()]
     with torch.inference_mode():
         for row in range(len(tokens.lengths)):
             batch = put_together([(tokens, np.array([row]))], 0)
@@ -93,7 +93,7 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
             )
     for hook in hooks:
         hook.remove()
-    return {name: each for name, each in found.items() if each.tokens}
+    return {name: layer for name, layer in watched.items() if layer.tokens}
 
 
 def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     watched = watch(classifier, tokens)
     folder = Path(request["folder"])
     _copy(source, model.revision, folder)
-    (folder / FACTORS).write_bytes(save({name: each.factors() for name, each in watched.items()}))
-    whole = sum(each.products for each in watched.values())
-    layers = {name: each.products / whole for name, each in watched.items()}
+    (folder / FACTORS).write_bytes(save({name: layer.factors() for name, layer in watched.items()}))
+    whole = sum(layer.products for layer in watched.values())
+    layers = {name: layer.products / whole for name, layer in watched.items()}
     return {"revision": model.revision, "digest": cache_name(source, model.revision), "layers": layers}
 
 

@@ -33,79 +33,82 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
         settings = load_settings()
         copies = ModelCopies(settings)
         cache = copies.folder
-        found = find_source(spec, copies, cache)
-        revision = found.revision
-        about = describe(found.files, revision, cache)
+        located = find_source(spec, copies, cache)
+        revision = located.revision
+        description = describe(located.files, revision, cache)
         device = choose_device(settings.device, "torch")
         return {
             "model": spec.model,
             "revision": revision,
-            "family": about.config.model_type,
-            "kind": _kind(about),
-            "pooling": _pooling(about),
-            "outputs": list(about.labels),
-            "activation": about.layout.activation,
-            "max_length": None if (most := find_max_length(spec, about)) == ANY_LENGTH else most,
-            "instruction": about.layout.prompt if spec.instruction is None else spec.instruction,
-            "prompts": about.layout.prompts,
-            "refused": _refusal(spec, about),
-            "prompt": _prompt(spec, about),
+            "family": description.config.model_type,
+            "kind": _kind(description),
+            "pooling": _pooling(description),
+            "outputs": list(description.labels),
+            "activation": description.layout.activation,
+            "max_length": None if (most := find_max_length(spec, description)) == ANY_LENGTH else most,
+            "instruction": description.layout.prompt if spec.instruction is None else spec.instruction,
+            "prompts": description.layout.prompts,
+            "refused": _refusal(spec, description),
+            "prompt": _prompt(spec, description),
             "device": device,
-            "backends": _backends(about, device),
+            "backends": _backends(description, device),
         }
 
 
-def _kind(about: Description) -> str:
-    layout = about.layout
+def _kind(description: Description) -> str:
+    layout = description.layout
     if layout.task == "causal":
         return "language model whose answers are the score"
     if layout.task == "chain":
         return "transformer, then " + ", ".join(step.kind for step in layout.steps)
-    return "language model with a head" if about.is_language_model else "sequence classifier"
+    return "language model with a head" if description.is_language_model else "sequence classifier"
 
 
-def _pooling(about: Description) -> str:
+def _pooling(description: Description) -> str:
     """The tokens that the score reads, in words."""
-    modes = [step.config.get("pooling_mode", "as configured") for step in about.layout.steps]
-    found = [mode for step, mode in zip(about.layout.steps, modes, strict=True) if step.kind == "Pooling"]
-    if found:
-        return ", ".join(map(str, found))
-    if about.is_language_model:
+    modes = [step.config.get("pooling_mode", "as configured") for step in description.layout.steps]
+    poolings = [
+        mode for step, mode in zip(description.layout.steps, modes, strict=True) if step.kind == "Pooling"
+    ]
+    if poolings:
+        return ", ".join(map(str, poolings))
+    if description.is_language_model:
         return "last token"
-    return str(getattr(about.config, "classifier_pooling", None) or "as its family does")
+    return str(getattr(description.config, "classifier_pooling", None) or "as its family does")
 
 
-def _refusal(spec: ScoreSpec, about: Description) -> str | None:
+def _refusal(spec: ScoreSpec, description: Description) -> str | None:
     """Why the model cannot be scored with this spec; ``None`` if it can."""
     try:
         if not spec.all_labels:
-            choose_output(spec.label, about.labels, spec.model)
-        tokenizer_for(spec, about, find_max_length(spec, about))
-        if about.layout.task == "causal":
-            answers(spec, about)
+            choose_output(spec.label, description.labels, spec.model)
+        tokenizer_for(spec, description, find_max_length(spec, description))
+        if description.layout.task == "causal":
+            answers(spec, description)
     except SpecError as error:
         return str(error)
     return None
 
 
-def _prompt(spec: ScoreSpec, about: Description) -> str | None:
+def _prompt(spec: ScoreSpec, description: Description) -> str | None:
     """What the model reads of a pair, as text; ``None`` if it reads the two texts as they are."""
     try:
-        if prompt_template(spec, about) is None:
+        if prompt_template(spec, description) is None:
             return None
-        tokenizer: Any = tokenizer_for(spec, about, find_max_length(spec, about))
+        tokenizer: Any = tokenizer_for(spec, description, find_max_length(spec, description))
         texts: list[str] = tokenizer.rendered([_SAMPLE[0]], [_SAMPLE[1]])
     except SpecError:  # `_refusal` reports this
         return None
     return texts[0]
 
 
-def _backends(about: Description, device: str) -> dict[str, dict[str, str | None]]:
+def _backends(description: Description, device: str) -> dict[str, dict[str, str | None]]:
     """Why each backend cannot run the model here, for each of its precisions; ``None`` if it can."""
-    found: dict[str, dict[str, str | None]] = {}
+    obstacles: dict[str, dict[str, str | None]] = {}
     for name, kind in backends().items():
         precisions = kind.precisions.get(device) or ("auto",)
-        found[name] = {
-            each: kind.obstacle(about.config, device, each, plain=about.plain) for each in precisions
+        obstacles[name] = {
+            precision: kind.obstacle(description.config, device, precision, plain=description.plain)
+            for precision in precisions
         }
-    return found
+    return obstacles

@@ -216,14 +216,14 @@ _NAMES = [
 
 
 def _weights(classifier: Any) -> list[tuple[str, mx.array]]:
-    found = []
+    weights = []
     for name, tensor in classifier.state_dict().items():
         here = name.removeprefix(f"{classifier.base_model_prefix}.")
         for pattern, replacement in _NAMES:
             here = re.sub(pattern, replacement, here)
         if tensor.dtype is torch.float32:  # a weight, not a buffer of position ids
-            found.append((here, mx.array(tensor.numpy())))
-    return found
+            weights.append((here, mx.array(tensor.numpy())))
+    return weights
 
 
 def _is_quantized(path: str, module: nn.Module) -> bool:

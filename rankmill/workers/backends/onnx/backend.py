@@ -34,9 +34,9 @@ class OnnxBackend(Backend):
 
     def __init__(self, path: Path, precision: str, threads: int) -> None:
         self.precision = precision
-        self.bytes = path.stat().st_size + sum(each.stat().st_size for each in path.parent.glob("*data"))
+        self.bytes = path.stat().st_size + sum(file.stat().st_size for file in path.parent.glob("*data"))
         self._session = session(path, threads)
-        self._inputs = [each.name for each in self._session.get_inputs()]
+        self._inputs = [node.name for node in self._session.get_inputs()]
 
     def submit(self, batch: Batch) -> OnnxForward:
         """Run a forward; raises `OutOfMemory`."""

@@ -80,7 +80,7 @@ class OpenVinoForward:
 
     def result(self) -> Logits:
         """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32; raises `OutOfMemory`."""
-        found: list[tuple[BatchPiece, Logits]] = []
+        parts: list[tuple[BatchPiece, Logits]] = []
         errors: list[RuntimeError] = []
         for piece, request in self._started:
             try:
@@ -88,13 +88,13 @@ class OpenVinoForward:
             except RuntimeError as error:  # the other requests go on, and must end before they are used again
                 errors.append(error)
                 continue
-            found.append((piece, np.array(request.get_output_tensor(0).data, np.float32)))
+            parts.append((piece, np.array(request.get_output_tensor(0).data, np.float32)))
             self._idle.append(request)
         if errors:
             raise _explained(errors[0]) from errors[0]
-        rows = sum(len(piece.rows) for piece, _ in found)
-        logits: Logits = np.empty((rows, *found[0][1].shape[1:]), np.float32)
-        for piece, some in found:
+        rows = sum(len(piece.rows) for piece, _ in parts)
+        logits: Logits = np.empty((rows, *parts[0][1].shape[1:]), np.float32)
+        for piece, some in parts:
             logits[piece.rows] = some
         return logits
 

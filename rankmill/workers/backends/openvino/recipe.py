@@ -129,7 +129,7 @@ def smooth(classifier: Any, factors: Mapping[str, torch.Tensor], left_out: tuple
     linears = {name for name, module in classifier.named_modules() if isinstance(module, nn.Linear)}
     foreign = sorted({*factors, *left_out} - linears)
     if foreign:
-        raise ValueError(f"{RECIPE} is of another model: {foreign[0]} is no linear layer here")
+        raise ValueError(f"{RECIPE} belongs to another model: {foreign[0]} is not a linear layer here")
     for name in left_out:
         classifier.set_submodule(name, LeftOut(classifier.get_submodule(name)))
     for name in sorted(factors.keys() - set(left_out)):

@@ -33,11 +33,11 @@ def shrink(graph: Any, group: int) -> None:
     for node in graph.get_ops():
         if node.get_type_name() != "Constant" or len(node.get_output_shape(0)) != 2:
             continue
-        users = [each for each in node.output(0).get_target_inputs() if _takes(each)]
+        users = [port for port in node.output(0).get_target_inputs() if _takes(port)]
         if users and node.data.dtype == np.float32:
             small = in_8_bits(node.data, group).output(0)
-            for each in users:
-                each.replace_source_output(small)
+            for port in users:
+                port.replace_source_output(small)
 
 
 def _takes(port: Any) -> bool:

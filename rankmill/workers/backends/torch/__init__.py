@@ -45,7 +45,7 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
 
     network = load_network(files)
     if precision == "fp8" and not isinstance(network, LanguageModel):
-        raise SpecError(f"model {files.source} is no language model, and fp8 is for those alone: use bf16")
+        raise SpecError(f"model {files.source} is not a language model, and fp8 is only for those: use bf16")
     packs = not files.alone and kernel_lacks(device, DTYPES[precision]) is None and packs_exactly(network)
     backend = TorchBackend(network, device, precision)
     if packs:

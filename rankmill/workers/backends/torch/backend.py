@@ -62,16 +62,16 @@ class TorchBackend(Backend):
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
         """Begin a forward, on CUDA without waiting for the device; raises `OutOfMemory`."""
-        found = find_shared_prefixes(batch, self.network.skipped) if self.shares_prefixes else None
+        shared = find_shared_prefixes(batch, self.network.skipped) if self.shares_prefixes else None
         with _device_errors(self.device):
             if self.packs:
-                rows = self.network.pack_shared(found) if found else self.network.pack(batch)
+                rows = self.network.pack_shared(shared) if shared else self.network.pack(batch)
                 logits = self._packed(rows)
-            elif found is None:
+            elif shared is None:
                 types = None if batch.types is None else self._put(batch.types)
                 logits = self.network(self._put(batch.ids), self._put(batch.mask), types)
             else:
-                arrays = found.ids, found.mask, found.of, found.rest, found.rest_mask, found.places
+                arrays = shared.ids, shared.mask, shared.of, shared.rest, shared.rest_mask, shared.places
                 logits = self.network.continued(*map(self._put, arrays))
             logits = logits[:, 0] if logits.shape[1] == 1 else logits
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())

@@ -110,10 +110,10 @@ class Dense(nn.Module):
         self.into = str(config.get("module_output_name") or self.read)
 
     def forward(self, states: States) -> None:
-        found = states[self.read]
-        out = self.activation(self.linear(found))
+        inputs = states[self.read]
+        out = self.activation(self.linear(inputs))
         if self.around:
-            out = out + (self.residual(found) if hasattr(self, "residual") else found)
+            out = out + (self.residual(inputs) if hasattr(self, "residual") else inputs)
         states[self.into] = out
 
 
@@ -182,8 +182,8 @@ def _module(source: str | Path, step: SavedModule) -> nn.Module:
 
 
 def _modes(source: str | Path, config: dict[str, Any]) -> Sequence[str]:
-    found = config.get("pooling_mode") or [new for old, new in _LEGACY.items() if config.get(old)] or "mean"
-    modes = [found] if isinstance(found, str) else list(found)
+    setting = config.get("pooling_mode") or [new for old, new in _LEGACY.items() if config.get(old)] or "mean"
+    modes = [setting] if isinstance(setting, str) else list(setting)
     if not set(modes) <= _POOLINGS.keys():
         raise SpecError(f"model {source} has a pooling {modes}; rankmill knows {', '.join(_POOLINGS)}")
     if not config.get("include_prompt", True):

@@ -140,13 +140,13 @@ class Graphs:
             if eager > _LONG:
                 return None
             graph = self._record(self._forward, shape, self._put(rows.filled(shape)))
-            graphed, found = self._timed(graph.replay)
+            graphed, ours = self._timed(graph.replay)
         except RuntimeError as error:  # memory is short, or the model waits for the device
             self._wait()  # raises if the device is lost
             self._works = False
             logger.info("no graphs of forwards: %s", error)
             return None
-        if not torch.allclose(found[: len(expected)], expected, rtol=_close(expected), atol=_close(expected)):
+        if not torch.allclose(ours[: len(expected)], expected, rtol=_close(expected), atol=_close(expected)):
             logger.warning("a graph of %d tokens gives other logits than its forward: left out", shape.tokens)
             return None
         logger.debug("graph of %s: %.2g s, the forward %.2g s", shape, graphed, eager)
@@ -158,10 +158,10 @@ class Graphs:
         for _ in range(2):
             self._wait()
             started = time.perf_counter()
-            found = run()
+            output = run()
             self._wait()
             times.append(time.perf_counter() - started)
-        return min(times), found
+        return min(times), output
 
 
 def _close(logits: torch.Tensor) -> float:

@@ -138,8 +138,8 @@ class Network(nn.Module):
         """Where positions begin in RoBERTa and similar families, which do not count padding; ``None`` in
         others.
         """
-        kinds = (each for each in self.model.modules() if hasattr(each, "create_position_ids_from_input_ids"))
-        return next((each.padding_idx + 1 for each in kinds), None)
+        kinds = (part for part in self.model.modules() if hasattr(part, "create_position_ids_from_input_ids"))
+        return next((part.padding_idx + 1 for part in kinds), None)
 
     def packed(self, rows: PackedInput) -> torch.Tensor:
         """Logits ``[scores, outputs]`` of packed rows."""
@@ -216,9 +216,9 @@ class LanguageModel(Network):
     def pack(self, batch: Batch) -> PackedRows:
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)
 
-    def pack_shared(self, found: SharedPrefixes) -> PackedRows:
+    def pack_shared(self, prefixes: SharedPrefixes) -> PackedRows:
         """Pack rows with shared prefixes for one forward: each prefix once, and the rest of each row."""
-        return PackedRows.sharing(found, self.skipped)
+        return PackedRows.sharing(prefixes, self.skipped)
 
     def packed(self, rows: PackedInput) -> torch.Tensor:
         with packing(self.model):

@@ -96,24 +96,24 @@ class PackedRows:
         )
 
     @classmethod
-    def sharing(cls, found: SharedPrefixes, skipped: int | None) -> PackedRows:
+    def sharing(cls, shared: SharedPrefixes, skipped: int | None) -> PackedRows:
         """Pack rows with shared prefixes: each prefix once, then the rest of each row, which reads its prefix
         too.
         """
-        before, after = found.mask.astype(bool), found.rest_mask.astype(bool)
+        before, after = shared.mask.astype(bool), shared.rest_mask.astype(bool)
         prefixes, rests = before.sum(axis=1), after.sum(axis=1)
         starts = np.cumsum(prefixes) - prefixes
         rest_starts = prefixes.sum() + np.cumsum(rests) - rests
-        own = np.stack([starts[found.of], rest_starts]).T.ravel()
-        many = np.stack([prefixes[found.of], rests]).T.ravel()
+        own = np.stack([starts[shared.of], rest_starts]).T.ravel()
+        many = np.stack([prefixes[shared.of], rests]).T.ravel()
         return cls(
-            ids=np.concatenate([found.ids[before], found.rest[after]]),
-            positions=np.concatenate([np.nonzero(before)[1], found.places[after]]),
+            ids=np.concatenate([shared.ids[before], shared.rest[after]]),
+            positions=np.concatenate([np.nonzero(before)[1], shared.places[after]]),
             types=None,
             lengths=np.concatenate([prefixes, rests]),
-            read=rest_starts + last_places(found.rest, found.rest_mask, skipped),
+            read=rest_starts + last_places(shared.rest, shared.rest_mask, skipped),
             keys=np.concatenate([np.arange(prefixes.sum()), spans(own, many)]),
-            key_lengths=np.concatenate([prefixes, prefixes[found.of] + rests]),
+            key_lengths=np.concatenate([prefixes, prefixes[shared.of] + rests]),
         )
 
     @property
@@ -158,8 +158,8 @@ def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
     places = np.arange(len(rows.ids))
     if skipped is not None:
         places = np.where(rows.ids == skipped, 0, places)
-    found: Ids = np.maximum(np.maximum.reduceat(places, rows.offsets[:-1]), rows.offsets[:-1])
-    return found
+    last: Ids = np.maximum(np.maximum.reduceat(places, rows.offsets[:-1]), rows.offsets[:-1])
+    return last
 
 
 def _positions(rows: Tokens, first: int | None) -> Ids:

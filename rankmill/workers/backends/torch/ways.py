@@ -66,12 +66,12 @@ def packs_exactly(network: Network) -> bool:
     batch = _random(network, np.array(_SHORT))
     try:
         rows = network.pack(batch)
-        found = network.packed(rows.shape.taken_apart(torch.from_numpy(rows.filled(rows.shape))))
+        logits = network.packed(rows.shape.taken_apart(torch.from_numpy(rows.filled(rows.shape))))
     except (RuntimeError, TypeError, ValueError) as error:  # the model needs other attention
         logger.debug("rows cannot be packed: %s", error)
         return False
     expected = network(*map(torch.from_numpy, (batch.ids, batch.mask)))
-    return _alike(found.numpy(), expected.numpy(), _EXACT)
+    return _alike(logits.numpy(), expected.numpy(), _EXACT)
 
 
 def pack_if_faster(backend: TorchBackend, network: Network) -> None:
@@ -119,10 +119,10 @@ def _random(network: Network, lengths: Ids) -> Batch:
     positions = max(getattr(network.model.config, "max_position_embeddings", None) or 0, 0) or _LIKE
     lengths = np.minimum(lengths, positions - (network.first_position or 0))
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
-    known = network.model.get_input_embeddings().num_embeddings
-    return Batch.padded(draw.integers(0, known, mask.shape) * mask, None, mask)
+    words = network.model.get_input_embeddings().num_embeddings
+    return Batch.padded(draw.integers(0, words, mask.shape) * mask, None, mask)
 
 
-def _alike(found: Logits, expected: Logits, bound: float) -> bool:
+def _alike(logits: Logits, expected: Logits, bound: float) -> bool:
     """Whether logits are numbers that differ by at most `bound`, relative to the largest logit or to 1."""
-    return bool(np.abs(found - expected).max() <= bound * np.abs(expected).max(initial=1.0))
+    return bool(np.abs(logits - expected).max() <= bound * np.abs(expected).max(initial=1.0))
