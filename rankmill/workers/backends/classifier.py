@@ -202,8 +202,8 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     other = _other_architecture(config)
     if other:
         raise SpecError(
-            f"model {source} is not a {config.model_type} as transformers has it ({other} in its config.json), "
-            "and code from model repositories is never run"
+            f"model {source} is not a {config.model_type} as transformers has it ({other} in its "
+            "config.json), and code from model repositories is never run"
         )
     return config
 
