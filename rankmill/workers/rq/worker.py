@@ -206,8 +206,9 @@ class RQWorker(SimpleWorker):
     def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
         """Begin a job in one step, where RQ needs two; ``None`` if another worker has the job.
 
-        From now on the job expires as its run does, where RQ would keep it. Before this, it expires when it
-        has waited too long, because a service's ``ttl`` may be shorter than the scoring.
+        From now on the job expires as its run does, where RQ would keep it (a ``failure_ttl`` of -1 does).
+        Before this, it expires when it has waited too long: a service's ``ttl`` may be shorter than the
+        scoring.
         """
         with self.connection.pipeline() as pipe:
             execution = Execution.create(job, self.lease_seconds, pipeline=pipe, worker_name=self.name)
@@ -215,7 +216,10 @@ class RQWorker(SimpleWorker):
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
             self.heartbeat(pipeline=pipe)  # if the worker dies, it is listed as lost for some minutes
             job.begin(execution, queue, pipe)
-            pipe.expire(job.key, job.run_ttl)
+            if job.failure_ttl == -1:
+                pipe.persist(job.key)
+            else:
+                pipe.expire(job.key, job.run_ttl)
             *_, is_begun, _ = pipe.execute()
             if not is_begun:
                 self.cleanup_execution(job, pipe, execution)
@@ -226,8 +230,9 @@ class RQWorker(SimpleWorker):
         """Forget a job whose keys may be damaged."""
         executions = list(self.executions.values())  # a copy, because two threads begin and end executions
         with self.connection.pipeline() as pipe:
-            for execution in [execution for execution in executions if execution.job_id == job.id]:
-                self.cleanup_execution(job, pipe, execution)
+            for execution in executions:
+                if execution.job_id == job.id:
+                    self.cleanup_execution(job, pipe, execution)
             pipe.execute(raise_on_error=False)  # one of these keys may be damaged too
 
     def write_record(self) -> None:

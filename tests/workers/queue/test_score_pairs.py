@@ -128,6 +128,10 @@ def test_a_failed_job_is_gone_in_a_week_unless_its_caller_says_when(shared_queue
         until = shared_queue.client.zscore(queue.failed_job_registry.key, job.id) or 0.0
         assert seconds - 300 < until - time.time() <= seconds
         assert seconds - 300 < shared_queue.client.ttl(job.key) <= seconds
+    kept = queue.enqueue("rankmill.score_pairs", PAIRS, model="/gone/model", failure_ttl=-1)
+    found = result_of(kept)
+    assert found.type is found.Type.FAILED
+    assert shared_queue.client.ttl(kept.key) == -1
 
 
 def test_a_failed_attempt_is_recorded_once_though_its_reply_is_lost(server: Server) -> None:
