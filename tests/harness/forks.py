@@ -79,7 +79,6 @@ _LIBRARIES_OF_WORKERS = (
     "rankmill.workers.backends.onnx.backend",
     "rankmill.workers.backends.openvino.backend",
     "rankmill.workers.backends.openvino.graph",
-    "rankmill.workers.backends.openvino.timed_layer",
     "rankmill.workers.backends.torch.backend",
     "rankmill.workers.host.health",
     "rankmill.workers.worker",

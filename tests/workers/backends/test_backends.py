@@ -48,9 +48,11 @@ def openvino_backend() -> Any:
     from rankmill.workers.backends.openvino.graph import graph_of
     from rankmill.workers.backends.traceable import Traceable
 
-    return lambda classifier, precision: OpenVinoBackend(
-        graph_of(Traceable(classifier), precision), precision
-    )
+    def backend(classifier: Any, precision: str) -> OpenVinoBackend:
+        traced = Traceable(classifier)
+        return OpenVinoBackend(graph_of(traced, traced.example(), precision), precision)
+
+    return backend
 
 
 def some_batch(rows: int, longest: int, types: int) -> Batch:

@@ -202,10 +202,9 @@ def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
 def test_no_product_of_the_layer_is_left_out_as_the_same_as_another() -> None:
     """As OpenVINO does; the three that attention begins with would count as one."""
     pytest.importorskip("openvino")
-    from rankmill.workers.backends.openvino import timed_layer
+    from rankmill.workers.backends.openvino.graph import _layer
 
-    shape = LayerShape.of(SMALL, 1)
-    graph = timed_layer._graph(shape)
+    graph = _layer(LayerShape.of(SMALL, 1))
     weights = [node.data for node in graph.get_ops() if node.get_type_name() == "Constant"]
     matrices = [each.tobytes() for each in weights if each.ndim == 2]
     assert len(set(matrices)) == len(matrices) == 6

@@ -25,7 +25,7 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
 
 
 def _timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
-    from rankmill.workers.backends.openvino.timed_layer import timed_layer
+    from rankmill.workers.backends.openvino.graph import timed_layer
 
     return timed_layer(shape, precision)
 

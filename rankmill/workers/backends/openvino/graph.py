@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import warnings
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import ModelFiles
+from rankmill.workers.backends.base import ROW_TOKENS, LayerShape, ModelFiles
+from rankmill.workers.backends.openvino.backend import compile_graph
 from rankmill.workers.backends.openvino.core import core, openvino
 from rankmill.workers.backends.openvino.weights import shrink
 from rankmill.workers.backends.speed import INT8
@@ -19,9 +23,6 @@ _VERSION = 5
 """Version of the conversion; it changes when the same inputs would make another graph."""
 
 _FILE = "model.xml"
-
-if TYPE_CHECKING:
-    from rankmill.workers.backends.traceable import Traced
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
 
             apply_recipe(classifier, files.source, files.revision)
 
-    graph = graph_of(traceable(files, change), precision)
+    scorer = traceable(files, change)
+    graph = graph_of(scorer, scorer.example(), precision)
     logger.info("converted %s for OpenVINO in %.1f s", files.source, system.monotonic() - started)
     try:
         files.copies.append(kept_as(build_once(folder, partial(_save, graph, files))))
@@ -69,8 +71,8 @@ def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
     core().read_model(folder / _FILE)  # fails if a full disk has cut the file short
 
 
-def graph_of(scorer: Traced, precision: str) -> Any:
-    """OpenVINO's graph of a module, for any number of rows and tokens.
+def graph_of(module: Any, example: tuple[Any, ...], precision: str) -> Any:
+    """OpenVINO's graph of a module, for any number of rows and tokens; `example` has its inputs.
 
     OpenVINO's frontend is called directly, because `openvino.convert_model` traces several times, which takes
     seconds.
@@ -81,11 +83,33 @@ def graph_of(scorer: Traced, precision: str) -> Any:
 
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # PyTorch warns that shapes may be fixed; tests vary them
-        traced = torch.jit.trace(scorer, scorer.example(), check_trace=False)  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
     decoder = TorchScriptPythonDecoder(traced)  # the frontend does not keep it alive
     frontend = FrontEndManager().load_by_framework("pytorch")
     graph = frontend.convert(frontend.load(decoder))
+    return _in_groups(graph, precision)
+
+
+def _in_groups(graph: Any, precision: str) -> Any:
+    """The graph with weights in 8 bits, for a kind of int8; else as it is."""
     group, _ = INT8.get(precision, (None, precision))
     if group is not None:
         shrink(graph, group)
     return graph
+
+
+def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
+    """Make a function that runs a layer with random weights once, in fp32, bf16 or a kind of int8."""
+    graph = _in_groups(_layer(shape).clone(), precision)
+    request = compile_graph(graph, precision).create_infer_request()
+    hidden = np.random.default_rng(0).standard_normal(
+        (shape.rows, ROW_TOKENS, shape.hidden), dtype=np.float32
+    )
+    return lambda: request.infer([hidden])
+
+
+@lru_cache(maxsize=1)  # for all precisions
+def _layer(shape: LayerShape) -> Any:
+    from rankmill.workers.backends.layer import TimedLayer, example
+
+    return graph_of(TimedLayer(shape), (example(shape),), "fp32")
