@@ -316,8 +316,7 @@ class RequestsAreHeard(Promise):
 
     Its thread that claims also loads a model and lets it be proven, and waits for nothing else; commands take
     no time in a world. While it changes its model it has no room: it ends what it has claimed for the one
-    before, and loads the other. Of several workers one without room may hear a request's only ring; then the
-    others come to it when they look, once a second.
+    before, and loads the other.
     """
 
     bound = LOAD + PROOF + 0.01
@@ -345,7 +344,7 @@ class RequestsAreHeard(Promise):
         self._look(worker, self.history.requests(worker) - 1)  # scored a moment ago, and not yet answered
         late = self.world.now - max(self.history.jobs[name].since, self._full.get(worker, 0.0))
         self.loaded += any(map(is_bulk_job, self.history.held_by(worker)))
-        self.measure(late - (len(self.history.busy) > 1), f"{name} waits, and {worker.name} has room")
+        self.measure(late, f"{name} waits, and {worker.name} has room")
 
     def _look(self, worker: Process, requests: int) -> None:
         if requests >= self.history.claim_ahead_jobs:

@@ -45,8 +45,6 @@ _REMOVE = Script("jobs/protocol/lua/remove.lua", _WAITING)
 _COUNT = Script("jobs/protocol/lua/count_waiting.lua", _WAITING)
 _CLAIM_IDLE = Script("jobs/protocol/lua/claim_idle.lua", _WAITING)
 
-"""Matches ids of jobs that are chunks of runs, as `waiting.lua` does."""
-
 
 class Taken(NamedTuple):
     """The result of an attempt to take a job: its id, empty if none, and the state of the queue.

@@ -32,6 +32,9 @@ refuses.
 _LISTEN_SECONDS = 1
 """Seconds for which one command listens to the bell."""
 
+_RING_SECONDS = 60
+"""Expiry of the bell, as in `pushing.lua`."""
+
 Found = tuple[bytes, OrderedQueue]
 """The id of a job that is now in its queue's intermediate list, and the queue."""
 
@@ -40,7 +43,8 @@ class Bell:
     """Listens for requests in a thread, while it is told to.
 
     An idle worker waits for any job at the queue. A worker that is full of bulk work cannot do that,
-    because it would get more bulk work. Each request rings the bell once, and so wakes one such worker.
+    because it would get more bulk work. Each request rings the bell once, and so wakes one such worker. A
+    ring that is heard after `pause` is passed on to the next worker.
 
     Parameters
     ----------
@@ -65,21 +69,29 @@ class Bell:
         self._listening.set()
 
     def pause(self) -> None:
-        """Stop listening, within a second."""
+        """Stop listening."""
         self._listening.clear()
 
     def _run(self) -> None:
         while self._listening.wait():
             try:
                 with waiting(most=0):
-                    rings = self._connection.blpop(self._keys, _LISTEN_SECONDS)
-                if rings:
-                    self._rung()
+                    ring = self._connection.blpop(self._keys, _LISTEN_SECONDS)
+                    if ring and self._listening.is_set():
+                        self._rung()
+                    elif ring:
+                        self._pass_on(ring[0])
             except (
                 redis.RedisError,
                 RedisUnavailable,
             ):  # the worker's own commands report this, and it looks every second
                 system.sleep(_LISTEN_SECONDS)
+
+    def _pass_on(self, key: bytes) -> None:
+        with self._connection.pipeline() as pipe:
+            pipe.lpush(key, 1)
+            pipe.expire(key, _RING_SECONDS)
+            pipe.execute()
 
 
 class Intake:
