@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 
@@ -306,6 +307,14 @@ class History:
         """The jobs that wait, wherever."""
         found = (self.data.get(key) for key in sorted(self._lists))
         return [each.decode() for item in found if item for each in item.value]
+
+    @property
+    def counted(self) -> int:
+        """How many jobs wait, as the queue says it."""
+        count, jobs = (
+            self.data.get(key.encode()) for key in (keys.waits(self.queue), f"rq:queue:{self.queue}")
+        )
+        return (int(count.value) if count else 0) + (len(jobs.value) if jobs else 0)
 
     def held_by(self, worker: Process) -> list[str]:
         """The jobs of a worker."""

@@ -1,4 +1,4 @@
-"""Small breaks of the product, each of which the simulation must find.
+"""Small breaks of the product, each of which the simulation, or the test that a break names, must find.
 
 ``python -m tests.simulation.mutants`` breaks one after the other, two at a time, and prints what was said of
 each. One that is not found is a hole in a promise, or code that nothing needs. Each break is looked for among
@@ -41,6 +41,7 @@ from tests.simulation.promises import (
     ResultIsInJournal,
     TenantsGetTheirShare,
     UsageIsCounted,
+    WaitingIsCounted,
     WindowIsKept,
     WorkersEndAsTold,
     WorkGoesOn,
@@ -68,6 +69,7 @@ class Mutant:
     """A break: in `file`, `right` becomes `wrong`.
 
     One that is `kept` brings back a failure of `found.py`, and is looked for there: seeds have it rarely.
+    A `test` finds what no scenario shows, because workers refuse the same runs only for a moment.
     """
 
     name: str
@@ -75,7 +77,11 @@ class Mutant:
     right: str
     wrong: str
     kept: bool = False
+    test: str = ""
 
+
+_LISTS = "tests/jobs/test_waiting_lists.py::test_"
+_ALONE = f"{_LISTS}runs_that_a_worker_leaves_alone_are_no_obstacle"
 
 BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
     EveryRowOnce: (
@@ -164,6 +170,8 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                ""),
     ),
     OneWorkerHasAChunk: (
+        Mutant("a chunk that an idle worker was to get is dropped", _TAKING,
+               "    push(id, true)\n", ""),
         Mutant("a job that has ended keeps its lease", _JOB,
                "            worker.cleanup_execution(job, pipe, self._execution)\n            pipe.delete",
                "            pipe.delete"),
@@ -214,6 +222,12 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("a job whose reply was lost is not rescued", _RECOVERY,
                "_guarded(partial(rescue_unbegun, queue, seconds, now))", "pass"),
     ),
+    WaitingIsCounted: (
+        Mutant("what is taken still counts as waiting", _TAKE,
+               "  if run_of(found) then more(-1) end\n", ""),
+        Mutant("the count of what waits is not corrected", "jobs/protocol/lua/count_waiting.lua",
+               "redis.call('SET', base .. 'waits', waits, 'EX', 86400)\n", ""),
+    ),
     DeadRunnersRunIsTaken: (
         Mutant("a dead runner's run stays with it for another lease",
                "extensions/runners/lua/recover.lua",
@@ -231,6 +245,16 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
     RequestsAreHeard: (
         Mutant("the bell is not rung", "jobs/protocol/lua/pushing.lua",
                "if scopes[1][1] == 'request' then", "if false then"),
+        Mutant("the bell is silent while requests wait", "jobs/protocol/lua/pushing.lua",
+               "    redis.call('LTRIM', base .. 'bell', 0, 63)\n",
+               "    redis.call('LTRIM', base .. 'bell', 1, 63)\n"),
+        Mutant("who hears a ring that is for others keeps it", "workers/queue/intake.py",
+               "                        self._pass_on(ring[0])\n", "                        pass\n",
+               kept=True),
+        Mutant("a request rings once for all its chunks", "jobs/protocol/lua/pushing.lua",
+               "    redis.call('LPUSH', base .. 'bell', 1)\n",
+               "    if redis.call('LLEN', list) == 1 then redis.call('LPUSH', base .. 'bell', 1) end\n",
+               kept=True),
         Mutant("a worker that waits is not called", "jobs/protocol/lua/pushing.lua",
                "while list ~= rq and lacking > 0 do", "while false do"),
     ),
@@ -256,6 +280,11 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("the run that had most is next", _TAKING,
                "redis.call('ZRANGE', turns, skipped, skipped, 'WITHSCORES')",
                "redis.call('ZREVRANGE', turns, skipped, skipped, 'WITHSCORES')"),
+        Mutant("the level of turns is not raised", "jobs/protocol/lua/turns.lua",
+               "  had = math.max(had, level(scope))  -- who", "  -- who", test=_ALONE),
+        Mutant("a chunk that is handed back has had its turn", "jobs/protocol/lua/put.lua",
+               "  if ARGV[2] == '1' then give_back(ARGV[at]) end\n", "",
+               test=f"{_LISTS}a_chunk_that_is_handed_back_is_the_next_of_its_run_and_costs_no_turn"),
         Mutant("turns are not counted", _TAKING,
                "      charge(scope, name, tonumber(had), costs[string.find(scope, ':') and 2 or 1])\n", ""),
     ),
@@ -275,6 +304,15 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("a run that one worker leaves alone loses its turn", "jobs/protocol/lua/taking.lua",
                "    if waits then skipped = skipped + 1 else redis",
                "    if false then skipped = skipped + 1 else redis"),
+        Mutant("nobody looks behind a run that is left alone", _TAKING,
+               "    if waits then skipped = skipped + 1 else redis",
+               "    if waits then return else redis", test=_ALONE),
+        Mutant("of requests only the first is looked at", _TAKE,
+               "  local ids = redis.call('LRANGE', list, 0, 63)\n",
+               "  local ids = redis.call('LRANGE', list, 0, 0)\n", test=_ALONE),
+        Mutant("a worker does not leave a run alone that it refuses", _TAKE,
+               "    if alone[run] then return nil, redis.call('EXISTS', list) == 1 end\n",
+               "", test=_ALONE),
         Mutant("a paused job stays paused", _RECOVERY,
                "_guarded(partial(enqueue_due, queue, now))", "pass"),
         Mutant("a job that is given up has no result", _RECOVERY,
@@ -377,7 +415,7 @@ MUTANTS = tuple(each for found in BREAKS.values() for each in found)
 
 @dataclass(frozen=True)
 class Found:
-    """What was said of a mutant, after how many seconds of CPU time; no seed: it survives."""
+    """What was said of a mutant, after how many seconds of CPU time, by which seed or a test, if any."""
 
     seconds: float
     seed: str
@@ -386,7 +424,8 @@ class Found:
 
 def tree(mutant: Mutant, folder: Path) -> None:
     """A copy of the project in `folder`, with the break."""
-    for part in ("configs", "examples", "tests"):
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for part in ("benchmarks", "configs", "examples", "tests"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(
         ROOT / "rankmill", folder / "rankmill", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
@@ -401,15 +440,11 @@ def look_for(mutant: Mutant, seconds: int) -> Found:
     """Simulate the broken product until something is said, or the seconds of CPU time are over."""
     with tempfile.TemporaryDirectory() as folder:
         tree(mutant, Path(folder))
-        command = [
-            sys.executable,
-            "-m",
-            "tests.simulation",
-            "--whole",
-            "--tail=0",
-            *["--found"] * mutant.kept,
-        ]
-        command += ["--seeds=1000000", f"--cpu-seconds={seconds}"]
+        how = ["tests.simulation", "--whole", "--tail=0", "--seeds=1000000", f"--cpu-seconds={seconds}"]
+        how += ["--found"] * mutant.kept
+        if mutant.test:
+            how = ["pytest", "-q", "-p", "no:cacheprovider", mutant.test]
+        command = [sys.executable, "-m", *how]
         environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": folder}
         with subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
@@ -417,6 +452,8 @@ def look_for(mutant: Mutant, seconds: int) -> Found:
             _, _, used = os.wait4(process.pid, 0)
             process.returncode = 0
         spent = used.ru_utime + used.ru_stime
+    if mutant.test and (failed := re.search(r"^FAILED \S+::(\w+).*", said, re.MULTILINE)):
+        return Found(spent, "a test", failed[1])
     first = re.match(r"seed (\d+): (.*)", said)
     if first and not mutant.kept and fails_unbroken(first[1]):
         return Found(spent, "", f"SURVIVES: seed {first[1]} fails without the break, too")

@@ -190,6 +190,12 @@ class OneWorkerHasAChunk(Promise):
         if holder and holder.alive and self.history.leases(name) and self.history.is_in_time:
             self.broken(f"{worker.name} puts {name} into the queue, and a worker has it")
 
+    def second(self, passed: float, able: Sequence[Process]) -> None:
+        jobs = () if self.history.lost else self.history.jobs.items()
+        for name in {name for name, job in jobs if job.state == "waiting"} - {*self.history.waiting}:
+            if self.history.has_run(name.rpartition("-")[0]):
+                self.broken(f"{name} waits, and is in no list")
+
     def over(self, name: str) -> None:
         """A worker deletes a job with its result; others have its lease if the job was sent twice."""
         alone = name not in self.history.sent_again and not self.history.lost
@@ -255,6 +261,30 @@ class LostReplyLosesNoChunk(Promise):
                 job.late += passed
                 self.loaded += job.late > LEASE
                 self.measure(job.late, f"{name} left the queue and is nowhere")
+
+
+class WaitingIsCounted(Promise):
+    """How many jobs wait is known at any time; what the server has lost of that, a cleaning corrects.
+
+    A list whose turn was lost counts when its producer has looked for it.
+    """
+
+    bound = LEASE + 2 * BEAT + 2
+    looks_at = "the queue's count, beside its lists, once a second"
+
+    def __init__(self, history: History) -> None:
+        super().__init__(history)
+        self._right = 0.0
+
+    def second(self, passed: float, able: Sequence[Process]) -> None:
+        history, waiting = self.history, len(self.history.waiting)
+        if history.counted == waiting:
+            self._right = self.world.now
+        elif not history.lost:
+            self.broken(f"{history.counted} jobs wait by the count, and {waiting} do")
+        self.loaded += bool(waiting)
+        late = self.world.now - max(self._right, history.disturbed_until, history.set_back_until)
+        self.measure(late, f"{history.counted} jobs wait by the count, and {waiting} do")
 
 
 class DeadRunnersRunIsTaken(Promise):

@@ -618,9 +618,10 @@ class Event:
         assert here
         self._waiting.append(here)
         mine.wait(timeout)
-        if here in self._waiting:
-            self._waiting.remove(here)
-        return self._set
+        if here not in self._waiting:
+            return True  # whoever was woken, is told so even if the event was cleared meanwhile
+        self._waiting.remove(here)
+        return False
 
 
 class Semaphore:

@@ -43,8 +43,8 @@ class Bell:
     """Listens for requests in a thread, while it is told to.
 
     An idle worker waits for any job at the queue. A worker that is full of bulk work cannot do that,
-    because it would get more bulk work. Each request rings the bell once, and so wakes one such worker. A
-    ring that is heard after `pause` is passed on to the next worker.
+    because it would get more bulk work. Each chunk of a request rings the bell once, and so wakes one such
+    worker. A ring that is heard after `pause` is passed on to the next worker.
 
     Parameters
     ----------

@@ -1,14 +1,20 @@
 -- For scripts that let jobs wait; it uses waiting.lua.
+-- A request rings the bell once for workers that are full of bulk work.
 local function push(id, at_front)
-  local list = where(id)
+  local list, scopes = where(id)
   redis.call(at_front and 'LPUSH' or 'RPUSH', list, id)
   if list ~= rq then more(1) end
   enter(id)
+  if scopes[1][1] == 'request' then
+    redis.call('LPUSH', base .. 'bell', 1)
+    redis.call('LTRIM', base .. 'bell', 0, 63)
+    redis.call('EXPIRE', base .. 'bell', 60)
+  end
 end
--- Gives each worker that waits at RQ's list a job there, which counts as its run's turn. A request also rings the
--- bell for workers that are full of bulk work. `id`: a job of the list that has new jobs.
+-- Gives each worker that waits at RQ's list a job there. That is no turn, because nothing else waited. `id`:
+-- a job of the list that has new jobs.
 local function call_workers(id)
-  local list, scopes = where(id)
+  local list = where(id)
   local now = redis.call('TIME')[1]
   local lacking = redis.call('ZCOUNT', base .. 'waiters', now, '+inf') - redis.call('LLEN', rq)
   while list ~= rq and lacking > 0 do
@@ -16,12 +22,6 @@ local function call_workers(id)
     if not next_id then break end
     redis.call('RPUSH', rq, next_id)
     more(-1)
-    count(next_id, 1)
     lacking = lacking - 1
-  end
-  if scopes[1][1] == 'request' then
-    redis.call('LPUSH', base .. 'bell', 1)
-    redis.call('LTRIM', base .. 'bell', 0, 63)
-    redis.call('EXPIRE', base .. 'bell', 60)
   end
 end

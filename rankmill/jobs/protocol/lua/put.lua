@@ -3,6 +3,6 @@
 -- nothing.
 for at = 3, #ARGV do
   push(ARGV[at], ARGV[1] == '1')
-  if ARGV[2] == '1' then count(ARGV[at], -1) end
+  if ARGV[2] == '1' then give_back(ARGV[at]) end
 end
 call_workers(ARGV[#ARGV])

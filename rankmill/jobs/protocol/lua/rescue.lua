@@ -10,7 +10,7 @@ if not since then
 elseif math.abs(now - since) > tonumber(ARGV[3]) then  -- or the server's clock has jumped back
   redis.call('LREM', transit, 1, id)
   push(id, true)
-  count(id, -1)
+  give_back(id)
   call_workers(id)
   redis.call('DEL', seen)
 end

@@ -7,7 +7,6 @@ local function bring_strays()
     if not id or not run_of(id) then return end
     redis.call('LPOP', rq)
     push(id, true)
-    count(id, -1)
   end
 end
 local costs

@@ -6,17 +6,14 @@ local function costs_of(id)  -- what a job's turn costs its tenant, and its run
   if not (rows > 0 and rows < 1e9) then rows = 32 end
   return {rows / (weight > 0 and weight or 1), rows}
 end
-local function charge(scope, name, had, cost)  -- a negative cost gives a turn back
-  if cost > 0 then
-    had = math.max(had, level(scope))  -- whoever could not be served for a while gains no credit
-    redis.call('SET', base .. 'level:' .. scope, had, 'EX', 86400)
-  end
+local function charge(scope, name, had, cost)
+  had = math.max(had, level(scope))  -- whoever could not be served for a while gains no credit
+  redis.call('SET', base .. 'level:' .. scope, had, 'EX', 86400)
   redis.call('ZADD', base .. 'turns:' .. scope, 'XX', had + cost, name)
 end
-local function count(id, turns)  -- counts a job's turn, or gives it back (-1)
+local function give_back(id)  -- gives back the turn of a job that waits again
   local _, scopes = where(id)
   for at, scope in ipairs(scopes) do
-    local had = tonumber(redis.call('ZSCORE', base .. 'turns:' .. scope[1], scope[2]) or 0)
-    charge(scope[1], scope[2], had, turns * costs_of(id)[at])
+    redis.call('ZINCRBY', base .. 'turns:' .. scope[1], -costs_of(id)[at], scope[2])
   end
 end
