@@ -169,11 +169,11 @@ class HeldRows:
         while start < len(numbers):
             end = int(ends[np.searchsorted(ends, min(start + _BATCH_ROWS, len(numbers)))])
             rows = by_query[start:end]
-            best = self._best(_taken(compared, rows), numbers[rows])
+            best = self._best(taken(compared, rows), numbers[rows])
             ranks = _places(numbers[rows][best])
             for first in range(0, len(best), _BATCH_ROWS):
                 some = slice(first, first + _BATCH_ROWS)
-                table = _taken(batches, rows[best[some]])
+                table = taken(batches, rows[best[some]])
                 yield table.append_column(rank, pa.array(ranks[some], pa.int32()))
             start = end
 
@@ -186,7 +186,7 @@ class HeldRows:
         return order[_places(numbers[order]) <= (self._top_k or len(order))]
 
 
-def _taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
+def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
     """Rows of batches, by their numbers; Arrow itself would first copy all batches into one."""
     order = np.argsort(rows)
     starts = np.cumsum([0, *map(len, batches)])

@@ -1,7 +1,7 @@
 """Looks up texts by id, in batches, in memory or in an index on disk.
 
-An index holds the ids and texts of a corpus as Arrow arrays, and the sorted hashes of the ids, each in a file
-that is mapped into memory. So a look-up needs memory only for the texts that it returns.
+An index holds the ids and texts of a corpus as batches of Arrow, and the sorted hashes of the ids, in files
+that are mapped into memory. So a look-up needs memory only for the texts that it returns.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rankmill.jobs.cache import cache_folder, make_folder, strangers
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.contract.file_request import OnDuplicate
 from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, read_texts, taken_fields
+from rankmill.producer.files.ranking import taken
 from rankmill.producer.files.stores.paths import AnyPath, resolved
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import sync
@@ -35,7 +36,11 @@ from rankmill.producer.files.stores.writing import sync
 SUFFIX = ".index.rankmill"
 """Suffix of the folder of an index, which is added to the name of the corpus."""
 
-_FORMAT = 1
+_FORMAT = 2
+_SCHEMA = pa.schema({"id": pa.string(), "text": pa.string()})
+_BATCH_BYTES = 64 << 20
+"""About how many bytes of ids and texts an index has in a batch; a look-up goes through all batches."""
+
 _RELEASE_BYTES = 256 << 20
 """Bytes of texts after which mapped memory is given back to the system."""
 
@@ -51,11 +56,11 @@ Rows = npt.NDArray[np.int64]
 class TextIndex:
     """Finds texts by id; ``hashes`` are the sorted hashes of the ids, and ``rows`` the row of each hash.
 
-    If several rows have the same id, `find` returns the one that comes first in ``rows``.
+    ``batches`` have the columns ``id`` and ``text``. If several rows have the same id, `find` returns the one
+    that comes first in ``rows``.
     """
 
-    ids: pa.LargeStringArray
-    texts: pa.LargeStringArray
+    batches: Sequence[pa.RecordBatch]
     hashes: Hashes
     rows: Rows
     maps: list[mmap.mmap] = field(default_factory=list)
@@ -73,23 +78,32 @@ class TextIndex:
             left = left[places[left] < len(self.hashes)]
             left = left[self.hashes[places[left]] == wanted[left]]
             rows = np.asarray(self.rows[places[left]])
-            same = np.asarray(
-                pc.equal(self.ids.take(pa.array(rows)), ids.take(pa.array(left)).cast(pa.large_string()))
-            ).astype(bool)
+            same = np.asarray(pc.equal(self.ids(rows), ids.take(pa.array(left)))).astype(bool)
             found[left[same]] = rows[same]
             left = left[~same]
             places[left] += 1
         return found
 
+    def ids(self, rows: Rows) -> pa.StringArray:
+        """The ids of rows."""
+        return self._taken(rows, "id")
+
     def take(self, rows: Rows) -> pa.StringArray:
         """The texts of rows; null for -1."""
-        texts = self.texts.take(pa.array(rows, mask=rows < 0)).cast(pa.string())
+        is_there = rows >= 0
+        places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
+        texts = self._taken(rows[is_there], "text").take(places)
         self._touched += texts.nbytes
         if self._touched > _RELEASE_BYTES:
             self._touched = 0
             for each in self.maps:
                 each.madvise(mmap.MADV_DONTNEED)
         return texts
+
+    def _taken(self, rows: Rows, name: str) -> pa.StringArray:
+        if not len(rows):
+            return pa.array([], pa.string())
+        return taken([batch.select([name]) for batch in self.batches], rows)[name].combine_chunks()
 
 
 def in_memory(
@@ -105,15 +119,13 @@ def in_memory(
     InputError
         A file cannot be read, or an id has two texts.
     """
-    by_file = [list(read_texts(file, fields)) for file in files]
-    parts = [part for each in by_file for part in each]
-    ids = pa.concat_arrays([part.cast(pa.large_string()) for part, _ in parts] or [_no_texts()])
-    texts = pa.concat_arrays([part.cast(pa.large_string()) for _, part in parts] or [_no_texts()])
-    hashes = _hashes(ids)
+    by_file = [[_batch(*part) for part in read_texts(file, fields)] for file in files]
+    batches = [batch for each in by_file for batch in each]
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(_hashes(batch["id"]) for batch in batches)])
     rows = _in_order(hashes, on_duplicate)
-    index = TextIndex(ids, texts, hashes[rows], rows)
+    index = TextIndex(batches, hashes[rows], rows)
     if on_duplicate == "error":
-        _check_unique(index, files, [sum(len(part[0]) for part in each) for each in by_file])
+        _check_unique(index, files, [sum(map(len, each)) for each in by_file])
     return index
 
 
@@ -184,24 +196,28 @@ def _about(folder: Path) -> object:
 
 
 def _build(folder: Path, files: Sequence[AnyPath], on_duplicate: OnDuplicate, fields: TextFields) -> None:
-    hashes: list[Hashes] = []
+    hashes = [np.zeros(0, np.uint64)]
     sizes: list[int] = []
-    with _Strings(folder, "ids") as ids, _Strings(folder, "texts") as texts:
+    held: list[pa.RecordBatch] = []
+    with pa.ipc.new_stream(folder / "texts", _SCHEMA) as stream:
         for file in files:
-            for some_ids, some_texts in read_texts(file, fields):
-                hashes.append(_hashes(some_ids))
-                ids.add(some_ids)
-                texts.add(some_texts)
-                if len(hashes) % 50 == 0:
-                    logger.info("indexing %s: %s texts", file, f"{ids.count:,}")
-            sizes.append(ids.count - sum(sizes))
-    every = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+            before = sum(map(len, hashes))
+            for part in read_texts(file, fields):
+                held.append(_batch(*part))
+                hashes.append(_hashes(held[-1]["id"]))
+                if sum(each.nbytes for each in held) >= _BATCH_BYTES:
+                    stream.write_batch(pa.concat_batches(held))
+                    held = []
+                    logger.info("indexing %s: %s texts", file, f"{sum(map(len, hashes)):,}")
+            sizes.append(sum(map(len, hashes)) - before)
+        for batch in held:
+            stream.write_batch(batch)
+    every = np.concatenate(hashes)
     rows = _in_order(every, on_duplicate)
     every[rows].tofile(folder / "hashes")
     rows.tofile(folder / "rows")
-    for name in ("ids", "texts", "hashes", "rows"):
-        for path in folder.glob(f"{name}*"):
-            sync(path)
+    for name in ("texts", "hashes", "rows"):
+        sync(folder / name)
     if on_duplicate == "error":
         _check_unique(_open(folder), files, sizes)
 
@@ -210,59 +226,19 @@ def _open(folder: Path) -> TextIndex:
     maps: list[mmap.mmap] = []
 
     def mapped(name: str) -> pa.Buffer:
-        path = folder / name
-        if not path.stat().st_size:
-            return pa.py_buffer(b"")
-        with path.open("rb") as file:
+        with (folder / name).open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return pa.py_buffer(b"")
             maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return pa.py_buffer(maps[-1])
 
     hashes: Hashes = np.frombuffer(mapped("hashes"), np.uint64)
     rows: Rows = np.frombuffer(mapped("rows"), np.int64)
-    strings = [
-        pa.LargeStringArray.from_buffers(
-            len(hashes), mapped(f"{name}.ends"), mapped(f"{name}.bytes"), mapped(f"{name}.valid")
-        )
-        for name in ("ids", "texts")
-    ]
-    return TextIndex(strings[0], strings[1], hashes, rows, maps)
+    return TextIndex(list(pa.ipc.open_stream(mapped("texts"))), hashes, rows, maps)
 
 
-class _Strings:
-    """Writes an Arrow array of strings to files: its data, the end of each string, and which are null."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._data = (folder / f"{name}.bytes").open("wb")
-        self._ends = (folder / f"{name}.ends").open("wb")
-        self._valid_path = folder / f"{name}.valid"
-        self._valid: list[npt.NDArray[np.uint8]] = []
-        self._size = 0
-        self.count = 0
-        self._ends.write(np.zeros(1, np.int64).tobytes())
-
-    def add(self, texts: pa.StringArray) -> None:
-        """Append strings."""
-        self._valid.append(np.asarray(pc.is_valid(texts)).astype(np.uint8))
-        if not len(texts):
-            return
-        whole = pc.fill_null(texts, "")
-        _, ends, data = whole.buffers()
-        places = np.frombuffer(ends, np.int32)[whole.offset :][: len(whole) + 1].astype(np.int64)
-        self._ends.write((self._size + places[1:] - places[0]).tobytes())
-        size = int(places[-1] - places[0])
-        if size:
-            self._data.write(data.slice(int(places[0]), size))
-        self._size += size
-        self.count += len(texts)
-
-    def __enter__(self) -> _Strings:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._data.close()
-        self._ends.close()
-        flags = np.concatenate(self._valid) if self._valid else np.zeros(0, np.uint8)
-        self._valid_path.write_bytes(np.packbits(flags, bitorder="little").tobytes())
+def _batch(ids: pa.StringArray, texts: pa.StringArray) -> pa.RecordBatch:
+    return pa.record_batch([ids, texts], schema=_SCHEMA)
 
 
 def _hashes(ids: pa.Array) -> Hashes:
@@ -285,7 +261,8 @@ def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[in
     rows = np.sort(index.rows[np.r_[equal, False] | np.r_[False, equal]])
     for start in range(0, len(rows), _CHECKED_ROWS):
         some = rows[start : start + _CHECKED_ROWS]
-        firsts = index.find(index.ids.take(pa.array(some)).cast(pa.string()))
+        ids = index.ids(some)
+        firsts = index.find(ids)
         texts, theirs = index.take(firsts), index.take(some)
         same = pc.or_(
             pc.fill_null(pc.equal(texts, theirs), False), pc.and_(texts.is_null(), theirs.is_null())
@@ -293,7 +270,7 @@ def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[in
         for place in np.flatnonzero(~np.asarray(same).astype(bool))[:1]:
             names = [_place_of(int(row), files, sizes) for row in (firsts[place], some[place])]
             raise InputError(
-                f"id {index.ids[int(some[place])].as_py()!r} has two texts: in {names[0]} and in {names[1]}; "
+                f"id {ids[int(place)].as_py()!r} has two texts: in {names[0]} and in {names[1]}; "
                 "keep one, or say which with --on-duplicate first or last"
             )
 
@@ -302,7 +279,3 @@ def _place_of(row: int, files: Sequence[AnyPath], sizes: Sequence[int]) -> str:
     """The file of a row, and its number there, for messages; `row` counts the rows of all files."""
     file = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
     return f"row {row - sum(sizes[:file])} (counted from 0) of {files[file]}"
-
-
-def _no_texts() -> pa.LargeStringArray:
-    return pa.array([], pa.large_string())
