@@ -62,7 +62,8 @@ def main() -> None:
             make_environments()
         elif name == "compare":
             compare(args)
-            tell(from_json(json.loads((args.out / "compare.json").read_text())))
+            if args.out == FOLDER:
+                tell(from_json(json.loads((FOLDER / "compare.json").read_text())))
         else:
             measure(name, args)
 
@@ -148,7 +149,8 @@ def page(found: dict[str, Figures]) -> str:
         of = part["machine"]
         parts += [
             f"## {name.capitalize()}",
-            kind.about,
+            kind.about
+            + (f" **Tried out with {part['share']:.1%} of the rows.**" if part["share"] < 1 else ""),
             f"Commit {part['commit']}, {part['date']}; {of['CPU']}, {of['cores']} cores, "
             f"{of['instruction sets']}; {of['system']}.",
             markdown_table(["", *header], rows),
