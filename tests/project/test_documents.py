@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -14,6 +18,7 @@ from docs.figures import FOLDER as FIGURES
 from docs.figures import PICTURES
 from docs.figures.architecture import ROOMS
 from tests.harness import reference
+from tests.harness.browser import shown
 from tests.harness.documents import blocks, same
 from tests.project.test_imports import DIRECTION
 from tests.project.test_rooms import ROOT
@@ -90,13 +95,35 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_the_documents_are_short() -> None:
-    """Words of README, CHANGELOG and pages written by hand, without code, links' targets and table bars."""
+def by_hand() -> list[Path]:
+    """README, CHANGELOG and the pages that nothing makes."""
     made = {"reference", "benchmarks", "experiments"}
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
-    text = "".join(page.read_text() for page in pages if made.isdisjoint(page.relative_to(ROOT).parts))
+    return [page for page in pages if made.isdisjoint(page.relative_to(ROOT).parts)]
+
+
+def test_the_documents_are_short() -> None:
+    """Words without code, links' targets and table bars."""
+    text = "".join(page.read_text() for page in by_hand())
     prose = re.sub(r"<!--.*?-->|\]\([^)]*\)", "", _FENCE.sub("", text), flags=re.S)
     assert len([word for word in prose.split() if re.search(r"\w", word)]) <= 26_000
+
+
+def test_the_documents_are_easy_to_read() -> None:
+    """Flesch and Kincaid's grade, which counts the words of a sentence and the syllables of a word."""
+    assert {page.name: grade for page in by_hand() if (grade := reading_grade(page.read_text())) > 9} == {}
+
+
+def reading_grade(text: str) -> float:
+    """School years that a reader needs; code, tables, headings and links' targets are left out."""
+    text = re.sub(r"<!--.*?-->|^[|#].*?$|!?\]\([^)]*\)", "", _FENCE.sub("\n\n", text), flags=re.S | re.M)
+    text = re.sub(r"`[^`]*`", "code", text)
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:- |\d+\. ))", text)
+    parts = [part for block in blocks for part in re.split(r"(?<=[.!?])\s", re.sub(r"^\s*\d+\. ", "", block))]
+    sentences = [words for part in parts if (words := re.findall(r"[a-z']*[a-z]", part.lower()))]
+    words = [word for sentence in sentences for word in sentence]
+    syllables = sum(max(len(re.findall(r"[aeiouy]+", re.sub(r"(?<!l)e$", "", word))), 1) for word in words)
+    return 0.39 * len(words) / len(sentences) + 11.8 * syllables / len(words) - 15.59
 
 
 @pytest.mark.slow
@@ -115,3 +142,66 @@ def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path: Path
         text = path.read_text()
         assert loaded.findall(text) == [], path
         assert re.findall(r"""(?:url\(|@import)\s*["']?(?:https?:)?//""", text) == [], path
+    assert first_hits(site, tmp_path) == QUESTIONS
+
+
+_ASKED = {
+    "start": ["install"],
+    "guides/score-files": ["resume", "interrupted run", "truncation"],
+    "guides/large-files": ["s3"],
+    "guides/mine-negatives": ["mine negatives"],
+    "guides/rerank-a-run": ["bm25 run"],
+    "guides/filter-a-corpus": ["threshold filter"],
+    "guides/texts-and-conversations": ["reward model"],
+    "guides/python": ["asyncio"],
+    "guides/serve": ["gateway keys", "rate limit"],
+    "guides/migrate": ["cohere"],
+    "guides/batches": ["batch api openai"],
+    "guides/cluster": ["worker dies", "redis memory", "chunk size", "priority"],
+    "guides/gpu-host": ["gpu"],
+    "guides/submitted-runs": ["webhook"],
+    "guides/orchestrators": ["airflow"],
+    "guides/models": ["model registry"],
+    "guides/tune": ["tune"],
+    "operations/deploy": ["kubernetes", "sentinel"],
+    "operations/runbook": ["alerts"],
+    "operations/upkeep": ["upgrade"],
+    "reference/commands": ["exit codes"],
+    "reference/settings": ["settings environment variable"],
+    "reference/metrics": ["prometheus metrics"],
+    "explanation/backends": ["precision", "int8"],
+    "explanation/benchmarks": ["speed benchmark"],
+}
+QUESTIONS = {words: page for page, asked in _ASKED.items() for words in asked}
+"""What users look for, and the page that the site's search must show first."""
+
+_ASK = """
+<!doctype html><pre></pre><script>
+(async () => {
+  for (const words of WORDS) {
+    const frame = document.createElement("iframe");
+    frame.src = "search.html?q=" + encodeURIComponent(words);
+    document.body.append(frame);
+    let link = null;
+    while (!link) {
+      await new Promise((go) => setTimeout(go, 50));
+      link = frame.contentDocument?.querySelector("#search-results li a");
+    }
+    document.querySelector("pre").textContent += link.getAttribute("href") + "\\n";
+    frame.remove();
+  }
+})();
+</script>
+"""
+
+
+def first_hits(site: Path, tmp_path: Path) -> dict[str, str]:
+    """The page that the site's search shows first for each of `QUESTIONS`, in a browser."""
+    (site / "ask.html").write_text(_ASK.replace("WORDS", json.dumps(list(QUESTIONS))))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=site)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page = shown(f"http://127.0.0.1:{server.server_port}/ask.html", tmp_path / "browser", seconds=300)
+        server.shutdown()
+    found = re.search(r"<pre>(.*?)</pre>", page, re.S)
+    links = html.unescape(found[1]).split() if found else []
+    return {words: re.sub(r"\.html.*", "", link) for words, link in zip(QUESTIONS, links, strict=False)}
