@@ -96,7 +96,7 @@ def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str 
 
 
 class Progress(WireModel):
-    """Number of rows of a run that are done, including rows of unfinished chunks.
+    """Number of rows of a run that are done: those of finished chunks.
 
     ``at`` is when the latest rows were done; ``since_rows`` were done at ``since``, about half a minute
     earlier. Both times are in seconds since 1970, and 0 until the run has its first scores.

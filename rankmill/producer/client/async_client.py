@@ -160,7 +160,7 @@ class AsyncScoringRun(Generic[RowScore]):
         return self._run.found
 
     async def progress(self) -> Progress:
-        """The number of rows done so far, including those of unfinished chunks, and the speed."""
+        """The number of rows of finished chunks, and the speed."""
         return await bridge.run(lambda: self._run.progress)
 
     async def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:

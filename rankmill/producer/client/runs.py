@@ -257,7 +257,7 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def progress(self) -> Progress:
-        """The number of rows done so far, including those of unfinished chunks, and the speed."""
+        """The number of rows of finished chunks, and the speed."""
         for driver in self._drivers:
             driver.refresh()
         return self._seen

@@ -164,7 +164,7 @@ class RunDriver:
 
     @property
     def progress(self) -> Progress:
-        """The number of rows done so far, including those of unfinished chunks."""
+        """The number of rows of finished chunks."""
         return self.collector.rows.progress
 
     def row_errors(self) -> list[RowError]:
