@@ -65,14 +65,14 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
         Name of the setting that says where the folder is.
     """
     top = top or folder
-    within = [folder, *(each for each in folder.parents if each.is_relative_to(top))]
+    within = [folder, *(place for place in folder.parents if place.is_relative_to(top))]
     above = dict.fromkeys([*top.absolute().parents, *Path(os.path.realpath(top)).parents])
-    looked_at = [(each, _strangers(each, above=True)) for each in above]
-    for each, why in (*reversed(looked_at), *((each, _strangers(each)) for each in reversed(within))):
+    looked_at = [(place, _strangers(place, above=True)) for place in above]
+    for place, why in (*reversed(looked_at), *((place, _strangers(place)) for place in reversed(within))):
         if why:
             return (
-                f"{each} {why}, and what lies there would be trusted: take that right away, or set {setting} "
-                "to a folder of this user"
+                f"{place} {why}, and what lies there would be trusted: take that right away, or set "
+                f"{setting} to a folder of this user"
             )
     return None
 
@@ -80,18 +80,18 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
 def _strangers(folder: Path, *, above: bool = False) -> str | None:
     """Why strangers can write to a folder, or, if it is `above`, replace what others have in it."""
     try:
-        about = folder.stat()
+        status = folder.stat()
     except OSError:
         return None
-    is_sticky = above and about.st_mode & stat.S_ISVTX
-    if about.st_mode & stat.S_IWOTH and not is_sticky:
+    is_sticky = above and status.st_mode & stat.S_ISVTX
+    if status.st_mode & stat.S_IWOTH and not is_sticky:
         return "can be written by everybody"
-    if about.st_mode & stat.S_IWGRP and not is_sticky:
-        if about.st_gid not in _groups():
-            return f"can be written by group {about.st_gid}, which is none of this process"
+    if status.st_mode & stat.S_IWGRP and not is_sticky:
+        if status.st_gid not in _groups():
+            return f"can be written by group {status.st_gid}, which this process is not in"
         if listed := _in_its_list(folder):  # the list's mask is the group's bits of the mode
             return f"can be written by {listed}, as its access control list says"
-    owner = about.st_uid
+    owner = status.st_uid
     if owner in {0, os.geteuid()} or owner == _owner_in(folder) or (above and owner in _unmapped()):
         return None
     return f"belongs to user {owner}"
@@ -147,10 +147,10 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     """Read a file of `write_json`; empty if the file does not exist or is not valid."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 Facts = tuple[int, int, int, int, int]
@@ -163,9 +163,9 @@ _SMALL = 1 << 20
 """Smaller files (bytes) are always read, because remembering their digest would take as long."""
 
 
-def facts_of(about: os.stat_result) -> Facts:
+def facts_of(status: os.stat_result) -> Facts:
     """Facts about a file that change when the file or its content changes."""
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def file_digest(path: Path, cache: Path | None = None) -> str:
@@ -182,14 +182,14 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
         The file cannot be read.
     """
     with path.open("rb") as file:
-        about = os.fstat(file.fileno())
-        same = list(facts_of(about))
-        remembered = _remembered(path, cache) if about.st_size >= _SMALL else None
-        found = read_json(remembered) if remembered else {}
-        if found.get("same") == same and isinstance(known := found.get("sha256"), str):
-            return known
+        status = os.fstat(file.fileno())
+        same = list(facts_of(status))
+        remembered = _remembered(path, cache) if status.st_size >= _SMALL else None
+        kept = read_json(remembered) if remembered else {}
+        if kept.get("same") == same and isinstance(sha256 := kept.get("sha256"), str):
+            return sha256
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        settled = system.now() - max(about.st_mtime, about.st_ctime) > _SETTLED_SECONDS
+        settled = system.now() - max(status.st_mtime, status.st_ctime) > _SETTLED_SECONDS
         if remembered and settled and list(facts_of(os.fstat(file.fileno()))) == same:
             with suppress(OSError):
                 write_json(remembered, {"same": same, "sha256": digest})

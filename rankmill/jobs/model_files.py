@@ -155,27 +155,27 @@ def _read_names(folder: Path, name: str, facts: Facts) -> _Names:
     if size > _LARGEST_JSON:
         raise SpecError(f"{this} has {size:,} bytes, and at most {_LARGEST_JSON:,} are read")
     try:
-        found = json.loads((folder / name).read_text(encoding="utf-8"))
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
     except RecursionError:
         raise SpecError(f"{this} cannot be read: it has too many levels") from None
     except ValueError:  # loading the model reports what is wrong
         return _Names()
-    entries = found if isinstance(found, dict) else {}
-    modules = found if isinstance(found, list) and name == _MODULES else []
-    weights = {each for key in _OF_WEIGHTS for each in _strings(entries.get(key))}
-    others = {each for key in _OF_CONFIGS for each in _strings(entries.get(key))}
+    entries = content if isinstance(content, dict) else {}
+    modules = content if isinstance(content, list) and name == _MODULES else []
+    weights = {named for key in _OF_WEIGHTS for named in _strings(entries.get(key))}
+    others = {named for key in _OF_CONFIGS for named in _strings(entries.get(key))}
     paths = [module.get("path") for module in modules if isinstance(module, dict)]
     others.update(_strings(paths))
-    for each in sorted(weights | others):
-        shown, path = f"{this} names {each[:_LONGEST]!r}", PurePosixPath(each)
+    for named in sorted(weights | others):
+        shown, path = f"{this} names {named[:_LONGEST]!r}", PurePosixPath(named)
         if path.is_absolute() or ".." in path.parts:
             raise SpecError(
                 f"{shown}, which is not in its directory: copy or link that into the directory, and name it "
                 "by its path there"
             )
-        if each in weights and not each.endswith((".safetensors", ".safetensors.index.json")):
+        if named in weights and not named.endswith((".safetensors", ".safetensors.index.json")):
             raise SpecError(f"{shown}: save the model with safe_serialization=True, as *.safetensors")
-    left_out = filter(_is_left_out, _strings(found))
+    left_out = filter(_is_left_out, _strings(content))
     return _Names(frozenset(map(_normal, weights)), frozenset(map(_normal, left_out)))
 
 
@@ -183,9 +183,9 @@ def _normal(name: str) -> str:
     return PurePosixPath(name).as_posix()
 
 
-def _strings(found: Any) -> Iterator[str]:
+def _strings(content: Any) -> Iterator[str]:
     """All strings in a JSON value, except keys."""
-    values = [found]
+    values = [content]
     while values:
         value = values.pop()
         if isinstance(value, str):
@@ -233,5 +233,5 @@ def _walk(folder: Path, seen: set[tuple[int, int]], *, top: bool = True) -> Iter
 
 
 def _place(folder: Path) -> tuple[int, int]:
-    about = folder.stat()
-    return about.st_dev, about.st_ino
+    status = folder.stat()
+    return status.st_dev, status.st_ino

@@ -53,12 +53,12 @@ class Choice:
         """The model, if there is only one and no shadow."""
         return next(iter(self.shares)) if len(self.shares) == 1 and not self.shadow else None
 
-    def one(self, asked: object) -> str:
-        """Like `only`; raises `InputError` if the name that was `asked` for stands for several models."""
+    def one(self, given: object) -> str:
+        """Like `only`; raises `InputError` if the `given` name stands for several models."""
         if self.only is None:
             first = max(self.shares, key=lambda model: self.shares[model])
             shown = ", ".join([*self.shares, *([self.shadow] if self.shadow else [])])
-            raise InputError(f"{asked} stands for several versions ({shown}); name one, as {first}")
+            raise InputError(f"{given} stands for several versions ({shown}); name one, as {first}")
         return self.only
 
 
@@ -92,7 +92,7 @@ class NamedModels(Protocol):
     """Models that an extension knows by name. Threads share it."""
 
     def owns(self, model: str) -> bool:
-        """Whether the name has the form of these names; asks nobody."""
+        """Whether the name has the form of these names; this reads nothing."""
 
     def choice(self, model: str) -> Choice:
         """For producers: what the name stands for now.
@@ -147,7 +147,7 @@ def has_tag(model: str) -> bool:
 
 
 def unknown_name(model: str) -> str:
-    """Why a name that nobody owns is no model, and the way out."""
+    """Say that no installed package knows a name, and what to do."""
     return (
         f"{model} names a version of a model, and no installed package knows such names: install rankmill "
         f"with its registry, name a model on the hub, or write ./{model} for a folder of that name"
@@ -200,7 +200,7 @@ class ModelNames:
         """The extension that knows a name; ``None`` if the name needs none, or nobody knows it."""
         if not _may_be_owned(model):
             return None
-        return next((each for each in self.owners if each.owns(model)), None)
+        return next((owner for owner in self.owners if owner.owns(model)), None)
 
     def choice(self, model: str) -> Choice | None:
         """What a name stands for; ``None`` if it is a path, or names a model on the hub.
@@ -220,23 +220,23 @@ class ModelNames:
                 raise ConfigError(unknown_name(model))
             return None
         with self._lock:
-            known = self._known.get(model)
-            if known and known.is_fresh:
-                return known.choice
+            kept = self._known.get(model)
+            if kept and kept.is_fresh:
+                return kept.choice
             try:
                 choice = owner.choice(model)
             except RegistryAway as error:
-                if known is None:
+                if kept is None:
                     raise
                 logger.warning("%s; %s stays what it was", error, model)
-                choice = known.choice
+                choice = kept.choice
             self._known[model] = _Known(choice, system.monotonic())
             return choice
 
     def answers_at_once(self, model: str) -> bool:
-        """Whether `choice` asks nobody."""
-        known = self._known.get(model)
-        return not _may_be_owned(model) or (known is not None and known.is_fresh)
+        """Whether `choice` can answer without asking an extension."""
+        kept = self._known.get(model)
+        return not _may_be_owned(model) or (kept is not None and kept.is_fresh)
 
     def pin(self, model: str) -> str:
         """`model`, or the one that it stands for now.

@@ -82,7 +82,7 @@ def test_commands_wait_until_the_server_can_serve(
     assert client.connection_pool.connection_kwargs["retry"].trouble is None
 
 
-def test_commands_for_damaged_keys_fail_alone_and_the_others_wait_for_the_server(server: Server) -> None:
+def test_a_damaged_key_fails_only_its_own_command(server: Server) -> None:
     client = client_for(server.url, 30)
     client.hset("job", "status", "queued")
     client.set("damaged", 1)
@@ -109,7 +109,7 @@ def test_the_wait_has_an_end(server: Server) -> None:
         client_for("unix:///nowhere", 0.1).ping()
 
 
-def test_a_blocking_read_that_is_cut_off_again_and_again_is_no_server_that_is_away(server: Server) -> None:
+def test_blocking_reads_that_are_cut_off_are_not_an_outage(server: Server) -> None:
     client = client_for(server.url, 0.5)
     found: list[Any] = []
     reading = threading.Thread(target=lambda: found.append(client.blpop(["list"], 30)))

@@ -136,9 +136,7 @@ def test_each_fact_is_settled_by_the_first_who_says_it(store: RunStore, run: Run
     assert not store.redis.exists(keys.settled(run.id))
 
 
-def test_a_chunk_that_is_sent_again_after_a_lost_reply_gets_no_attempt_more(
-    store: RunStore, run: Run
-) -> None:
+def test_a_chunk_sent_again_after_a_lost_reply_gets_no_more_attempts(store: RunStore, run: Run) -> None:
     chunks: dict[ChunkId, Payload] = {0: Payload(b"a", 5), 1: Payload(b"b", 5), 2: Payload(b"c", 5, failed=1)}
     for _ in range(2):
         store.enqueue(run, chunks)

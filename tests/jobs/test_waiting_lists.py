@@ -67,9 +67,7 @@ def taken(queue: OrderedQueue, *kinds: Priority, **how: Any) -> str:
     return queue.take(kinds or BOTH, **how).job_id.decode()
 
 
-def test_a_runs_chunks_are_taken_in_order_each_once_and_what_waits_is_counted(
-    store: RunStore, queue: OrderedQueue
-) -> None:
+def test_chunks_are_taken_in_order_each_once_and_counted(store: RunStore, queue: OrderedQueue) -> None:
     run = put(store, range(5))
     assert queue.count == 5
     found = [queue.take(BOTH) for _ in range(6)]
@@ -164,9 +162,7 @@ def test_runs_that_a_worker_leaves_alone_are_no_obstacle(store: RunStore, queue:
     assert max(had.values()) <= 4, had
 
 
-def test_a_chunk_that_is_handed_back_is_the_next_of_its_run_and_costs_no_turn(
-    store: RunStore, queue: OrderedQueue
-) -> None:
+def test_a_chunk_that_is_handed_back_is_next_and_costs_no_turn(store: RunStore, queue: OrderedQueue) -> None:
     run, other = put(store, range(4), tenant="a"), put(store, range(4), tenant="b")
     for _ in range(2):
         taken(queue)
@@ -319,7 +315,7 @@ def test_a_cancelled_runs_chunks_are_not_taken_and_others_are(
     assert not list(store.redis.scan_iter(f"rankmill:run:{run.id}:pairs:*"))
 
 
-def test_a_chunk_that_waits_where_an_idle_worker_was_is_removed_with_its_run(
+def test_a_chunk_left_for_an_idle_worker_is_removed_with_its_run(
     store: RunStore, queue: OrderedQueue
 ) -> None:
     assert taken(queue, worker="a", waits=True) == ""

@@ -182,10 +182,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "local": ({"local_files_only": True}, "local_files_only: workers read the models; set HF_HUB_OFFLINE=1"),
     "token": ({"token": "secret"}, "token: workers read the models; set HF_TOKEN where they run"),
     "fp32": ({"keep_in_fp32_modules": ["a"]}, "keep_in_fp32_modules: the last projection computes in fp32"),
-    "model": ({"model_kwargs": {"quantization_config": 1}}, "model_kwargs: quantization_config is not taken"),
+    "model": ({"model_kwargs": {"quantization_config": 1}}, "model_kwargs: quantization_config is refused"),
     "dtype": ({"automodel_args": {"torch_dtype": torch.float64}}, "dtype is float64; give float32"),
-    "tokenizer": ({"tokenizer_args": {"vocab_file": "a"}}, "processor_kwargs: vocab_file is not taken"),
-    "config": ({"config_kwargs": {"hidden_act": "relu"}}, "config_kwargs: hidden_act is not taken"),
+    "tokenizer": ({"tokenizer_args": {"vocab_file": "a"}}, "processor_kwargs: vocab_file is refused"),
+    "config": ({"config_kwargs": {"hidden_act": "relu"}}, "config_kwargs: hidden_act is refused"),
     "twice": ({"model_kwargs": {}, "automodel_args": {}}, "automodel_args is the older name of an argument"),
     "both": ({"precision": "bf16", "model_kwargs": {"dtype": "float32"}}, "precision is given twice, 'bf16'"),
     "typo": ({"max_lenght": 3}, "max_lenght: there is no such option"),
@@ -218,10 +218,12 @@ def test_arguments_that_ask_for_nothing_are_taken(shared_queue: Server, tiny_mod
     )
     original = Original(str(tiny_model), device="cpu", activation_fn=torch.nn.Identity())
     np.testing.assert_allclose(model.predict(PAIRS), original.predict(PAIRS), atol=1e-5)
-    with pytest.raises(ConfigError, match="predict: processing_kwargs is not taken"):
+    with pytest.raises(ConfigError, match="predict: processing_kwargs is refused"):
         model.predict(PAIRS, processing_kwargs={})
     wrong = CrossEncoder(str(tiny_model), redis_url=shared_queue.url, num_labels=3)
-    with pytest.raises(ConfigError, match=r"num_labels is 3, and model .* has 1: another head would be"):
+    with pytest.raises(
+        ConfigError, match=r"num_labels is 3, and model .* has 1: leave num_labels out, as another"
+    ):
         wrong.predict(PAIRS)
 
 

@@ -40,7 +40,7 @@ def test_a_long_text_is_scored_as_one_without_its_spaces(
     np.testing.assert_allclose(long, short, atol=1e-5)
 
 
-def test_a_text_that_is_too_long_has_an_error_and_its_neighbours_have_scores(
+def test_a_text_that_is_too_long_is_only_its_own_row_s_error(
     server: Server, workers: StartWorker, tiny_model: Path
 ) -> None:
     workers()

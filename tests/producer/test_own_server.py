@@ -17,7 +17,7 @@ from tests.harness.preloaded import EXECUTED
 from tests.producer.test_client import PAIRS
 
 
-def test_it_scores_and_ends_with_its_block_and_says_so_when_its_server_dies(
+def test_an_own_server_ends_with_its_block_and_its_death_is_said(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shows: the embedded server dies."""

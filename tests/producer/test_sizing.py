@@ -110,7 +110,7 @@ def test_a_chunk_ends_where_the_journal_has_one(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_runs_of_several_models_share_chunks_and_parts_are_no_chunk_s_middle(tmp_path: Path) -> None:
+def test_several_models_share_chunks_and_no_chunk_crosses_a_part(tmp_path: Path) -> None:
     """The slower model decides, and both journals' chunks are cut as they were."""
     learnt = {"quick": 500, "slow": 50}
     journals = [Journal(tmp_path / f"{number}.db") for number in range(2)]

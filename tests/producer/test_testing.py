@@ -238,7 +238,7 @@ def test_wrong_calls_are_refused_in_a_line(side: Side) -> None:
     client = side.away()
     calls: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (InputError, "pair 1 is 'ab', not a query", lambda: client.submit([("q", "p"), "ab"])),
-        (InputError, "pairs are int, which is not taken", lambda: client.score(7)),
+        (InputError, "pairs are int, which cannot be read", lambda: client.score(7)),
         (InputError, "not none of them", client.score),
         (InputError, "passages are one string", lambda: client.rank("q", "abc")),
         (InputError, "nothere", lambda: client.score(pa.table({"a": ["x"]}), columns=("nothere", "a"))),

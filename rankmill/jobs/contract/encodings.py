@@ -58,5 +58,5 @@ class TokensFound(WireModel):
     @model_validator(mode="after")
     def _are_alike(self) -> Self:
         if len({len(self.ids), len(self.words), len(self.special), len(self.spans)}) > 1:
-            raise ValueError("its tokens have some more ids, words or places than others")
+            raise ValueError("its ids, words, special and spans differ in length")
         return self

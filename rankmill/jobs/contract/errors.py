@@ -182,17 +182,17 @@ class RunExpired(InputError):
 _TOO_LONG = re.compile(r"the .+ has ([\d,]+) tokens, and ([\d,]+) are taken: shorten it")
 
 
-def too_long(what: str, tokens: int, most: int) -> str:
-    """The reason why a row has no score: it has more than `most` tokens. `what` names the row, such as
+def too_long(row: str, tokens: int, most: int) -> str:
+    """The reason why a row has no score: it has more than `most` tokens. `row` names it, such as
     ``pair``.
     """
-    return f"the {what} has {tokens:,} tokens, and {most:,} are taken: shorten it"
+    return f"the {row} has {tokens:,} tokens, and {most:,} are taken: shorten it"
 
 
 def read_too_long(reason: str) -> tuple[int, int] | None:
     """The two numbers in a reason that `too_long` wrote; ``None`` for other reasons."""
-    found = _TOO_LONG.fullmatch(reason)
-    return (int(found[1].replace(",", "")), int(found[2].replace(",", ""))) if found else None
+    match = _TOO_LONG.fullmatch(reason)
+    return (int(match[1].replace(",", "")), int(match[2].replace(",", ""))) if match else None
 
 
 class StillWaiting(RankmillError):

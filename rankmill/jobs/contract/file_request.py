@@ -35,13 +35,13 @@ def _read_shard(given: object) -> object:
     """Read ``K/N``; any other value is left as it is."""
     found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given) if isinstance(given, str) else None
     if isinstance(given, str) and not found:
-        raise ValueError(f"{given!r} is no part of a whole, such as 3/8")
+        raise ValueError(f"{given!r} is not a part of a whole: write K/N, such as 3/8")
     return found.groups() if found else given
 
 
 def _check_shard(shard: tuple[int, int]) -> tuple[int, int]:
     if not 1 <= shard[0] <= shard[1]:
-        raise ValueError(f"'{shard[0]}/{shard[1]}' is no part of a whole, such as 3/8")
+        raise ValueError(f"'{shard[0]}/{shard[1]}' is not a part of a whole: write K/N, such as 3/8")
     return shard
 
 

@@ -112,8 +112,8 @@ def attempt(run: Run, job: Job) -> int:
     """Number of the current attempt at the job's chunk, from 1; computed, as RQ stores only the remaining
     retries.
     """
-    left = run.max_retries if job.retries_left is None else job.retries_left
-    return 1 + run.max_retries - left
+    retries = run.max_retries if job.retries_left is None else job.retries_left
+    return 1 + run.max_retries - retries
 
 
 def suspect(job: Job) -> None:

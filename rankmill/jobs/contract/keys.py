@@ -47,10 +47,10 @@ def read_chunk_id(name: object) -> ChunkId | None:
     >>> read_chunk_id("96"), read_chunk_id(b"96_16_8"), read_chunk_id("*")
     (96, PieceId(parent=96, start=16, rows=8), None)
     """
-    found = _CHUNK_ID.fullmatch(name.decode(errors="replace") if isinstance(name, bytes) else str(name))
-    if found is None:
+    match = _CHUNK_ID.fullmatch(name.decode(errors="replace") if isinstance(name, bytes) else str(name))
+    if match is None:
         return None
-    whole, *rows = found.groups()
+    whole, *rows = match.groups()
     return PieceId(int(whole), *map(int, rows)) if rows[0] else int(whole)
 
 
@@ -317,6 +317,6 @@ def parse_job_id(job: str) -> tuple[str, ChunkId] | None:
     >>> parse_job_id(job_id("0af", 7))
     ('0af', 7)
     """
-    found = _JOB_ID.fullmatch(job)
-    chunk = read_chunk_id(found[2]) if found else None
-    return None if found is None or chunk is None else (found[1], chunk)
+    match = _JOB_ID.fullmatch(job)
+    chunk = read_chunk_id(match[2]) if match else None
+    return None if match is None or chunk is None else (match[1], chunk)

@@ -24,19 +24,19 @@ _MARK = "r"
 """First letter of a request's id; it is not a hexadecimal digit, as all other characters of ids are."""
 
 
-def choose_priority(asked: str | None, rows: int | None) -> Priority:
-    """The priority that was asked for, or else that of a run of `rows` pairs (``None`` if unknown).
+def choose_priority(given: str | None, rows: int | None) -> Priority:
+    """The `given` priority, or else that of a run of `rows` pairs (``None`` if unknown).
 
     Raises
     ------
     ConfigError
-        The priority that was asked for does not exist.
+        The given priority does not exist.
     """
-    if asked is None:
+    if given is None:
         return "request" if rows is not None and rows <= REQUEST_ROWS else "bulk"
-    if asked not in get_args(Priority):
-        raise ConfigError(f"priority: {asked!r:.40} is none; it is request or bulk")
-    return cast("Priority", asked)
+    if given not in get_args(Priority):
+        raise ConfigError(f"priority: {given!r:.40} does not exist; name request or bulk")
+    return cast("Priority", given)
 
 
 class Tenant(NamedTuple):

@@ -44,12 +44,12 @@ def read_template(given: str | None) -> str | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(
-            f"prompt_template: {given} is no template ({reason}): give a Jinja file, or one of "
+            f"prompt_template: {given} is not a template ({reason}): give a Jinja file, or one of "
             f"{', '.join(shipped_templates())}, {TEXTS_ALONE}"
         ) from None
     if "{{" not in text or len(text) > MAX_TEMPLATE_CHARS:
         raise ConfigError(
-            f"prompt_template: {given} is no Jinja template that prints a query and a passage in at most "
+            f"prompt_template: {given} is not a Jinja template that prints a query and a passage in at most "
             f"{MAX_TEMPLATE_CHARS:,} characters"
         )
     return text
@@ -65,7 +65,7 @@ def check_text(given: str | None) -> None:
     """
     if not (given is None or given == TEXTS_ALONE or "{{" in given or given in shipped_templates()):
         raise ConfigError(
-            f"prompt_template: {given!r:.80} is no template: an order holds its text, not its path"
+            f"prompt_template: {given!r:.80} is not a template: an order holds its text, not its path"
         )
 
 
@@ -75,5 +75,5 @@ def answers_of(template: str | None) -> tuple[str, str | None] | None:
     >>> answers_of("{# answers: yes no #}{{ messages }}")
     ('yes', 'no')
     """
-    found = _ANSWERS.match(template or "")
-    return (found[1], found[2]) if found else None
+    match = _ANSWERS.match(template or "")
+    return (match[1], match[2]) if match else None

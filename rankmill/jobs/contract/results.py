@@ -17,8 +17,8 @@ from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
 def worst(bounds: Collection[float | None]) -> float | None:
     """The bound of scores with these `bounds`; ``None`` if one is unknown, or if no bound is given."""
-    known = [bound for bound in bounds if bound is not None]
-    return max(known) if known and len(known) == len(bounds) else None
+    values = [bound for bound in bounds if bound is not None]
+    return max(values) if values and len(values) == len(bounds) else None
 
 
 class ChunkStats(WireModel):
@@ -94,10 +94,10 @@ class ChunkScores:
 
 def _parse_chunk(value: object) -> ChunkId:
     """A chunk, given as it is or by its name."""
-    found = value if isinstance(value, PieceId) else read_chunk_id(value)
-    if found is None:
+    chunk = value if isinstance(value, PieceId) else read_chunk_id(value)
+    if chunk is None:
         raise ValueError("no chunk has this name")
-    return found
+    return chunk
 
 
 class ChunkFailure(WireModel):
@@ -160,17 +160,17 @@ def from_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult:
     chunk = _chunk_named(run_id, entry)
     if chunk is None:
         raise WireError("a result does not name its chunk")
-    what, rest = f"the result of chunk {chunk}", {name: entry[name] for name in entry if name != b"run"}
+    subject, rest = f"the result of chunk {chunk}", {name: entry[name] for name in entry if name != b"run"}
     if b"failure" in entry:
         return ChunkFailure.read_fields(
-            {b"message" if name == b"failure" else name: value for name, value in rest.items()}, what
+            {b"message" if name == b"failure" else name: value for name, value in rest.items()}, subject
         )
     if rest.keys() != {b"chunk", b"scores", b"stats"}:
-        raise WireError(f"{what} is damaged: it is neither scores nor a failure")
+        raise WireError(f"{subject} is damaged: it is neither scores nor a failure")
     scores, errors, tokens = decode_scores(entry[b"scores"])
-    stats = ChunkStats.read_json(entry[b"stats"], what)
+    stats = ChunkStats.read_json(entry[b"stats"], subject)
     if len(stats.labels) != outputs(scores):
-        raise WireError(f"{what} is damaged: its scores are not those of its {len(stats.labels)} labels")
+        raise WireError(f"{subject} is damaged: its scores are not those of its {len(stats.labels)} labels")
     return ChunkScores(chunk, scores, errors, stats, tokens)
 
 

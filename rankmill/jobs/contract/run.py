@@ -30,10 +30,10 @@ MAX_ERROR_CHARS = 500
 def _parse_spec(value: object) -> object:
     if not isinstance(value, str):
         return value
-    found = from_json(value)
-    if isinstance(found, dict) and (missing := sorted(ScoreSpec.model_fields.keys() - found.keys())):
+    fields = from_json(value)
+    if isinstance(fields, dict) and (missing := sorted(ScoreSpec.model_fields.keys() - fields.keys())):
         raise ValueError(f"it has no {', '.join(missing)}")
-    return found
+    return fields
 
 
 class Run(WireModel):

@@ -37,11 +37,11 @@ def none_if_empty(value: object) -> object:
     return None if value == "" else value
 
 
-def check_format(written_as: object, what: str) -> None:
+def check_format(written_as: object, subject: str) -> None:
     """Check the format that some data name; raises `FormatError` if it is not `FORMAT`."""
     if str(written_as) != str(FORMAT):
         raise FormatError(
-            f"{what} has format {written_as!s:.20}, this release reads {FORMAT}: "
+            f"{subject} has format {written_as!s:.20}, this release reads {FORMAT}: "
             "run the same rankmill release on producers and workers"
         )
 
@@ -62,34 +62,34 @@ class WireModel(BaseModel):
         return f'{{"format": {FORMAT}, {self.model_dump_json()[1:]}'
 
     @classmethod
-    def read_json(cls, raw: bytes | str, what: str) -> Self:
-        """Read JSON; `what` names the data in the message of a `WireError`."""
+    def read_json(cls, raw: bytes | str, subject: str) -> Self:
+        """Read JSON; `subject` names the data in the message of a `WireError`."""
         try:
-            found = from_json(raw)
+            fields = from_json(raw)
         except ValueError as error:
-            raise WireError(f"{what} is damaged: {error}") from None
-        if not isinstance(found, dict):
-            raise WireError(f"{what} is damaged: it is not a JSON object")
-        return cls._read(found, what)
+            raise WireError(f"{subject} is damaged: {error}") from None
+        if not isinstance(fields, dict):
+            raise WireError(f"{subject} is damaged: it is not a JSON object")
+        return cls._read(fields, subject)
 
     @classmethod
-    def read_fields(cls, raw: Mapping[bytes, bytes], what: str) -> Self:
-        """Read the fields of a hash or of a stream entry; `what` is as in `read_json`."""
+    def read_fields(cls, raw: Mapping[bytes, bytes], subject: str) -> Self:
+        """Read the fields of a hash or of a stream entry; `subject` is as in `read_json`."""
         try:
-            found = {name.decode(): value.decode() for name, value in raw.items()}
+            fields = {name.decode(): value.decode() for name, value in raw.items()}
         except UnicodeDecodeError:
-            raise WireError(f"{what} is damaged: it is not UTF-8") from None
-        return cls._read(found, what)
+            raise WireError(f"{subject} is damaged: it is not UTF-8") from None
+        return cls._read(fields, subject)
 
     @classmethod
-    def _read(cls, found: dict[str, Any], what: str) -> Self:
-        check_format(found.pop("format", FORMAT), what)
-        missing = sorted(cls.model_fields.keys() - cls.optional - found.keys())
+    def _read(cls, fields: dict[str, Any], subject: str) -> Self:
+        check_format(fields.pop("format", FORMAT), subject)
+        missing = sorted(cls.model_fields.keys() - cls.optional - fields.keys())
         if missing:
-            raise WireError(f"{what} is damaged: it has no {', '.join(missing)}")
+            raise WireError(f"{subject} is damaged: it has no {', '.join(missing)}")
         try:
-            return cls.model_validate(found)
+            return cls.model_validate(fields)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise WireError(f"{what} is damaged: {where}: {first['msg']}") from None
+            raise WireError(f"{subject} is damaged: {where}: {first['msg']}") from None

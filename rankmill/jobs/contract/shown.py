@@ -14,12 +14,12 @@ def shown(text: str) -> str:
     >>> shown("a\x1b[2J\u202eb")
     'a\\x1b[2J\\u202eb'
     """
-    return _UNSHOWN.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _UNSHOWN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def shown_json(text: str) -> str:
     """Escape the same characters in JSON, which keeps its meaning."""
-    return _UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:

@@ -41,13 +41,13 @@ RECIPE_FORMAT = 1
 """Version of the file `RECIPE`; workers refuse any other."""
 
 
-def all_labels_fit(asked: bool, info: ValidationInfo) -> bool:
+def all_labels_fit(value: bool, info: ValidationInfo) -> bool:
     """Check ``all_labels`` against earlier fields; both `ScoreSpec` and the settings use this."""
-    if asked and info.data.get("label") is not None:
+    if value and info.data.get("label") is not None:
         raise PydanticCustomError("one_label", "label names one output: leave out one of the two")
-    if asked and info.data.get("long") == "split":
+    if value and info.data.get("long") == "split":
         raise PydanticCustomError("windows", "the best window is that of one label: name it")
-    return asked
+    return value
 
 
 def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
@@ -203,21 +203,19 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
     return numbers[0] if len(labels) > 1 else None
 
 
-def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
-    """A hint at the `known` name that is most like `name`, in the form that `written` gives it; empty if none
-    is.
-    """
-    found = get_close_matches(name, known, n=1)
-    return f", the nearest is {written(found[0])}" if found else ""
+def nearest(name: str, names: Iterable[str], written: Callable[[str], str] = str) -> str:
+    """A hint at the one of `names` that is most like `name`, as `written` gives it; empty if none is."""
+    matches = get_close_matches(name, names, n=1)
+    return f", the nearest is {written(matches[0])}" if matches else ""
 
 
-def complaint(error: ValidationError, known: Iterable[str]) -> str:
-    """What is wrong with options given by name, in one line; most often a name that is not in `known`."""
+def complaint(error: ValidationError, names: Iterable[str]) -> str:
+    """What is wrong with options given by name, in one line; most often a name that is not in `names`."""
     wrong = error.errors(include_url=False, include_input=False, include_context=False)
-    for each in wrong:
-        if each["type"] == "extra_forbidden":
-            name = str(each["loc"][0])
-            return f"{name}: there is no such option{nearest(name, known)}"
+    for problem in wrong:
+        if problem["type"] == "extra_forbidden":
+            name = str(problem["loc"][0])
+            return f"{name}: there is no such option{nearest(name, names)}"
     return f"{'.'.join(map(str, wrong[0]['loc']))}: {wrong[0]['msg']}"
 
 

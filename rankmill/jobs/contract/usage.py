@@ -30,7 +30,7 @@ class Amounts(NamedTuple):
 
     def plus(self, other: Amounts) -> Amounts:
         """Add the amounts of both."""
-        return Amounts(*(mine + its for mine, its in zip(self, other, strict=True)))
+        return Amounts(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 NOTHING = Amounts()

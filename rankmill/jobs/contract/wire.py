@@ -106,8 +106,8 @@ def decode_texts(payload: bytes, inputs: Inputs) -> list[str | None]:
     """Decode and validate a payload of `encode_texts` into a list of ``[n]``; raises as `decode_pairs`."""
     batch = _read(payload, _SINGLE[inputs])
     _check_text(*batch.columns)
-    found: list[str | None] = batch[0].to_pylist()
-    return found
+    texts: list[str | None] = batch[0].to_pylist()
+    return texts
 
 
 def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
@@ -155,7 +155,7 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
         raise WireError("a score is not a finite number")
     tokens = counted[0] if counted else None
     if tokens is not None and pa.types.is_int32(tokens.type) and (pc.min(tokens).as_py() or 0) < 0:
-        raise WireError("a row has less than no tokens")
+        raise WireError("a row has a negative number of tokens")
     return scores, errors, tokens
 
 
@@ -215,12 +215,12 @@ def _combined(array: pa.Array | pa.ChunkedArray) -> pa.Array:
 def _encode_queries(texts: pa.Array | pa.ChunkedArray) -> pa.DictionaryArray:
     if not pa.types.is_dictionary(texts.type):
         return _combined(pc.dictionary_encode(_clip(texts))).cast(_TEXT)
-    words, places, known = [_clip(pa.array([], pa.string()))], [pa.array([], pa.int32())], 0
+    words, places, offset = [_clip(pa.array([], pa.string()))], [pa.array([], pa.int32())], 0
     for part in texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]:
         used = pc.unique(part.indices).drop_null()
         words.append(_clip(_simple(part.dictionary).take(used)))
-        places.append(pc.add(pc.index_in(part.indices, value_set=used), pa.scalar(known, pa.int32())))
-        known += len(used)
+        places.append(pc.add(pc.index_in(part.indices, value_set=used), pa.scalar(offset, pa.int32())))
+        offset += len(used)
     encoded = pc.dictionary_encode(pa.concat_arrays(words))
     return pa.DictionaryArray.from_arrays(encoded.indices.take(pa.concat_arrays(places)), encoded.dictionary)
 
@@ -293,15 +293,15 @@ def _with_type(schema: pa.Schema, name: str, kind: pa.DataType) -> pa.Schema:
     return schema.set(schema.names.index(name), pa.field(name, kind))
 
 
-def _check_schema(found: pa.Schema, schemas: Sequence[pa.Schema]) -> None:
-    expected = next((schema for schema in schemas if schema.names == found.names), schemas[0])
-    if found.names == expected.names and "score" in found.names:
-        if several := outputs(found.empty_table()[0]):
+def _check_schema(given: pa.Schema, schemas: Sequence[pa.Schema]) -> None:
+    expected = next((schema for schema in schemas if schema.names == given.names), schemas[0])
+    if given.names == expected.names and "score" in given.names:
+        if several := outputs(given.empty_table()[0]):
             expected = _with_type(expected, "score", pa.list_(pa.float32(), several))
-        if "tokens" in found.names and pa.types.is_string(found.field("tokens").type):
+        if "tokens" in given.names and pa.types.is_string(given.field("tokens").type):
             expected = _with_type(expected, "tokens", pa.string())
-    if not found.equals(expected):
-        raise WireError(f"a payload has columns {found.names} of types {found.types}, not {expected.names}")
+    if not given.equals(expected):
+        raise WireError(f"a payload has columns {given.names} of types {given.types}, not {expected.names}")
 
 
 def _check_messages(stream: memoryview, dictionaries: int) -> None:

@@ -96,8 +96,8 @@ class Accountant:
             return False
         where = keys.counted(run.id) if stays else keys.results(run.id)
         group = group or tenant_in(run.id)
-        about = [KEPT_DAYS * _DAY, MOST_ENTRIES, group, self._names.get(group, ""), run.spec.model[:_LONGEST]]
-        _COUNT.run(pipe, [where, keys.usage()], "SADD" if stays else "XDEL", *about, *parts)
+        facts = [KEPT_DAYS * _DAY, MOST_ENTRIES, group, self._names.get(group, ""), run.spec.model[:_LONGEST]]
+        _COUNT.run(pipe, [where, keys.usage()], "SADD" if stays else "XDEL", *facts, *parts)
         if stays:
             pipe.expire(where, run.ttl)
         return True
@@ -118,8 +118,10 @@ def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> 
     """The usage of the last `days` days, including today; only that of `tenant` if it is given."""
     today = int(system.now() // _DAY)
     wanted = range(today - min(days, KEPT_DAYS) + 1, today + 1)
-    found = each_reply(client, [("hgetall", keys.usage(day)) for day in wanted])
-    entries = [entry for day, raw in zip(wanted, found, strict=True) for entry in _entries(day, _texts(raw))]
+    replies = each_reply(client, [("hgetall", keys.usage(day)) for day in wanted])
+    entries = [
+        entry for day, raw in zip(wanted, replies, strict=True) for entry in _entries(day, _texts(raw))
+    ]
     names = {entry.group: entry.tenant for entry in entries if entry.tenant}
     entries = [entry._replace(tenant=names.get(entry.group, entry.tenant)) for entry in entries]
     if tenant is not None:
@@ -137,7 +139,7 @@ def _texts(raw: Any) -> dict[str, str]:
 def _entries(day: int, fields: dict[str, str]) -> Iterable[Entry]:
     for name, value in fields.items():
         numbers = value.split(" ")
-        if len(numbers) != len(NOTHING) or not all(each.isdecimal() for each in numbers):
+        if len(numbers) != len(NOTHING) or not all(number.isdecimal() for number in numbers):
             continue
         amounts = Amounts(*map(int, numbers))
         if name == "other":

@@ -74,8 +74,8 @@ def _leave_to_others(job: Job) -> bool:
 
     This does not count as an attempt.
     """
-    found = bool(queue_workers(job.connection, job.origin).scoring)
-    if found:
+    has_others = bool(queue_workers(job.connection, job.origin).scoring)
+    if has_others:
         job.retries_left = (job.retries_left or 0) + 1
         job.retry_intervals = None  # after a pause, the worker that waits longest takes it: this one again
-    return found
+    return has_others

@@ -78,17 +78,17 @@ class ModelFigures(Collector):
         priority: Priority,
         scores: npt.NDArray[np.floating],
         seconds: float | None,
-        each: int = 1,
+        outputs: int = 1,
     ) -> None:
-        """Count a chunk's scores (NaN for none), `each` of a pair, and the seconds until its result."""
-        known = scores[~np.isnan(scores)]
+        """Count a chunk's scores (NaN for none), `outputs` of each pair, and the seconds to its result."""
+        scored = scores[~np.isnan(scores)]
         with self._lock:
             figures = self._models.setdefault(name, _Figures())
             self._models.move_to_end(name)
             if len(self._models) > _MODELS:
                 self._models.popitem(last=False)
-            figures.pairs[priority] = figures.pairs.get(priority, 0) + len(known) // each
-            figures.scores.add(known)
+            figures.pairs[priority] = figures.pairs.get(priority, 0) + len(scored) // outputs
+            figures.scores.add(scored)
             if seconds is not None:
                 latency = figures.latency.setdefault(priority, _Distribution(LATENCY_BUCKETS))
                 latency.add(np.array([max(seconds, 0.0)]))
@@ -104,8 +104,8 @@ class ModelFigures(Collector):
             for name, figures in self._models.items():
                 for priority, count in figures.pairs.items():
                     pairs.add_metric([*name, priority], count)
-                for priority, found in figures.latency.items():
-                    found.write(latency, [*name, priority])
+                for priority, distribution in figures.latency.items():
+                    distribution.write(latency, [*name, priority])
                 figures.scores.write(scores, list(name))
         return families
 

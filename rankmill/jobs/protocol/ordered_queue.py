@@ -73,7 +73,7 @@ class OrderedQueue(RQQueue):
         with connection.pipeline(transaction=False) as pipe:
             pipe.get(keys.waits(self.name))
             pipe.llen(self.key)
-            return sum(int(each or 0) for each in pipe.execute())
+            return sum(int(length or 0) for length in pipe.execute())
 
     def waiting_list(self, job_id: str) -> str:
         """The key of the list in which a job waits if it is not in RQ's list."""
@@ -134,12 +134,12 @@ class OrderedQueue(RQQueue):
             for key in (self.waiting_list(job_id), self.key, self.intermediate_queue_key):
                 commands.append(("lpos", key, job_id))
             commands.append(("zscore", self.scheduled_job_registry.key, job_id))
-        leases, *found = each_reply(self.connection, commands)
+        leases, *places = each_reply(self.connection, commands)
         if isinstance(leases, Exception):  # or a list of another type, which an operator must repair first
             return True
         leased = {entry.rpartition(b":")[0].decode(errors="replace") for entry in leases}
         return all(
-            job_id in leased or any(place is not None for place in found[4 * at : 4 * at + 4])
+            job_id in leased or any(place is not None for place in places[4 * at : 4 * at + 4])
             for at, job_id in enumerate(job_ids)
         )
 
@@ -154,9 +154,9 @@ class OrderedQueue(RQQueue):
             some = jobs[first : first + _REMOVE_AT_ONCE]
             if priority_of(run_id) == "bulk":
                 some = some[:1]
-            found = int(_REMOVE.run(self.connection, places, _REMOVE_AT_ONCE, *some))
-            removed += found
-            if priority_of(run_id) == "bulk" and not found:
+            count = int(_REMOVE.run(self.connection, places, _REMOVE_AT_ONCE, *some))
+            removed += count
+            if priority_of(run_id) == "bulk" and not count:
                 break
         return removed
 
@@ -183,8 +183,8 @@ class OrderedQueue(RQQueue):
             Ids of runs that the worker leaves alone.
         """
         places = [*self._places, self.intermediate_queue_key, workers_of(self.name)]
-        how = [" ".join(kinds), worker, int(waits), int(idle), IDLE_SECONDS]
-        return Taken(*_TAKE.run(self.connection, places, *how, *alone))
+        arguments = [" ".join(kinds), worker, int(waits), int(idle), IDLE_SECONDS]
+        return Taken(*_TAKE.run(self.connection, places, *arguments, *alone))
 
     def claim_idle(self, most: int) -> int:
         """Forget up to `most` idle workers; returns how many, 0 while jobs wait, because they will take
@@ -201,5 +201,5 @@ def is_bulk_job(job_id: str | bytes) -> bool:
 
 def _run_of(job_id: str | bytes) -> str | None:
     """The run of a job that is a chunk, by its id; ``None`` for other jobs."""
-    found = keys.parse_job_id(job_id if isinstance(job_id, str) else job_id.decode(errors="replace"))
-    return found and found[0]
+    parsed = keys.parse_job_id(job_id if isinstance(job_id, str) else job_id.decode(errors="replace"))
+    return parsed and parsed[0]

@@ -57,9 +57,9 @@ def give_order(
     return order.id
 
 
-def ask_for_orders(pipe: Pipeline, worker: str, known: Sequence[bytes]) -> None:
-    """Add commands to `pipe` that delete the `known` orders and read the new ones, in its last reply."""
+def ask_for_orders(pipe: Pipeline, worker: str, read: Sequence[bytes]) -> None:
+    """Add commands to `pipe` that delete the `read` orders; its last reply has the new ones."""
     key = keys.orders(worker)
-    for raw in known:  # one by one, so that the transaction can be repeated
+    for raw in read:  # one by one, so that the transaction can be repeated
         pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py accepts bytes too
     pipe.lrange(key, 0, -1)

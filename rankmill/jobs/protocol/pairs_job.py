@@ -91,8 +91,8 @@ def return_value(result: ChunkScores) -> Mapping[str, object]:
     A score is the shortest decimal number of the same float32; with ``all_labels`` it is a list of numbers.
     """
     labels, reasons = outputs(result.scores), result.errors.to_pylist()
-    known = result.scores.drop_null()
-    flat = [float(str(number)) for number in (known.flatten() if labels else known).to_numpy()]
+    scored = result.scores.drop_null()
+    flat = [float(str(number)) for number in (scored.flatten() if labels else scored).to_numpy()]
     numbers = iter([flat[at : at + labels] for at in range(0, len(flat), labels)] if labels else flat)
     return {
         "scores": [None if reason is not None else next(numbers) for reason in reasons],

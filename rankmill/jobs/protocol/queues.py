@@ -47,8 +47,8 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     One worker does this for all, unless it was just done.
     """
     connection: Any = client
-    left = connection.pttl(keys.capacity(queue)) / 1000
-    if ttl - _FRESH_SECONDS < left <= ttl:  # more is left if the server's clock has jumped back
+    seconds = connection.pttl(keys.capacity(queue)) / 1000
+    if ttl - _FRESH_SECONDS < seconds <= ttl:  # more is left if the server's clock has jumped back
         return
     reports = known_reports(client, listed_workers(client, queue)).values()
     ahead = [report.claim_ahead if report else 0 for report in reports if not (report and report.drained)]

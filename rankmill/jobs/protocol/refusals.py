@@ -47,8 +47,8 @@ class RunRefusals:
             named.setdefault(reasons[worker], []).append(worker)
         if len(named) == 1:
             return reason
-        each = "; ".join(f"{', '.join(workers)}: {reason}" for reason, workers in named.items())
-        return f"no worker of queue {queue!r} can score it: {each}"
+        details = "; ".join(f"{', '.join(workers)}: {reason}" for reason, workers in named.items())
+        return f"no worker of queue {queue!r} can score it: {details}"
 
     def record(
         self, run_id: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
@@ -71,12 +71,12 @@ class RunRefusals:
             *_, said, there = pipe.execute()
         if in_redis and not there:  # it was cancelled meanwhile
             self._client.unlink(key)
-        found = {}
+        reasons = {}
         for name, value in said.items():
             until, _, why = value.partition(b" ")
             if until.replace(b".", b"").isdigit() and float(until) >= now:
-                found[name.decode(errors="replace")] = why.decode(errors="replace")
-        return found
+                reasons[name.decode(errors="replace")] = why.decode(errors="replace")
+        return reasons
 
     def take_back(self, run_id: str) -> None:
         """Withdraw the recorded refusal if there is one, because this worker can score the run."""

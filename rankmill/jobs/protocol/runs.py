@@ -177,8 +177,10 @@ class RunStore:
         """
         facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
         places = keys.run(run.id), keys.settled(run.id)
-        found = _SETTLE.run(self.redis, places, run.ttl, int(over), *facts)
-        return mine if found is None else Settled(*(fact.decode(errors="replace") or None for fact in found))
+        settled = _SETTLE.run(self.redis, places, run.ttl, int(over), *facts)
+        return (
+            mine if settled is None else Settled(*(fact.decode(errors="replace") or None for fact in settled))
+        )
 
     def exists(self, run_id: str) -> bool:
         """Whether the run exists, so that it is not cancelled, finished or expired."""
@@ -203,8 +205,8 @@ class RunStore:
             queue.add(pipe, jobs)
             places = [keys.failed_attempts(run.id), queue.scheduled_job_registry.key, *map(Job.key_for, jobs)]
             sent = zip(payloads.items(), jobs, strict=True)
-            known = [each for (chunk, payload), job in sent for each in (str(chunk), payload.failed, job)]
-            _SENT_AGAIN.run(pipe, places, *known)
+            facts = [fact for (chunk, payload), job in sent for fact in (str(chunk), payload.failed, job)]
+            _SENT_AGAIN.run(pipe, places, *facts)
             with sending(self.redis, pipe):
                 pipe.execute()
 
@@ -302,7 +304,9 @@ class RunStore:
         reply = self.redis.xread({keys.results(run.id): after}, block=block_ms or None)
         streams = reply.items() if isinstance(reply, dict) else reply or ()  # the protocol's two versions
         return [
-            (entry.decode(), read_entry(run.id, fields)) for _, found in streams for entry, fields in found
+            (entry.decode(), read_entry(run.id, fields))
+            for _, entries in streams
+            for entry, fields in entries
         ]
 
     def forget(
@@ -355,7 +359,7 @@ class RunStore:
 
         Together these are at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
         """
-        found: dict[int, RowError] = {}
+        errors: dict[int, RowError] = {}
         damaged = 0
         for raw in self.redis.lrange(keys.errors(run_id), 0, -1):
             try:
@@ -363,15 +367,15 @@ class RunStore:
             except WireError:
                 damaged += 1
             else:
-                found[error.row] = error  # after a lost reply, a row may be listed twice
-        return list(found.values()), damaged
+                errors[error.row] = error  # after a lost reply, a row may be listed twice
+        return list(errors.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
         """Ids of the runs that begin with `prefix`."""
         if not prefix.isalnum():
             return []
-        found = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
-        return sorted({run_id.decode() for run_id, _ in found if run_id.isalnum()})  # skips foreign entries
+        entries = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
+        return sorted({run_id.decode() for run_id, _ in entries if run_id.isalnum()})  # skips foreign entries
 
     def unlist(self, run: Run) -> None:
         """Remove a run from the list of runs, because no producer reports its progress or will remove it."""
@@ -414,8 +418,8 @@ class RunStore:
         chunks have their result, so they have no job. `tell` leaves a note for the producer that the run was
         cancelled. What results have `used` is counted first.
         """
-        known, done = list(chunks), list(answered)
-        pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*known, *done])]
+        pending, done = list(chunks), list(answered)
+        pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*pending, *done])]
         mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]  # mostly all pairs: if this process dies
         mine.append(keys.cancelled(run.id))  # then, no one looks for the others
         # Without a transaction, because a full server refuses one, and gets room when runs end. First, no
@@ -433,11 +437,11 @@ class RunStore:
         for names in pairs[1:]:  # a full server accepts this, but not what the jobs need
             self.redis.unlink(*names)
         # first its turn, so that no worker takes its chunks
-        waiting, paused = self.queue(run.queue).remove_run(run.id, known), 0
-        for batch in _batches(known):
+        waiting, paused = self.queue(run.queue).remove_run(run.id, pending), 0
+        for batch in _batches(pending):
             states = self._states(run, batch)
             paused += self._remove_paused(
-                run, [each for each in batch if states[each] == JobStatus.SCHEDULED]
+                run, [chunk for chunk in batch if states[chunk] == JobStatus.SCHEDULED]
             )
         return Deleted(waiting + paused, _text(note))
 
@@ -447,8 +451,8 @@ class RunStore:
         """
         jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]
         commands = [("hget", job, "status") for job in jobs] + [("expire", job, run.ttl) for job in jobs]
-        found = each_reply(self.redis, commands)
-        texts = [each.decode(errors="replace") if isinstance(each, bytes) else "" for each in found]
+        replies = each_reply(self.redis, commands)
+        texts = [reply.decode(errors="replace") if isinstance(reply, bytes) else "" for reply in replies]
         return dict(zip(chunks, texts, strict=False))
 
     def _remove_paused(self, run: Run, chunks: Sequence[ChunkId]) -> int:
@@ -463,8 +467,8 @@ class RunStore:
 
     def chunks(self, run: Run) -> list[ChunkId]:
         """Chunks of the run whose pairs are in Redis; this scans all keys of the server."""
-        found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
-        chunks = (read_chunk_id(key.rpartition(b":")[2]) for key in found)
+        names = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
+        chunks = (read_chunk_id(key.rpartition(b":")[2]) for key in names)
         return [chunk for chunk in chunks if chunk is not None]
 
     def capacity(self, queue: str) -> QueueCapacity:
@@ -483,8 +487,8 @@ class RunStore:
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 
 
-def _batches(each: list[T]) -> Iterable[list[T]]:
-    return (each[first : first + _AT_ONCE] for first in range(0, len(each), _AT_ONCE))
+def _batches(items: list[T]) -> Iterable[list[T]]:
+    return (items[first : first + _AT_ONCE] for first in range(0, len(items), _AT_ONCE))
 
 
 def _text(note: bytes | None) -> str | None:

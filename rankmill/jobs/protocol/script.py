@@ -32,7 +32,7 @@ class Script:
     def text(self) -> str:
         """The whole text, as a server gets it."""
         own = shipped(*self.path.split("/")).read_text(encoding="utf-8")
-        return "".join([*(each.text for each in self.uses), own])
+        return "".join([*(used.text for used in self.uses), own])
 
     @cached_property
     def _digest(self) -> str:
@@ -45,10 +45,10 @@ class Script:
         text: redis-py would ask the server before each pipeline which scripts it knows, and within a
         transaction it is too late to send the text.
         """
-        how = (len(keys), *keys, *arguments)
+        parameters = (len(keys), *keys, *arguments)
         if isinstance(client, Pipeline):
-            return client.eval(self.text, *how)
+            return client.eval(self.text, *parameters)
         try:
-            return client.evalsha(self._digest, *how)
+            return client.evalsha(self._digest, *parameters)
         except NoScriptError:
-            return client.eval(self.text, *how)
+            return client.eval(self.text, *parameters)

@@ -181,11 +181,11 @@ def forget_set_aside(client: redis.Redis, job: str) -> None:
 def _entries(client: redis.Redis) -> Iterator[tuple[bytes, SetAside]]:
     connection: Any = client
     try:
-        found = connection.lrange(keys.set_aside(), 0, MAX_LISTED - 1)
+        written = connection.lrange(keys.set_aside(), 0, MAX_LISTED - 1)
     except redis.ResponseError as error:
         if not str(error).startswith("WRONGTYPE"):
             raise
         return
-    for raw in found:
+    for raw in written:
         with suppress(WireError):
             yield raw, SetAside.read_json(raw, "a job set aside")

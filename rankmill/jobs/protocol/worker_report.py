@@ -175,9 +175,9 @@ def forget_last_report(client: redis.Redis, report: LastReport) -> None:
 
 def _last_reports(client: redis.Redis) -> list[tuple[str, LastReport]]:
     connection: Any = client
-    (found,) = each_reply(connection, [("lrange", keys.last_reports(), 0, -1)])
+    (written,) = each_reply(connection, [("lrange", keys.last_reports(), 0, -1)])
     reports = []
-    for raw in found if isinstance(found, list) else ():
+    for raw in written if isinstance(written, list) else ():
         with suppress(WireError):
             reports.append((raw, LastReport.read_json(raw, "a last report")))
     return reports
@@ -194,8 +194,8 @@ def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
     with client.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.ttl(keys.worker(name))
-        for name, left in zip(names, pipe.execute(), strict=True):
-            if left > longest:
+        for name, remaining in zip(names, pipe.execute(), strict=True):
+            if remaining > longest:
                 pipe.expire(keys.worker(name), longest)
         pipe.execute()
 
@@ -249,13 +249,13 @@ def _died(client: Any, name: str) -> bool:
 
 def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:
     """The reports of the live ScoringWorkers among `names`; ``None`` if a report cannot be read here."""
-    found: dict[str, WorkerReport | None] = {}
+    reports: dict[str, WorkerReport | None] = {}
     for name, raw in _raw_reports(client, names).items():
         try:
-            found[name] = WorkerReport.read_json(raw, f"the report of worker {name}")
+            reports[name] = WorkerReport.read_json(raw, f"the report of worker {name}")
         except WireError:  # it may have another format
-            found[name] = None
-    return found
+            reports[name] = None
+    return reports
 
 
 def taking_workers(client: redis.Redis, queue: str) -> frozenset[str]:

@@ -146,11 +146,11 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
             "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB); USER:PASSWORD@ may stand before the host, "
             "with / ? # @ % in them as %2F %3F %23 %40 %25"
         ) from None
-    known = pool.connection_kwargs
-    remember_password(known.get("password"))
+    kwargs = pool.connection_kwargs
+    remember_password(kwargs.get("password"))
     for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-        if option in known and not os.access(known[option], os.R_OK):
-            raise ConfigError(f"redis_url: {option}: the file {known[option]} cannot be read")
+        if option in kwargs and not os.access(kwargs[option], os.R_OK):
+            raise ConfigError(f"redis_url: {option}: the file {kwargs[option]} cannot be read")
     return pool
 
 

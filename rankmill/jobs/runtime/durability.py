@@ -145,11 +145,11 @@ def read_durability(client: redis.Redis) -> Durability | None:
             info, *settings = each_reply(client, [("info",), *(("config_get", name) for name in _CONFIG)])
     except (redis.RedisError, RedisUnavailable, OSError):
         return None
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for reply in settings:
         if isinstance(reply, Mapping):
-            found |= {_text(name): _text(value) for name, value in reply.items()}
-    return _durability(info if isinstance(info, Mapping) else {}, found)
+            values |= {_text(name): _text(value) for name, value in reply.items()}
+    return _durability(info if isinstance(info, Mapping) else {}, values)
 
 
 def _text(value: object) -> str:

@@ -102,8 +102,8 @@ def cpu_name() -> str:
 
 def cpu_model() -> str:
     """The CPU's design in numbers, because hypervisors hide its name; empty if these are not listed."""
-    found = {each: _cpu_field(f"{each}\t") for each in ("cpu family", "model", "stepping")}
-    return " ".join(f"{name} {number}" for name, number in found.items() if number)
+    fields = {field: _cpu_field(f"{field}\t") for field in ("cpu family", "model", "stepping")}
+    return " ".join(f"{name} {number}" for name, number in fields.items() if number)
 
 
 def cpu_flags() -> frozenset[str]:

@@ -170,10 +170,10 @@ def host_check(names: Collection[str]) -> Callable[[str | None], bool]:
     """Make a function that tells whether a Host header, if present, is an IP address, ``localhost`` or in
     `names`.
     """
-    known = {"localhost", *(name.lower().rstrip(".") for name in names)}
+    allowed = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     def is_known(header: str | None) -> bool:
-        return header is None or (host := _host_of(header)) in known or _is_address(host)
+        return header is None or (host := _host_of(header)) in allowed or _is_address(host)
 
     return is_known
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
-"""Limits above this mean that there is none: version 1 of cgroups then writes a number close to 2⁶³."""
+"""A limit above this counts as no limit; version 1 of cgroups writes a number close to 2⁶³ for none."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Cgroups:
         quotas = [tuple(_read(folder / "cpu.max").split()) for folder in self._groups("")]
         for folder in self._groups("cpu"):
             quotas.append((_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))
-        found = [
+        allowed = [
             int(quota) / int(period)
             for quota, period in filter(None, quotas)
             if quota.isdecimal() and period.isdecimal() and int(period)
         ]
-        return min(found, default=None)
+        return min(allowed, default=None)
 
     def memory(self) -> Iterator[tuple[int, int]]:
         """Limit in bytes and used bytes of each group that has a limit.
@@ -77,7 +77,7 @@ def cores(cgroups: Cgroups = Cgroups()) -> int:
 
 def total_memory(cgroups: Cgroups = Cgroups()) -> int:
     """Bytes of memory of the machine, or of the container's limit if that is less."""
-    import psutil  # imported late: what asks for the cores alone starts sooner without it
+    import psutil  # imported late: a process that only asks for the cores starts sooner
 
     return min([psutil.virtual_memory().total, *(limit for limit, _ in cgroups.memory())])
 

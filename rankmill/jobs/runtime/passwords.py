@@ -47,11 +47,11 @@ def remember_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         options = parse_qs(parts.query)
-        found = [value for name in options if "pas" in name.lower() for value in options[name]]
-        found.append(unquote(parts.password or ""))
+        passwords = [value for name in options if "pas" in name.lower() for value in options[name]]
+        passwords.append(unquote(parts.password or ""))
     except ValueError:
         return  # no server has this URL, and `mask_url` hides its passwords
-    for password in found:
+    for password in passwords:
         remember_password(password)
 
 
@@ -80,7 +80,7 @@ def mask_passwords(text: str) -> str:
         whole = re.escape(password)
         text = re.sub(whole if len(password) >= _SHORT else rf"(?<!\w){whole}(?!\w)", _MASK, text)
     text = API_KEY.sub(rf"{API_KEY_PREFIX}_\1_{_MASK}", text)
-    return _URL.sub(lambda found: mask_url(found[0]), text)
+    return _URL.sub(lambda match: mask_url(match[0]), text)
 
 
 def _mask_options(text: str) -> str:

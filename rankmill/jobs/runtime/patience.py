@@ -155,7 +155,7 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
         The server breaks the connection each time, and answers in between.
     """
     arguments = chain.from_iterable(arguments for arguments, _ in pipe.command_stack)
-    largest = max((len(each) for each in arguments if isinstance(each, bytes | str)), default=0)
+    largest = max((len(argument) for argument in arguments if isinstance(argument, bytes | str)), default=0)
     token = _WAIT.set(replace(_WAIT.get(), value=largest, ask=client.ping))
     try:
         yield

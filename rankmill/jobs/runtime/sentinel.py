@@ -61,7 +61,7 @@ def parse_sentinel_url(url: str) -> dict[str, Any]:
     sentinels = tuple(_address(host) for host in hosts.split(","))
     service, _, db = unquote(parts.path).removeprefix("/").partition("/")
     if not service or not (db or "0").isdecimal():
-        raise ValueError("no service, or a database that is no number")
+        raise ValueError("no service, or a database that is not a number")
     scheme = _SCHEMES[parts.scheme.lower()]
     tls = scheme == "rediss"
     options = parse_url(f"{scheme}://{user}{at}{hosts.split(',')[0]}/{db}?{parts.query}")  # type: ignore[no-untyped-call]
@@ -112,14 +112,14 @@ class MasterFinder:
         for sentinel in list(self._sentinels):
             place = f"{sentinel[0]}:{sentinel[1]}"
             try:
-                found = self._ask(*sentinel)
+                master = self._ask(*sentinel)
             except redis.RedisError as error:
                 refused |= isinstance(error, redis.AuthenticationError)
                 failures.append(f"{place}: {error}")
             else:
-                if found:
-                    self._note(sentinel, found)
-                    return found
+                if master:
+                    self._note(sentinel, master)
+                    return master
                 failures.append(f"{place} knows no service {self._service!r}")
         kind = redis.AuthenticationError if refused else redis.ConnectionError
         raise kind(mask_passwords(f"no Sentinel names a master ({'; '.join(failures)})"))
@@ -151,10 +151,10 @@ class MasterFinder:
         try:
             connection.connect()
             connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
-            found = connection.read_response()
+            reply = connection.read_response()
         finally:
             connection.disconnect()
-        return (found[0].decode(), int(found[1])) if found else None
+        return (reply[0].decode(), int(reply[1])) if reply else None
 
 
 class MasterConnection(redis.Connection):

@@ -49,9 +49,9 @@ def step(name: str) -> Iterator[None]:
 
 def carrier(span: Span) -> Mapping[str, str]:
     """The span's context, for a job's metadata; empty if no traces are collected."""
-    found: dict[str, str] = {}
-    inject(found, trace.set_span_in_context(span))
-    return found
+    headers: dict[str, str] = {}
+    inject(headers, trace.set_span_in_context(span))
+    return headers
 
 
 def _prefixed(attributes: Mapping[str, str | int]) -> dict[str, str | int]:

@@ -190,12 +190,12 @@ class AsyncScoringRun(Generic[RowScore]):
             raise
 
 
-def _attached(found: ScoringRun | FileHandle) -> AsyncScoringRun | AsyncFileHandle:
-    return AsyncScoringRun(found) if isinstance(found, ScoringRun) else found.awaited()
+def _attached(handle: ScoringRun | FileHandle) -> AsyncScoringRun | AsyncFileHandle:
+    return AsyncScoringRun(handle) if isinstance(handle, ScoringRun) else handle.awaited()
 
 
-def _as_it_is(found: T) -> T:
-    return found
+def _as_it_is(value: T) -> T:
+    return value
 
 
 def _awaited(

@@ -352,8 +352,8 @@ class CrossEncoder:
 
         transformers reads the model's limit from its files, as for `tokenizer`.
         """
-        found = self._spec.get("max_length") or self.client.settings.max_length
-        return int(found or self.tokenizer.model_max_length)
+        length = self._spec.get("max_length") or self.client.settings.max_length
+        return int(length or self.tokenizer.model_max_length)
 
     @max_length.setter
     def max_length(self, value: Any) -> None:
@@ -375,19 +375,19 @@ class CrossEncoder:
             transformers is not installed, or the model's files are not on this host.
         """
         if "tokenizer" not in self._files:
-            found = self._load("AutoTokenizer")
+            tokenizer = self._load("AutoTokenizer")
             positions = getattr(self.config, "max_position_embeddings", None) or 0
             if positions > 0:
-                found.model_max_length = min(found.model_max_length, positions)
-            self._files["tokenizer"] = found, _state(found)
+                tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
+            self._files["tokenizer"] = tokenizer, _state(tokenizer)
         return self._files["tokenizer"][0]
 
     @property
     def config(self) -> Any:
         """The model's config, loaded as `tokenizer` is."""
         if "config" not in self._files:
-            found = self._load("AutoConfig")
-            self._files["config"] = found, _state(found)
+            config = self._load("AutoConfig")
+            self._files["config"] = config, _state(config)
         return self._files["config"][0]
 
     @property
@@ -397,7 +397,7 @@ class CrossEncoder:
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Set the precision if a dtype is given; devices are ignored, because workers choose them."""
-        dtypes = [each for each in (*args, *kwargs.values()) if str(each).startswith("torch.")]
+        dtypes = [argument for argument in (*args, *kwargs.values()) if str(argument).startswith("torch.")]
         for dtype in dtypes:
             self._spec |= _precision_of({"dtype": dtype})
         return self
@@ -484,8 +484,8 @@ class CrossEncoder:
 
     def _check_unchanged(self) -> None:
         """Refuse a tokenizer or config that the caller has changed, because workers read the model's own."""
-        for name, (found, before) in self._files.items():
-            if _state(found) != before:
+        for name, (loaded, before) in self._files.items():
+            if _state(loaded) != before:
                 raise ConfigError(
                     f"{name} was changed, and workers would not see it: they read the model's own files; set "
                     "max_length, or make a new CrossEncoder with processor_kwargs={'truncation_side': ...}"
@@ -502,36 +502,36 @@ class CrossEncoder:
         if isinstance(pairs, list) and not pairs:
             return np.zeros(0, np.float32)
         function = activation_fn or self.activation_fn
-        known = _known(function)
+        activation = _activation_name(function)
         spec = dict(self._spec)
         if function is not None:
-            spec["activation"] = known or "identity"
+            spec["activation"] = activation or "identity"
         if prompt is not None:
             spec["instruction"] = prompt
         run = self.client.submit(pairs, **spec)
         try:
-            found = run.scores(show_progress=bool(show_progress))
+            scored = run.scores(show_progress=bool(show_progress))
         except BaseException:
             run.cancel()
             raise
         if run.errors:
             row, reason = next(iter(run.errors.items()))
             raise RunFailed(
-                f"{len(run.errors):,} of {len(found):,} pairs have no score; pair {row}: {reason}"
+                f"{len(run.errors):,} of {len(scored):,} pairs have no score; pair {row}: {reason}"
             )
-        scores = np.asarray(found, np.float32)
-        self._check_labels(len(found.labels) or 1)
-        if function and not known:
+        scores = np.asarray(scored, np.float32)
+        self._check_labels(len(scored.labels) or 1)
+        if function and not activation:
             logits = _torch().from_numpy(scores.reshape(len(scores), -1))
             scores = np.asarray(function(logits), np.float32).reshape(scores.shape)
         return scores
 
-    def _check_labels(self, found: int) -> None:
-        self._found_labels = found
-        if self.client.settings.all_labels and self._asked_labels not in (None, found):
+    def _check_labels(self, outputs: int) -> None:
+        self._found_labels = outputs
+        if self.client.settings.all_labels and self._asked_labels not in (None, outputs):
             raise ConfigError(
-                f"num_labels is {self._asked_labels}, and model {self.client.settings.model} has {found}: "
-                "another head would be random"
+                f"num_labels is {self._asked_labels}, and model {self.client.settings.model} has {outputs}: "
+                "leave num_labels out, as another head would be random"
             )
 
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:
@@ -540,17 +540,17 @@ class CrossEncoder:
         if prompt is not None or name is None:
             return prompt
         if name not in self.prompts:
-            known = ", ".join(map(repr, self.prompts)) or "none"
-            raise ConfigError(f"no prompt {name!r}; there are {known} (prompts=), or give its text as prompt")
+            names = ", ".join(map(repr, self.prompts)) or "none"
+            raise ConfigError(f"no prompt {name!r}; there are {names} (prompts=), or give its text as prompt")
         return self.prompts[name]
 
 
 def _restored(settings: Settings, kept: dict[str, Any]) -> CrossEncoder:
     """Restore a pickled `CrossEncoder`."""
-    found = CrossEncoder.__new__(CrossEncoder)
-    found.client = Client(settings=settings)
-    vars(found).update(kept, _files={})
-    return found
+    model = CrossEncoder.__new__(CrossEncoder)
+    model.client = Client(settings=settings)
+    vars(model).update(kept, _files={})
+    return model
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
@@ -558,9 +558,9 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     named.
     """
     is_named = merge_settings(options)["precision"].source != BASE.name
-    found = validate(merge_settings(options if is_named else {**options, "precision": "fp32"}))
-    one = found.label is not None or found.long == "split"
-    return found if one else found.model_copy(update={"all_labels": True})
+    settings = validate(merge_settings(options if is_named else {**options, "precision": "fp32"}))
+    one = settings.label is not None or settings.long == "split"
+    return settings if one else settings.model_copy(update={"all_labels": True})
 
 
 def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
@@ -585,9 +585,9 @@ def _refuse_arguments(options: dict[str, Any], model: str) -> None:
             raise ConfigError(f"{name}: {_REFUSED[name]}")
 
 
-def _refuse_entries(name: str, given: Mapping[str, Any], known: Iterable[str], reason: str) -> None:
-    for entry in given.keys() - set(known):
-        raise ConfigError(f"{name}: {entry} is not taken: {reason}")
+def _refuse_entries(name: str, given: Mapping[str, Any], allowed: Iterable[str], reason: str) -> None:
+    for entry in given.keys() - set(allowed):
+        raise ConfigError(f"{name}: {entry} is refused: {reason}")
 
 
 def _precision_of(model_kwargs: Mapping[str, Any]) -> dict[str, str]:
@@ -595,7 +595,7 @@ def _precision_of(model_kwargs: Mapping[str, Any]) -> dict[str, str]:
     dtypes = {"dtype", "torch_dtype"} & model_kwargs.keys()
     reason = "workers load the model, in any precision and as fits their device"
     _refuse_entries("model_kwargs", model_kwargs, dtypes | _MODEL, reason)
-    names = {str(model_kwargs[each]).removeprefix("torch.") for each in dtypes}
+    names = {str(model_kwargs[key]).removeprefix("torch.") for key in dtypes}
     for name in names - _PRECISIONS.keys():
         raise ConfigError(
             f"dtype is {name}; give {', '.join(_PRECISIONS)}, or another precision by precision="
@@ -607,21 +607,21 @@ def _precision_of(model_kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 def _lengths_of(processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Limit and side of truncation that arguments of a tokenizer name."""
-    known = {"model_max_length": "max_length", "truncation_side": "truncation_side"}
+    options = {"model_max_length": "max_length", "truncation_side": "truncation_side"}
     reason = "workers have the tokenizer that the model's files describe"
-    _refuse_entries("processor_kwargs", processor_kwargs, known.keys() | _PROCESSOR, reason)
-    return {known[name]: value for name, value in processor_kwargs.items() if name in known}
+    _refuse_entries("processor_kwargs", processor_kwargs, options.keys() | _PROCESSOR, reason)
+    return {options[name]: value for name, value in processor_kwargs.items() if name in options}
 
 
-def _known(function: Callable[[Any], Any] | None) -> str | None:
+def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
     """The name of an activation that workers compute themselves; ``None`` for any other."""
     kind = type(function)
     return _KNOWN_ACTIVATIONS.get(kind.__name__) if kind.__module__.startswith("torch.nn.") else None
 
 
-def _state(found: Any) -> str:
+def _state(loaded: Any) -> str:
     """A text of everything that a caller can change in a tokenizer or a config."""
-    return f"{found!r} {getattr(found, 'chat_template', None)!r}"
+    return f"{loaded!r} {getattr(loaded, 'chat_template', None)!r}"
 
 
 def _is_pair(inputs: Any) -> bool:

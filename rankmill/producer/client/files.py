@@ -84,5 +84,5 @@ def file_request(inputs: str | Sequence[str], output: str, options: Mapping[str,
     try:
         return FileRequest(inputs=given, output=output, **options)
     except ValidationError as error:
-        known = {*FileRequest.model_fields, *ScoreSpec.model_fields, "webhook"}
-        raise ConfigError(complaint(error, known)) from None
+        names = {*FileRequest.model_fields, *ScoreSpec.model_fields, "webhook"}
+        raise ConfigError(complaint(error, names)) from None

@@ -52,7 +52,7 @@ def start_each(
     """
     journals = journals or [None] * len(models)
     revisions = revisions or [None] * len(models)
-    readers = [OpenTables(each, tables) for each in tee(tables, len(models))]  # all of these end together
+    readers = [OpenTables(reader, tables) for reader in tee(tables, len(models))]  # all of these end together
     runs: list[ScoringRun] = []
     try:
         for place, (model, journal, revision) in enumerate(zip(models, journals, revisions, strict=True)):
@@ -83,22 +83,22 @@ def start_several(
     runs = start_each(start, models, tables, columns, sizing, **options)
     names = [column.lstrip("\0") for column in columns] if options.get("apart") else models
 
-    def together(each: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
-        return (_together(names, parts) for parts in zip(*each, strict=True))
+    def together(readers: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
+        return (_together(names, parts) for parts in zip(*readers, strict=True))
 
     return joined(runs, Join(together, _mean_progress, itemgetter(0)))
 
 
-def _mean_progress(each: Sequence[Progress]) -> Progress:
+def _mean_progress(progresses: Sequence[Progress]) -> Progress:
     def mean(values: list[float]) -> float:
         return sum(values) / len(values)
 
     return Progress(
-        rows=int(mean([one.rows for one in each])),
-        row_errors=max(one.row_errors for one in each),
-        since=mean([one.since for one in each]),
-        since_rows=int(mean([one.since_rows for one in each])),
-        at=mean([one.at for one in each]),
+        rows=int(mean([one.rows for one in progresses])),
+        row_errors=max(one.row_errors for one in progresses),
+        since=mean([one.since for one in progresses]),
+        since_rows=int(mean([one.since_rows for one in progresses])),
+        at=mean([one.at for one in progresses]),
     )
 
 
@@ -151,24 +151,24 @@ def rows_by_version(
     name: str, versions: Mapping[str, float], queries: Iterable[str | None]
 ) -> dict[str, RowNumbers]:
     """Row numbers by the version that scores them."""
-    known: dict[str | None, str] = {}
-    found: dict[str, list[int]] = {}
+    version_by_query: dict[str | None, str] = {}
+    numbers: dict[str, list[int]] = {}
     for row, query in enumerate(queries):
-        if query not in known:
-            known[query] = version_of(name, versions, query)
-        found.setdefault(known[query], []).append(row)
-    return {version: np.array(rows, np.int64) for version, rows in found.items()}
+        if query not in version_by_query:
+            version_by_query[query] = version_of(name, versions, query)
+        numbers.setdefault(version_by_query[query], []).append(row)
+    return {version: np.array(rows, np.int64) for version, rows in numbers.items()}
 
 
 def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
     """Read runs that each score some rows of `table` as one; its scores come when all runs have theirs."""
     read: list[list[ScoredTable]] = [[] for _ in runs]
 
-    def tables(each: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
-        for mine, found in zip(each, read, strict=True):
+    def tables(readers: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
+        for mine, kept in zip(readers, read, strict=True):
             for part in mine:
-                found.append(part)  # kept in case the wait ends and is resumed
-        parts = [part for found in read for part in found]
+                kept.append(part)  # kept in case the wait ends and is resumed
+        parts = [part for kept in read for part in kept]
         read[:] = [[] for _ in runs]
         if not parts:
             return
@@ -190,7 +190,7 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
             tokens=None if tokens is None else tokens.take(order),
         )
 
-    def progress(each: Sequence[Progress]) -> Progress:
-        return Progress(rows=sum(one.rows for one in each))
+    def progress(progresses: Sequence[Progress]) -> Progress:
+        return Progress(rows=sum(one.rows for one in progresses))
 
     return joined(runs, Join(tables, progress, lambda _: len(table)))

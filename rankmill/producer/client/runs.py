@@ -55,21 +55,21 @@ class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
         if labels:  # a chunk without any score does not know the labels
             parts = [part if part.ndim > 1 else np.stack([part] * len(labels), 1) for part in parts]
         whole = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        found = whole.view(cls)
-        found.errors, found.labels = dict(errors), labels
-        return found
+        scores = whole.view(cls)
+        scores.errors, scores.labels = dict(errors), labels
+        return scores
 
 
 def as_array(scores: pa.Array) -> npt.NDArray[np.float32]:
     """Turn scores into float32 ``[n]``, and lists of scores into ``[n, labels]``; null becomes NaN."""
-    each = outputs(scores)
-    if not each:
+    count = outputs(scores)
+    if not count:
         plain: npt.NDArray[np.float32] = scores.to_numpy(zero_copy_only=False).astype(np.float32)
         return plain
-    found = np.full((len(scores), each), np.nan, np.float32)
-    known = scores.drop_null().flatten().to_numpy(zero_copy_only=False)
-    found[scores.is_valid().to_numpy(zero_copy_only=False)] = known.reshape(-1, each)
-    return found
+    array = np.full((len(scores), count), np.nan, np.float32)
+    values = scores.drop_null().flatten().to_numpy(zero_copy_only=False)
+    array[scores.is_valid().to_numpy(zero_copy_only=False)] = values.reshape(-1, count)
+    return array
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class Classified:
 def classified(scores: Scores) -> list[Classified]:
     """The labels of rows by their scores, one for each row; a model's only output is called ``LABEL_0``."""
     names = scores.labels or ("LABEL_0",)
-    found = []
+    labelled = []
     for row, values in enumerate(np.asarray(scores).reshape(-1, len(names)).tolist()):
         if row in scores.errors:
-            found.append(Classified("", {}, scores.errors[row]))
+            labelled.append(Classified("", {}, scores.errors[row]))
         else:
-            found.append(Classified(names[int(np.argmax(values))], dict(zip(names, values, strict=True))))
-    return found
+            labelled.append(Classified(names[int(np.argmax(values))], dict(zip(names, values, strict=True))))
+    return labelled
 
 
 def check_top_k(top_k: int | None) -> None:
@@ -168,7 +168,7 @@ class RunStats:
 
     def contract(self) -> dict[str, str]:
         """How the scores were made, as texts by name."""
-        known = {
+        facts = {
             "precision": self.precision,
             "backend": self.backend,
             "device": self.device,
@@ -178,7 +178,7 @@ class RunStats:
             "deterministic": self.kind and "true",
             "kind": self.kind,
         }
-        return {name: value for name, value in known.items() if value}
+        return {name: value for name, value in facts.items() if value}
 
     def add(self, part: ScoredTable) -> None:
         """Count a chunk."""
@@ -314,10 +314,10 @@ class ScoringRun(Generic[RowScore]):
             if part.errors.null_count < len(part.table):
                 reasons = enumerate(part.errors.to_pylist(), self.stats.rows)
                 self.errors |= {row: reason for row, reason in reasons if reason is not None}
-            for each in part.parts or (part,):
-                self.stats.add(each)
-                if each.stats:
-                    self.labels = each.stats.labels
+            for piece in part.parts or (part,):
+                self.stats.add(piece)
+                if piece.stats:
+                    self.labels = piece.stats.labels
             if part.tokens is not None and pa.types.is_string(part.tokens.type):
                 self.found += part.tokens.to_pylist()
             yield part

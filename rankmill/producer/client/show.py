@@ -57,11 +57,11 @@ def as_text(progress: Progress, total: int | None) -> str:
     """The progress as a line: rows, speed, remaining time."""
     done = f"{progress.rows:,} pairs" if total is None else f"{progress.rows:,} of {total:,} pairs"
     parts = [done, f"{progress.row_errors:,} without a score"] if progress.row_errors else [done]
-    speed, left = progress.rows_per_second(), progress.seconds_left(total)
+    speed, remaining = progress.rows_per_second(), progress.seconds_left(total)
     if speed is not None:
         parts.append(f"{speed:,.0f} pairs/s")
-    if left:
-        parts.append(f"{timedelta(seconds=round(left))} left")
+    if remaining:
+        parts.append(f"{timedelta(seconds=round(remaining))} left")
     return ", ".join(parts)
 
 

@@ -290,13 +290,13 @@ class Client:
         **spec: Unpack[SpecOptions],
     ) -> Run:
         settings = self.settings
-        asked = run_spec(settings, spec)
-        if len(columns) != len(USUAL_COLUMNS[asked.inputs]):
-            raise ConfigError(f"inputs: rows are {asked.inputs}, and columns are {', '.join(columns)}")
+        full_spec = run_spec(settings, spec)
+        if len(columns) != len(USUAL_COLUMNS[full_spec.inputs]):
+            raise ConfigError(f"inputs: rows are {full_spec.inputs}, and columns are {', '.join(columns)}")
         tenant = tenant or Tenant(settings.tenant, settings.weight)
         self.store.accountant.know(tenant.name)
         return new_run(
-            self._names.pinned(asked),
+            self._names.pinned(full_spec),
             queue=settings.queue,
             ttl=settings.run_ttl,
             max_retries=settings.max_retries,
@@ -333,8 +333,8 @@ class Client:
         try:
             run = self.begin(rows, columns=columns, priority=priority, deadline=deadline, **spec)
             try:
-                left = None if timeout is None else deadline - system.monotonic()
-                return run.scores(left, show_progress=show_progress)
+                remaining = None if timeout is None else deadline - system.monotonic()
+                return run.scores(remaining, show_progress=show_progress)
             except BaseException:
                 run.cancel()
                 raise

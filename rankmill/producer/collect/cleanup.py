@@ -63,15 +63,15 @@ class RunCleaner:
         RedisFailed
             The server refuses the command.
         """
-        left, done = list(chunks), list(answered)
+        pending, done = list(chunks), list(answered)
         until = system.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
         try:
             with redis_errors(), waiting(most=0 if hurry else _AT_ONCE_SECONDS, until=until):
-                return self._store.delete(run, left, answered=done, used=used)
+                return self._store.delete(run, pending, answered=done, used=used)
         except RedisUnavailable as error:
             with about(run=run.id):
                 logger.warning("the run's keys in Redis will be removed later: %s", error)
-            self._later(run, [*left, *done], used)
+            self._later(run, [*pending, *done], used)
             return None
 
     def _later(self, run: Run, chunks: list[ChunkId], used: Mapping[str, Usage]) -> None:

@@ -141,7 +141,7 @@ class HowScored:
         """
         settled = self.settled
         for own in map(self._of, stats):
-            settled = Settled(*(known or new for known, new in zip(settled, own, strict=True)))
+            settled = Settled(*(before or new for before, new in zip(settled, own, strict=True)))
         return settled if settled != self.settled else None
 
     def objection(self, stats: ChunkStats) -> str | None:
@@ -262,13 +262,13 @@ class Collector:
         """Whether another chunk fits into the window."""
         return self._idle < AT_ONCE and not self._window.is_full(self._load)
 
-    def add(self, table: pa.Table, known: ChunkResult | None = None) -> Piece | None:
-        """Add the next chunk, perhaps with a `known` result; returns the piece to send."""
+    def add(self, table: pa.Table, result: ChunkResult | None = None) -> Piece | None:
+        """Add the next chunk, perhaps with a `result` of an earlier run; returns the piece to send."""
         number = self.cut
         self.cut += len(table)
         self.chunk_rows = max(self.chunk_rows, len(table))
-        if known:
-            part = scored_table(table, known, row_results(known, len(table)))
+        if result:
+            part = scored_table(table, result, row_results(result, len(table)))
             self._finish(number, part, None, fresh=False)
             return None
         pairs = None
@@ -292,10 +292,10 @@ class Collector:
 
     def sent(self, sizes: Mapping[ChunkId, int]) -> None:
         """Note that pieces are in Redis, with the bytes of their payloads."""
-        for each, size in sizes.items():
-            self._leave(self.pieces[each])
-            self._enter(self.pieces[each], size)
-        tables = sum(self.pieces[each].table_bytes for each in sizes)
+        for chunk, size in sizes.items():
+            self._leave(self.pieces[chunk])
+            self._enter(self.pieces[chunk], size)
+        tables = sum(self.pieces[chunk].table_bytes for chunk in sizes)
         self._payload_share = sum(sizes.values()) / max(tables, 1)
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
@@ -334,15 +334,15 @@ class Collector:
                 continue
             chunk = self._unfinished[piece.chunk]
             chunk.results.append((piece, result))
-            if sum(len(each.table) for each, _ in chunk.results) == chunk.rows:
-                ordered = sorted(chunk.results, key=lambda each: each[0].start)
-                whole = join_results(piece.chunk, [(len(each.table), found) for each, found in ordered])
+            if sum(len(done.table) for done, _ in chunk.results) == chunk.rows:
+                ordered = sorted(chunk.results, key=lambda answer: answer[0].start)
+                whole = join_results(piece.chunk, [(len(done.table), answer) for done, answer in ordered])
                 self._used = {}
                 self._has_answer(piece.chunk, whole)
                 if self._used:
                     used[place] = self._used
         self.rows.see(now)
-        still_bad = {each: why for each, why in unusable.items() if each in self.pieces}
+        still_bad = {name: why for name, why in unusable.items() if name in self.pieces}
         unsent = [piece for piece in fresh if piece.id in self.pieces]
         return Accepted(taken, unsent, still_bad, used)
 
@@ -365,21 +365,21 @@ class Collector:
         """
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
-        for each, reason in reasons.items():
-            begun = -1 if self.pieces[each].suspect else 0  # sending a half is counted too
-            attempts = failed.get(each, begun) + 1
+        for chunk, reason in reasons.items():
+            begun = -1 if self.pieces[chunk].suspect else 0  # sending a half is counted too
+            attempts = failed.get(chunk, begun) + 1
             if attempts > self._run.max_retries:
                 message = f"given up after attempt {attempts}: {reason}"
-                given_up.append(ChunkFailure(chunk=each, message=message, fatal=False, attempts=attempts))
+                given_up.append(ChunkFailure(chunk=chunk, message=message, fatal=False, attempts=attempts))
             else:
-                self.pieces[each].failed = attempts
-                again.append(self.pieces[each])
+                self.pieces[chunk].failed = attempts
+                again.append(self.pieces[chunk])
         return again, given_up
 
     def pop_finished(self) -> list[FinishedChunk]:
         """The chunks that were finished since the last call."""
-        found, self._finished = self._finished, []
-        return found
+        finished, self._finished = self._finished, []
+        return finished
 
     def take(self) -> int:
         """Take the next chunk, which must have its result; returns its number."""
@@ -414,11 +414,11 @@ class Collector:
         else:
             chunk.pairs.result = whole
             self._finish_if_complete(number, chunk.pairs)
-        for each, found in answers.items():
-            waiting = self._unfinished[each].pairs
+        for other, answer in answers.items():
+            waiting = self._unfinished[other].pairs
             assert waiting
-            waiting.add(found)
-            self._finish_if_complete(each, waiting)
+            waiting.add(answer)
+            self._finish_if_complete(other, waiting)
 
     def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
         """Finish a chunk some of whose pairs other chunks ask for, if it has all answers."""

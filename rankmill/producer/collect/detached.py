@@ -70,10 +70,10 @@ class DetachedRun(LiveRun):
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
         """The results after those that were already read, with their entries; waits for the first."""
-        found = self.store.results(self.run, after=self._after, block_ms=block_ms)
-        if found:
-            self._after = found[-1][0]
-        return found
+        entries = self.store.results(self.run, after=self._after, block_ms=block_ms)
+        if entries:
+            self._after = entries[-1][0]
+        return entries
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
         """Log nothing, because whoever collects the run again learns nothing new."""
@@ -152,8 +152,8 @@ def submit_detached(
                 store.enqueue(run, payloads, new=is_new)
             if not chunks:
                 raise InputError("there are no pairs to score")
-            found = DetachedChunks(chunks=tuple(chunks))
-            store.write_chunks(run, found)
+            submitted = DetachedChunks(chunks=tuple(chunks))
+            store.write_chunks(run, submitted)
             store.unlist(run)  # otherwise it would be listed as unfinished until it expires
         except BaseException:
             if chunks:
@@ -161,7 +161,7 @@ def submit_detached(
             raise
         finally:
             OpenTables(tables, tables).close()
-    return found
+    return submitted
 
 
 def expired(run_id: str, ttl: int) -> RunExpired:

@@ -223,8 +223,8 @@ class RunDriver:
                 self._close_source()
                 break
             number = self.collector.cut
-            known = self._kept.known(number, len(table), self.collector.rows)
-            if piece := self.collector.add(table, known):
+            result = self._kept.known(number, len(table), self.collector.rows)
+            if piece := self.collector.add(table, result):
                 fresh.append(piece)
                 self._spans[number] = tracing.begin("chunk", self._span, chunk=number, rows=len(table))
             self._keep_finished()
@@ -339,7 +339,7 @@ class RunDriver:
     def _keep_finished(self) -> None:
         """Keep the results of finished chunks, which wait for their turn."""
         finished = self.collector.pop_finished()
-        results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
+        results = {chunk.number: (len(chunk.part.table), chunk.result) for chunk in finished if chunk.result}
         self._kept.keep(results, self.collector.scored)
         for chunk in finished:
             self._spool.put(chunk.number, chunk.part)
@@ -376,7 +376,7 @@ class RunDriver:
 
     def _send(self, pieces: Sequence[Piece]) -> None:
         payloads = self._kept.payloads(pieces, self._carrier)
-        self.collector.sent({each: len(payload.pairs) for each, payload in payloads.items()})
+        self.collector.sent({chunk: len(payload.pairs) for chunk, payload in payloads.items()})
         try:
             self._kept.enqueue(payloads)
         finally:

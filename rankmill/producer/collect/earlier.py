@@ -75,7 +75,7 @@ def read_earlier(
     keys, scores = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.float32)]
     for batch in batches:
         kept = batch.filter(batch[score].is_valid())
-        keys.append(_digests([pa.chunked_array([kept[each]]) for each in columns]))
+        keys.append(_digests([pa.chunked_array([kept[name]]) for name in columns]))
         scores.append(np.asarray(kept[score]).astype(np.float32))
     return EarlierScores(columns, np.concatenate(keys), np.concatenate(scores), kind)
 

@@ -165,8 +165,8 @@ class Journal:
         if self.finished.first:
             return self.finished.first
         with self._at_work():
-            found = self._db.execute("SELECT chunk FROM chunks WHERE scores IS NOT NULL ORDER BY chunk")
-            chunks = [int(chunk) for (chunk,) in found]
+            rows = self._db.execute("SELECT chunk FROM chunks WHERE scores IS NOT NULL ORDER BY chunk")
+            chunks = [int(chunk) for (chunk,) in rows]
         results = (self.get(chunk) for chunk in chunks)
         return next((result.stats for result in results if isinstance(result, ChunkScores)), None)
 
@@ -230,15 +230,15 @@ class Journal:
         none.
         """
         with self._at_work():
-            found = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
-        return found and (int(found[0]), int(found[1]))
+            row = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
+        return row and (int(row[0]), int(row[1]))
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]], account: Account) -> None:
         """Store ``{chunk: (rows, result)}`` and what must be counted; both are synced when this returns.
 
         Fatal failures are not stored, and neither are results of rows in finished parts.
         """
-        results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
+        results = {chunk: result for chunk, result in results.items() if chunk >= self.finished.rows}
         with self._at_work():
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", self._records(results))
             self._write_state("account", account.written())
@@ -274,18 +274,18 @@ class Journal:
             assert scores is None or isinstance(scores, bytes)
             yield chunk, rows, scores, json.dumps(entry)
 
-    def _result(self, chunk: int, rows: int | None, scores: object, about: bytes) -> ChunkResult:
+    def _result(self, chunk: int, rows: int | None, scores: object, written: bytes) -> ChunkResult:
         """Read a result from its record; any damage raises `WireError`."""
         try:
-            found = from_json(about)
-            entry = {name.encode(): str(value).encode() for name, value in found.items()}
+            fields = from_json(written)
+            entry = {name.encode(): str(value).encode() for name, value in fields.items()}
         except (AttributeError, ValueError) as error:
             raise WireError(str(error)) from None
         if scores is not None:
             if not isinstance(scores, bytes):
                 raise WireError("the scores are text")
             entry[b"scores"] = scores
-        run = str(found.get("run"))
+        run = str(fields.get("run"))
         if run not in self.runs:
             raise WireError(f"it is a result of run {run:.40}, which did not score this output")
         result = from_entry(run, entry)
@@ -324,8 +324,8 @@ class Journal:
     def _state(self, name: str) -> str | None:
         with self._told():
             row = self._db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
-        found = row and row[0]
-        return None if found is None else str(found)
+        value = row and row[0]
+        return None if value is None else str(value)
 
     def _set_state(self, name: str, value: str) -> None:
         with self._at_work():

@@ -263,9 +263,9 @@ class JournaledRun(LiveRun):
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
         """The result of a chunk in the journal; rows of a damaged result are subtracted from `counter`."""
         damaged = self.journal.damaged_rows
-        found = self.journal.get(chunk, rows)
+        result = self.journal.get(chunk, rows)
         counter.lose(self.journal.damaged_rows - damaged)
-        return found
+        return result
 
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
         """Write the results of finished chunks to the journal."""

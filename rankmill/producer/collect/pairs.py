@@ -90,8 +90,8 @@ class OpenTables(Iterator[pa.Table]):
     def close(self) -> None:
         """Stop reading; called by the thread that reads, or while no thread reads."""
         opened, self._opened, self._tables = self._opened, (), iter(())
-        for each in opened:
-            if close := getattr(each, "close", None):
+        for source in opened:
+            if close := getattr(source, "close", None):
                 close()
 
     def __enter__(self) -> OpenTables:
@@ -139,12 +139,12 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inp
         The pairs are of an unsupported type, a column does not exist or has no text, or an item is not a pair
         of texts.
     """
-    found = tables_of(pairs, columns, inputs)
-    if found is not None:
-        return OpenTables(cut_tables(found, columns, sizing), found)
+    opened = tables_of(pairs, columns, inputs)
+    if opened is not None:
+        return OpenTables(cut_tables(opened, columns, sizing), opened)
     if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
         kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
-        raise InputError(f"{inputs} are {kind}, which is not taken; give {_ITEMS[inputs]}, {_TAKEN}")
+        raise InputError(f"{inputs} are {kind}, which cannot be read; give {_ITEMS[inputs]}, {_TAKEN}")
     items = rows_of(pairs, inputs) if isinstance(pairs, np.ndarray) else iter(pairs)
     rows = (row_of(item, row, columns, inputs) for row, item in enumerate(items))
     tables = chain.from_iterable(cut_long(table, columns) for table in _tables_from(rows, columns, sizing))
@@ -160,14 +160,14 @@ def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs")
     InputError
         A column does not exist, exists twice, or has no text.
     """
-    found = _table_of(pairs, columns, inputs)
-    if found is None:
+    given = _table_of(pairs, columns, inputs)
+    if given is None:
         return None
-    _check_columns(found.schema, columns, inputs)
-    tables = found.tables
+    _check_columns(given.schema, columns, inputs)
+    tables = given.tables
     if inputs == "conversations":
         tables = (_with_json(table, columns) for table in tables)
-    return OpenTables(tables, found.opened)
+    return OpenTables(tables, given.opened)
 
 
 def _with_json(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
@@ -179,8 +179,8 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs =
     names = schema.names
     for name in columns:
         if names.count(name) != 1:
-            what = "two columns are named" if name in names else "no column"
-            raise InputError(f"{what} {name!r}; there are {', '.join(map(repr, names))}")
+            problem = "two columns are named" if name in names else "no column"
+            raise InputError(f"{problem} {name!r}; there are {', '.join(map(repr, names))}")
         kind = schema.field(name).type
         if not (holds_messages(kind) if inputs == "conversations" else is_text(kind)):
             wanted = _ITEMS[inputs] if inputs == "conversations" else "text"
@@ -221,7 +221,7 @@ def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables |
     except (pa.ArrowException, TypeError, ValueError) as error:
         kind, reason = type(pairs).__name__, " ".join(map(str, error.args)) or type(error).__name__
         raise InputError(
-            f"{inputs} are {kind}, which is no table of texts: {' '.join(reason.split())}"
+            f"{inputs} are {kind}, which is not a table of texts: {' '.join(reason.split())}"
         ) from None
     return None
 
@@ -249,13 +249,13 @@ def _of_polars(frame: Any, columns: tuple[str, ...]) -> _Tables:
     return _Tables(pa.table(frame[:0]).schema, (pa.table(part) for part in slices), slices)
 
 
-def _read(reader: pa.RecordBatchReader, what: str) -> Iterator[pa.Table]:
+def _read(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
     try:
         for batch in reader:
             yield pa.Table.from_batches([batch])
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split()).partition(". Detail: Python exception")[0]
-        raise InputError(f"{what}, which could not be read to its end: {reason}") from None
+        raise InputError(f"{name}, which could not be read to its end: {reason}") from None
 
 
 def cut_tables(
@@ -321,19 +321,19 @@ def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> 
     """The texts of an item; raises `InputError` if it is not a row of this kind."""
     if inputs == "pairs":
         return pair_of(item, row, columns)
-    what, name = inputs.removesuffix("s"), columns[0]
+    kind, name = inputs.removesuffix("s"), columns[0]
     if isinstance(item, Mapping):
         if name not in item:
-            raise InputError(f"{what} {row} has no {name!r}; it has {', '.join(map(repr, item))}"[:300])
+            raise InputError(f"{kind} {row} has no {name!r}; it has {', '.join(map(repr, item))}"[:300])
         item = item[name]
     try:
         if inputs == "conversations" and isinstance(item, list | tuple):
             item = json.dumps(item, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{what} {row} cannot be written as JSON: {error}") from None
+        raise InputError(f"{kind} {row} cannot be written as JSON: {error}") from None
     if item is not None and not isinstance(item, str):
         wanted = "a list of {role, content}" if inputs == "conversations" else "a string"
-        raise InputError(f"{what} {row} is {item!r:.80}, not {wanted}")
+        raise InputError(f"{kind} {row} is {item!r:.80}, not {wanted}")
     return (item,)
 
 
@@ -382,13 +382,13 @@ def as_json(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def _json_of(messages: Iterable[Mapping[str, object] | None]) -> str:
-    return json.dumps([_known(each) for each in messages], ensure_ascii=False, default=str)
+    return json.dumps([_known(message) for message in messages], ensure_ascii=False, default=str)
 
 
 def _known(value: object) -> object:
     if isinstance(value, dict):
-        return {name: _known(each) for name, each in value.items() if each is not None}
-    return [_known(each) for each in value] if isinstance(value, list) else value
+        return {name: _known(item) for name, item in value.items() if item is not None}
+    return [_known(item) for item in value] if isinstance(value, list) else value
 
 
 def _texts(texts: list[str | None]) -> pa.Array:

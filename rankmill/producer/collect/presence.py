@@ -72,17 +72,17 @@ class WorkerPresence:
     def _look(self) -> None:
         try:
             with waiting(most=0):
-                found = self._store.workers(self._queue)
+                workers = self._store.workers(self._queue)
         except RedisUnavailable:  # other commands wait for the server
             self._seen = system.monotonic()
             return
-        if found.only_plain:
+        if workers.only_plain:
             raise RunFailed(wrong_worker_message(self._queue))
-        if found.scoring:
+        if workers.scoring:
             self._seen = system.monotonic()
         elif refusal := self._store.refusal():  # no worker can report itself
             self._seen = system.monotonic()
-            self._warn(f"{refusal}; until it takes writes, nobody sees whether workers listen")
+            self._warn(f"{refusal}; until it takes writes, workers cannot say that they listen")
 
     def _warn(self, message: str) -> None:
         now = system.monotonic()

@@ -61,10 +61,10 @@ class RowCounter:
         room = self._most_errors - self._row_errors
         self._row_errors += failed
         if failed and room > 0:
-            found = [(row, reason) for row, reason in enumerate(errors.to_pylist(), start) if reason]
+            reasons = [(row, reason) for row, reason in enumerate(errors.to_pylist(), start) if reason]
             self.errors += [
                 RowError(row=row, error=reason[:MAX_ERROR_CHARS], attempts=attempts, worker=worker)
-                for row, reason in found[:room]
+                for row, reason in reasons[:room]
             ]
 
     def lose(self, rows: int) -> None:

@@ -97,7 +97,7 @@ def _hashes(texts: pa.Array | pa.ChunkedArray) -> Keys:
 class Answers(NamedTuple):
     """Answers to pairs by their keys, the type of the scores, and the statistics of their chunk, if known."""
 
-    found: Mapping[int, Answer]
+    by_key: Mapping[int, Answer]
     kind: pa.DataType
     stats: ChunkStats | None
 
@@ -135,8 +135,8 @@ class ChunkPairs:
 
     def add(self, answers: Answers) -> None:
         """Add answers to pairs that another chunk has asked for."""
-        self.answers.update(answers.found)
-        self.missing.difference_update(answers.found)
+        self.answers.update(answers.by_key)
+        self.missing.difference_update(answers.by_key)
         if answers.stats:
             self.kind, self.elsewhere = answers.kind, answers.stats
 
@@ -148,8 +148,8 @@ class ChunkPairs:
             stats = self.elsewhere.model_copy(update=_NO_WORK)
         else:
             return None
-        found = self._row_results()
-        return ChunkScores(chunk, found.scores, found.errors, stats, found.tokens)
+        results = self._row_results()
+        return ChunkScores(chunk, results.scores, results.errors, stats, results.tokens)
 
     def table(self, table: pa.Table) -> ScoredTable:
         """The chunk's rows with their scores."""
@@ -159,12 +159,12 @@ class ChunkPairs:
         """The results of all rows."""
         if not len(self.rows):
             return RowResults(self.known, pa.nulls(len(self.known), pa.string()))
-        found = self._found().take(self.places)
+        results = self._distinct_results().take(self.places)
         if self.known.null_count == len(self.known):
-            return found
-        return found._replace(scores=pc.coalesce(self.known, found.scores))
+            return results
+        return results._replace(scores=pc.coalesce(self.known, results.scores))
 
-    def _found(self) -> RowResults:
+    def _distinct_results(self) -> RowResults:
         """The results of the distinct pairs, in order."""
         own: Iterator[Answer] = iter(())
         kind = self.kind
@@ -174,43 +174,43 @@ class ChunkPairs:
                 return mine
             own = _answers(mine)
             kind = mine.scores.type if isinstance(self.result, ChunkScores) else kind
-        found = [
+        answers = [
             next(own) if is_own else self.answers[key]
             for key, is_own in zip(self.keys.tolist(), self.own, strict=True)
         ]
-        scores, errors, tokens = zip(*found, strict=True)
-        counted = None if all(each is None for each in tokens) else pa.array(tokens, pa.int32())
+        scores, errors, tokens = zip(*answers, strict=True)
+        counted = None if all(count is None for count in tokens) else pa.array(tokens, pa.int32())
         return RowResults(pa.array(scores, kind), pa.array(errors, pa.string()), counted)
 
 
-def _answers(found: RowResults) -> Iterator[Answer]:
+def _answers(results: RowResults) -> Iterator[Answer]:
     """The answer to the pair in each row."""
-    tokens = [None] * len(found.scores) if found.tokens is None else found.tokens.to_pylist()
-    return zip(found.scores.to_pylist(), found.errors.to_pylist(), tokens, strict=True)
+    tokens = [None] * len(results.scores) if results.tokens is None else results.tokens.to_pylist()
+    return zip(results.scores.to_pylist(), results.errors.to_pylist(), tokens, strict=True)
 
 
-def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array, keys: Keys) -> ChunkPairs:
+def distinct_pairs(table: pa.Table, columns: tuple[str, ...], scores: pa.Array, keys: Keys) -> ChunkPairs:
     """The distinct pairs of a chunk that itself asks for all of them.
 
     Parameters
     ----------
     table, columns
         The chunk, and its columns with queries and passages.
-    known, keys
+    scores, keys
         The known score of each row, or null; the key of each row's pair.
     """
     pairs, *others = [_codes(table[name]) for name in columns]
     for codes in others:
         pairs = pairs * (int(codes.max(initial=0)) + 1) + codes
-    left = np.flatnonzero(np.asarray(pc.is_null(known)))
-    _, first, source = np.unique(pairs[left], return_index=True, return_inverse=True)
+    unknown = np.flatnonzero(np.asarray(pc.is_null(scores)))
+    _, first, source = np.unique(pairs[unknown], return_index=True, return_inverse=True)
     order = np.argsort(first)  # in the order of the chunk
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     places = np.full(len(table), -1, np.int64)
-    places[left] = place[source]
-    rows = left[first[order]]
-    return ChunkPairs(rows, pa.array(places, mask=places < 0), known, keys[rows], np.ones(len(rows), bool))
+    places[unknown] = place[source]
+    rows = unknown[first[order]]
+    return ChunkPairs(rows, pa.array(places, mask=places < 0), scores, keys[rows], np.ones(len(rows), bool))
 
 
 def _codes(column: pa.ChunkedArray) -> Numbers:
@@ -251,14 +251,14 @@ class RepeatedPairs:
         self._unlike = count(2, 4)
         """Keys for pairs whose own keys equal those of other pairs; no other pair has one of these."""
 
-    def enter(self, chunk: int, table: pa.Table, known: pa.Array | None) -> ChunkPairs | None:
+    def enter(self, chunk: int, table: pa.Table, scores: pa.Array | None) -> ChunkPairs | None:
         """The pairs of a new chunk, with those that no earlier row and no chunk in the window asks for.
 
         Parameters
         ----------
         chunk, table
             The chunk, and its rows.
-        known
+        scores
             The known scores; ``None`` if no score is known.
 
         Returns
@@ -266,12 +266,12 @@ class RepeatedPairs:
         The pairs; ``None`` if the chunk asks for all of its rows.
         """
         keys = pair_keys(table, self._columns)
-        if known is None:
+        if scores is None:
             if not _alike(keys, self._asked).any():
                 self._ask(chunk, table, keys)
                 return None
-            known = pa.nulls(len(table), pa.float32())
-        pairs = distinct_pairs(table, self._columns, known, keys)
+            scores = pa.nulls(len(table), pa.float32())
+        pairs = distinct_pairs(table, self._columns, scores, keys)
         rows = pairs.select(table)
         elsewhere = self._asked_elsewhere(rows, pairs.keys)
         self._tell_apart(rows, pairs.keys, elsewhere)
@@ -293,19 +293,19 @@ class RepeatedPairs:
             others = rows.take(pa.array(alike))
             keys[alike] = whole_keys(others, self._columns)
             elsewhere[alike] = self._asked_elsewhere(others, keys[alike])
-            left = alike[~elsewhere[alike]]
-            for place in left[_alike(keys[left], self._asked)].tolist():
+            unlike = alike[~elsewhere[alike]]
+            for place in unlike[_alike(keys[unlike], self._asked)].tolist():
                 keys[place] = next(self._unlike)
 
     def _asked_elsewhere(self, rows: pa.Table, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which rows have a pair that another chunk asks for; the texts decide this, not the keys."""
         elsewhere = np.zeros(len(keys), bool)
         numbers = _numbers(keys, self._asked)
-        found = np.flatnonzero(numbers != NOBODY)
+        matches = np.flatnonzero(numbers != NOBODY)
         chunks = np.fromiter(self._asking, np.int64)
-        askers = chunks[np.searchsorted(chunks, numbers[found], "right") - 1]
+        askers = chunks[np.searchsorted(chunks, numbers[matches], "right") - 1]
         for asker in np.unique(askers).tolist():
-            here = found[askers == asker]
+            here = matches[askers == asker]
             there = self._asking[asker].rows.take(pa.array(numbers[here] - asker))
             elsewhere[here] = self._same(rows.take(pa.array(here)), there)
         return elsewhere
@@ -333,22 +333,22 @@ class RepeatedPairs:
             return {}
         whole, rows = row_results(result, len(keys)), pa.array(wanted)
         stats = result.stats if isinstance(result, ChunkScores) else None
-        found: dict[int, dict[int, Answer]] = {}
+        by_chunk: dict[int, dict[int, Answer]] = {}
         for row, answer in zip(wanted, _answers(whole.take(rows)), strict=True):
             key = keys[row]
-            for each in self._waiting.pop(key):
-                found.setdefault(each, {})[key] = answer
-        return {each: Answers(answers, whole.scores.type, stats) for each, answers in found.items()}
+            for other in self._waiting.pop(key):
+                by_chunk.setdefault(other, {})[key] = answer
+        return {other: Answers(answers, whole.scores.type, stats) for other, answers in by_chunk.items()}
 
 
-def _numbers(keys: Keys, asked: Mapping[int, int]) -> Numbers:
+def _numbers(keys: Keys, numbers: Mapping[int, int]) -> Numbers:
     """The number of the row that asks for each key, or `NOBODY`."""
-    return np.array([asked.get(key, NOBODY) for key in keys.tolist()], np.int64)
+    return np.array([numbers.get(key, NOBODY) for key in keys.tolist()], np.int64)
 
 
-def _alike(keys: Keys, asked: Mapping[int, int]) -> npt.NDArray[np.bool_]:
+def _alike(keys: Keys, numbers: Mapping[int, int]) -> npt.NDArray[np.bool_]:
     """Which keys belong to pairs that a chunk asks for, or to an earlier row."""
-    alike: npt.NDArray[np.bool_] = _numbers(keys, asked) != NOBODY
+    alike: npt.NDArray[np.bool_] = _numbers(keys, numbers) != NOBODY
     ordered = np.sort(keys)  # ten times as fast as np.unique
     if (ordered[1:] == ordered[:-1]).any():
         repeated = np.ones(len(keys), bool)

@@ -51,7 +51,7 @@ class ScoredTable:
 
 
 def scored_table(
-    table: pa.Table, result: ChunkResult | None, found: RowResults, reused: int = 0
+    table: pa.Table, result: ChunkResult | None, results: RowResults, reused: int = 0
 ) -> ScoredTable:
     """Join a chunk's rows with their results, and with a worker's statistics if one was asked."""
     stats: ChunkStats | None = None
@@ -61,7 +61,7 @@ def scored_table(
     elif result is not None:
         attempts, worker = result.attempts, result.worker
     return ScoredTable(
-        table, found.scores, found.errors, stats, attempts, worker, reused, tokens=found.tokens
+        table, results.scores, results.errors, stats, attempts, worker, reused, tokens=results.tokens
     )
 
 
@@ -97,18 +97,18 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
     }
     stats = scored[-1].stats.model_copy(update=totals)
     kind = scored[0].scores.type
-    found = [row_results(result, rows, kind) for rows, result in results]
-    scores = pa.concat_arrays([each.scores for each in found])
-    errors = pa.concat_arrays([each.errors for each in found])
-    return ChunkScores(chunk, scores, errors, stats, joined_tokens(found))
+    pieces = [row_results(result, rows, kind) for rows, result in results]
+    scores = pa.concat_arrays([piece.scores for piece in pieces])
+    errors = pa.concat_arrays([piece.errors for piece in pieces])
+    return ChunkScores(chunk, scores, errors, stats, joined_tokens(pieces))
 
 
-def joined_tokens(found: Sequence[RowResults | ScoredTable]) -> pa.Array | None:
+def joined_tokens(parts: Sequence[RowResults | ScoredTable]) -> pa.Array | None:
     """Join the tokens of the rows of all pieces; ``None`` if no piece has any."""
-    kinds = [each.tokens.type for each in found if each.tokens is not None]
+    kinds = [part.tokens.type for part in parts if part.tokens is not None]
     if not kinds:
         return None
-    unknown = (pa.nulls(len(each.scores), kinds[0]) for each in found)
+    unknown = (pa.nulls(len(part.scores), kinds[0]) for part in parts)
     return pa.concat_arrays(
-        [none if each.tokens is None else each.tokens for each, none in zip(found, unknown, strict=True)]
+        [none if part.tokens is None else part.tokens for part, none in zip(parts, unknown, strict=True)]
     )

@@ -154,9 +154,9 @@ class Sizing:
         """Number of rows of the chunk that begins at row `start` of the input; long texts reduce it."""
         wanted = (max(self._learnt.get(model, MIN_ROWS), least) for model, least in self._models.items())
         rows = self._fixed or min(wanted, default=MIN_ROWS)
-        known = [found for journal in self._journals if (found := journal.next_cut(start))]
-        whole = [found for first, found in known if first == start]
-        rows = max(whole) if whole else min([rows, *(first - start for first, _ in known)])
+        cuts = [cut for journal in self._journals if (cut := journal.next_cut(start))]
+        here = [size for first, size in cuts if first == start]
+        rows = max(here) if here else min([rows, *(first - start for first, _ in cuts)])
         return min(rows, self._part_rows - start % self._part_rows) if self._part_rows else rows
 
     def see(self, model: str, worker: str, rows: int, device_seconds: float = 0.0) -> None:
@@ -170,8 +170,8 @@ class Sizing:
             results.popleft()
         if device_seconds:
             self._stated[model, worker] = rows / device_seconds
-        theirs = [each for each in self._results if each[0] == model]
-        wanted = [size for each in theirs if (size := self._wanted(each, now)) is not None]
+        theirs = [key for key in self._results if key[0] == model]
+        wanted = [size for key in theirs if (size := self._wanted(key, now)) is not None]
         if wanted:
             before = self._learnt.get(model, MIN_ROWS)
             self._learnt[model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)

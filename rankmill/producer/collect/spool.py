@@ -135,12 +135,12 @@ def _added(part: ScoredTable) -> list[tuple[str, pa.Array]]:
 
 def _to_bytes(part: ScoredTable) -> memoryview:
     stats = part.stats and part.stats.model_dump_json()
-    about = {"stats": stats, "attempts": part.attempts, "worker": part.worker, "reused": part.reused}
+    facts = {"stats": stats, "attempts": part.attempts, "worker": part.worker, "reused": part.reused}
     added = _added(part)
     table = reduce(lambda table, column: table.append_column(*column), added, part.table)
-    about["added"] = len(added)
+    facts["added"] = len(added)
     kept = part.table.schema.metadata or {}
-    table = table.replace_schema_metadata({**kept, _ABOUT: json.dumps(about)})
+    table = table.replace_schema_metadata({**kept, _ABOUT: json.dumps(facts)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -150,8 +150,8 @@ def _to_bytes(part: ScoredTable) -> memoryview:
 def _from_bytes(written: bytes) -> ScoredTable:
     table = pa.ipc.open_stream(written).read_all()
     kept = dict(table.schema.metadata)
-    about = json.loads(kept.pop(_ABOUT))
-    stats, own = about.pop("stats"), table.num_columns - about.pop("added")
+    facts = json.loads(kept.pop(_ABOUT))
+    stats, own = facts.pop("stats"), table.num_columns - facts.pop("added")
     scores, errors, *counted = (column.combine_chunks() for column in table.columns[own:])
     return ScoredTable(
         table=table.replace_schema_metadata(kept or None).select(range(own)),
@@ -159,5 +159,5 @@ def _from_bytes(written: bytes) -> ScoredTable:
         errors=errors,
         tokens=counted[0] if counted else None,
         stats=stats and ChunkStats.read_json(stats, "the statistics of a chunk"),
-        **about,
+        **facts,
     )

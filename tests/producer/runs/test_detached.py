@@ -57,7 +57,7 @@ def queued(client: Client) -> list[str]:
     return waiting_jobs(client.store.redis, client.settings.queue)
 
 
-def test_another_process_fetches_the_scores_though_the_submitter_was_killed(
+def test_scores_of_a_killed_submitter_are_fetched_by_another_process(
     shared_queue: Server, tiny_model: Path
 ) -> None:
     """Shows: the submitter of a detached run is killed."""
@@ -198,7 +198,7 @@ def alone_url(client: Client) -> str:
     return "unix://" + str(client.store.redis.connection_pool.connection_kwargs["path"])
 
 
-def test_submissions_are_counted_for_all_processes_and_are_as_many_as_of_a_live_run(
+def test_all_collectors_of_a_detached_run_share_the_count_of_attempts(
     alone: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "_SWEEP_SECONDS", 0.1)

@@ -143,7 +143,7 @@ def test_a_bad_result_beside_a_good_one_costs_nothing() -> None:
     assert not any(part.scores.null_count for part in parts)
 
 
-def test_a_result_of_another_content_than_the_first_one_s_is_an_attempt_that_failed() -> None:
+def test_a_result_of_another_content_counts_as_a_failed_attempt() -> None:
     other = [damaged(1, with_stats(revision="other"))]
     parts = scored(lambda *attempt: other if attempt == (1, 1) else [good(attempt[0])])
     assert [part.scores.null_count for part in parts] == [0, 0, 0]

@@ -331,7 +331,7 @@ def test_another_choice_of_columns_is_another_index(tmp_path: Path) -> None:
         assert index.take(index.find(pa.array(["7"]))).to_pylist() == [expected]
 
 
-def test_ids_of_runs_and_judgements_of_which_two_could_be_meant_are_asked_about(tmp_path: Path) -> None:
+def test_ambiguous_ids_of_runs_and_judgements_are_asked_about(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"qid": "1", "pid": "a", "docid": "b", "score": 1.5}\n')
     with pytest.raises(InputError, match=r"passage_id could be in column 'pid' or 'docid': leave one out"):

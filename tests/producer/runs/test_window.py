@@ -156,7 +156,7 @@ def test_the_window_is_bounded_in_bytes() -> None:
     assert 1 <= queue.most_waiting <= 10
 
 
-def test_without_room_on_disk_no_chunks_are_submitted_until_the_late_one_is_done(
+def test_a_full_disk_pauses_submitting_until_the_late_chunk_is_done(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Shows: there is no room for results that wait for an earlier chunk."""

@@ -169,7 +169,7 @@ def test_small_runs_are_requests_unless_the_caller_says_otherwise(url: str) -> N
     assert priority(iter(pairs(3))) == "bulk"
     assert priority(pairs(3), priority="bulk") == "bulk"
     assert priority(pairs(300), priority="request") == "request"
-    with pytest.raises(ConfigError, match="priority: 'soon' is none; it is request or bulk"):
+    with pytest.raises(ConfigError, match="priority: 'soon' does not exist; name request or bulk"):
         client.submit(pairs(3), priority="soon")  # type: ignore[call-overload]
     assert new_run(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0).priority == "bulk"
 

@@ -407,7 +407,7 @@ def test_a_run_brings_its_prompt_and_its_label_to_the_workers(
         np.testing.assert_allclose(ours, expected(answering, load=load, prompt="Find it."), atol=1e-4)
     with pytest.raises(RunFailed, match="use --prompt-template"):
         client.score(pairs, timeout=120, model=str(answering))
-    with pytest.raises(ConfigError, match=r"nothing\.jinja is no template .*one of bge-reranker-v2-gemma"):
+    with pytest.raises(ConfigError, match=r"nothing\.jinja is not a template .*one of bge-reranker-v2-gemma"):
         client.score(pairs, model=str(answering), prompt_template="nothing.jinja")
 
 

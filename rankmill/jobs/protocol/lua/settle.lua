@@ -3,7 +3,7 @@
 -- KEYS: the run, what is settled. ARGV: its expiry (s), 1 to write over what others have settled, else 0; for
 -- each fact its name and its value (empty: not known). Returns the values; nil if the run is gone.
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
-if type(redis.pcall('HGET', KEYS[2], '')) == 'table' then redis.call('UNLINK', KEYS[2]) end  -- it is no hash
+if type(redis.pcall('HGET', KEYS[2], '')) == 'table' then redis.call('UNLINK', KEYS[2]) end  -- it is not a hash
 local found = {}
 for at = 3, #ARGV, 2 do
   local name, value = ARGV[at], ARGV[at + 1]

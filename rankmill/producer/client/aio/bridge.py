@@ -30,19 +30,19 @@ class _Bridge(greenlet):
 async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call `do`, whose waits become this task's; a cancellation of the task is raised where it waits."""
     stack = _Bridge(do)
-    found = stack.switch(*args, **options)
+    outcome = stack.switch(*args, **options)
     while not stack.dead:
         try:
-            reply = await cast("Awaitable[Any]", found)
+            reply = await cast("Awaitable[Any]", outcome)
         except BaseException:
-            found = stack.throw(*sys.exc_info())
+            outcome = stack.throw(*sys.exc_info())
         else:
-            found = stack.switch(reply)
-    return cast("T", found)
+            outcome = stack.switch(reply)
+    return cast("T", outcome)
 
 
-def wait(what: Awaitable[T]) -> T:
-    """Wait for `what`, in code that `run` has called."""
+def wait(awaitable: Awaitable[T]) -> T:
+    """Wait for `awaitable`, in code that `run` has called."""
     stack = getcurrent()
     assert isinstance(stack, _Bridge), "waits of this kind need the event loop"
-    return cast("T", stack.task.switch(what))
+    return cast("T", stack.task.switch(awaitable))

@@ -183,9 +183,9 @@ class LoopRedis(redis.Redis):
 
         async def in_time() -> T:
             nonlocal reason
-            left = end - system.monotonic()
+            seconds = end - system.monotonic()
             try:
-                async with asyncio.timeout(None if math.isinf(left) else left):
+                async with asyncio.timeout(None if math.isinf(seconds) else seconds):
                     return await do()
             except redis.RedisError as error:
                 reason = error

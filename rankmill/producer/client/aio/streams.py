@@ -59,8 +59,8 @@ class Streams:
     async def read(self, stream: str, after: str, seconds: float) -> Found:
         """The entries of a stream after entry `after`, waiting up to `seconds` for the first."""
         early = self._early.pop(stream, [])
-        if left := [entry for entry in early if _place(entry[0].decode()) > _place(after)]:
-            return [(stream.encode(), left)]
+        if later := [entry for entry in early if _place(entry[0].decode()) > _place(after)]:
+            return [(stream.encode(), later)]
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = after, future
         if self._task is None or self._task.done():
@@ -84,14 +84,14 @@ class Streams:
     async def _read_all(self) -> None:
         try:
             while self._waiting:
-                asked = {stream: after for stream, (after, _) in self._waiting.items()}
-                self._asked = set(asked)
+                streams = {stream: after for stream, (after, _) in self._waiting.items()}
+                self._asked = set(streams)
                 block = math.ceil(1000 * _BLOCK_SECONDS)
-                reply = await self._client.xread({**asked, self._bell: self._rung}, block=block)
+                reply = await self._client.xread({**streams, self._bell: self._rung}, block=block)
                 self._asked = set()
                 for name, entries in reply.items() if isinstance(reply, dict) else reply or ():
                     self._take(name.decode(), entries)
-                await asyncio.sleep(_PAUSE_SECONDS * len(asked))
+                await asyncio.sleep(_PAUSE_SECONDS * len(streams))
         except Exception as error:
             for _, future in self._waiting.values():
                 if not future.done():
