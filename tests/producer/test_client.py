@@ -516,7 +516,7 @@ class _Closed:
         (pl.DataFrame({"query": ["q"], "text": ["t"]}), "no column 'passage'; there are 'query', 'text'"),
         (pl.DataFrame({"query": ["q"]}).lazy(), "pairs are LazyFrame, which cannot be read"),
         (datasets.Dataset.from_dict({"query": ["q"]}), "no column 'passage'; there are 'query'"),
-        (None, "give either pairs, texts or messages, not none of them"),
+        (None, "give one of pairs, texts and messages, not 0"),
         ("a query", "pairs are str, which cannot be read"),
         ({"query": ["q"], "passage": ["p"]}, "pairs are dict, which cannot be read"),
         (pd.Series(["q"]), "pairs are Series, which is not a table of texts: "),

@@ -126,7 +126,7 @@ def rows_given(
     if messages is not None:
         given.append((messages, {**spec, "inputs": "conversations"}))
     if len(given) != 1:
-        raise InputError(f"give either pairs, texts or messages, not {len(given) or 'none'} of them")
+        raise InputError(f"give one of pairs, texts and messages, not {len(given)} of them")
     return given[0]
 
 
