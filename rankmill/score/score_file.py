@@ -16,18 +16,14 @@ from pydantic import ValidationError
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError, RunFailed, WireError, WrongScores
 from rankmill.jobs.contract.file_request import FileRequest
-from rankmill.jobs.contract.keys import PieceId
-from rankmill.jobs.contract.results import ChunkScores
-from rankmill.jobs.contract.run import Progress, Run
-from rankmill.jobs.contract.usage import NO_DEVICE, used_by
-from rankmill.jobs.contract.wire import decode_rows
+from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.contract.usage import NO_DEVICE
 from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.protocol.accounts import END
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
-from rankmill.producer.collect.collector import HowScored
 from rankmill.producer.collect.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.files.manifest import manifest
@@ -226,7 +222,7 @@ def _score(
     """
     client, watch = session.client, session.watch
     for each in work.journals:
-        _settle_last_run(client.store, each, resumes=work.resumes)
+        _end_last_run(client.store, each)
     journal = work.journal
     tally.resumed_rows = min(each.rows for each in work.journals)
     if tally.resumed_rows:
@@ -289,40 +285,20 @@ def _revision(journal: Journal, settings: Settings) -> str | None:
     return (journal.first and journal.first.revision) or settings.revision
 
 
-def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> None:
-    """Move the finished chunks of a run whose producer died to the journal, and delete the run from Redis."""
+def _end_last_run(store: RunStore, journal: Journal) -> None:
+    """Delete the run of a producer that died from Redis, and count what it had accepted.
+
+    Results that it had not accepted are dropped: their chunks were in flight, and are scored again.
+    """
     try:
-        left = store.load(journal.run) if journal.run else None
-        if left and resumes:
-            entries = store.results(left, after="0", block_ms=1)
-            scored = [(entry, each) for entry, each in entries if isinstance(each, ChunkScores)]
-            how = HowScored(left.spec, journal.first)
-            how.settled = how.news(result.stats for _, result in scored) or how.settled
-            first: dict[int, tuple[str, ChunkScores]] = {}
-            for entry, result in scored:
-                chunk = result.chunk
-                if how.objection(result.stats) or isinstance(chunk, PieceId) or chunk in first:
-                    continue
-                if chunk < journal.finished.rows or journal.get(chunk):  # it was taken, or even written
-                    continue
-                if len(result.scores) == _rows_of(store, left, chunk):
-                    first[chunk] = entry, result
-            used = {entry: used_by(result) for entry, result in first.values()}
-            before = journal.account
-            rows = sum(len(result.scores) - result.scores.null_count for _, result in first.values())
-            account = before.model_copy(
-                update={"scored": before.scored + rows, "used": {**before.used, **used}}
-            )
-            journal.add(
-                {chunk: (len(result.scores), result) for chunk, (_, result) in first.items()}, account
-            )
+        last = store.load(journal.run) if journal.run else None
     except WireError as error:
-        logger.warning("the results of the last run in Redis cannot be used: %s", error)
+        logger.warning("the last run in Redis cannot be read: %s", error)
         return
-    if left:
+    if last:
         account = journal.account
         rest = {END: {NO_DEVICE: account.rest}} if account.rest and any(account.rest) else {}
-        store.delete(left, store.chunks(left), used={**account.used, **rest})
+        store.delete(last, store.chunks(last), used={**account.used, **rest})
     journal.is_in_redis = False
 
 
@@ -334,10 +310,4 @@ def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
     if workspace_of(output.path).exists():
         with Workspace(output, restart=False, force=True, models=models) as work:
             for journal in work.journals:
-                _settle_last_run(store, journal, resumes=False)
-
-
-def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:
-    """Number of rows of a chunk whose pairs are still in Redis; ``None`` if they are not."""
-    payload = store.payload(run, chunk)
-    return len(decode_rows(payload, run.inputs)[0]) if payload else None
+                _end_last_run(store, journal)
