@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -67,7 +67,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
     OutputError
         The output cannot be written.
     """
-    pieces = _in_order(_with_parts(paths))
+    pieces = _in_order(list(_with_parts(paths)))
     left_out = {_NUMBER, _OF, _WHOLE, PART, PARTS}
     about = max(pieces, key=lambda piece: piece.rows).about
     kept = {key: value for key, value in about.items() if key.startswith("rankmill.") and key not in left_out}
@@ -91,36 +91,17 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
     return MergeSummary(rows, row_errors)
 
 
-def _with_parts(paths: Iterable[AnyPath]) -> list[AnyPath]:
-    """Replace each folder by its parts, in order.
-
-    Raises
-    ------
-    InputError
-        A folder has no parts, lacks one, or has parts of two outputs.
-    """
-    found: list[AnyPath] = []
+def _with_parts(paths: Iterable[AnyPath]) -> Iterator[AnyPath]:
+    """Replace each folder by the parts in it; raises `InputError` if a folder has none."""
     for path in paths:
-        found += _parts_in(path) if path.is_dir() else [path]
-    return found
-
-
-def _parts_in(folder: AnyPath) -> list[AnyPath]:
-    there: Iterable[AnyPath] = folder.iterdir()
-    parts = {path: part for path in there if (part := part_of(path.name))}
-    counts = {(part.count, path.suffix) for path, part in parts.items()}
-    if not parts:
-        raise InputError(f"{folder}: no part of an output in this directory")
-    if len(counts) > 1:
-        raise InputError(f"{folder} has parts of several outputs; name the files")
-    numbers = {part.number for part in parts.values()}
-    missing = [str(number) for number in range(1, max(counts)[0] + 1) if number not in numbers]
-    if missing:
-        raise InputError(
-            f"{folder}: part {', '.join(missing[:5])} of {max(counts)[0]} is not there; "
-            "let score-file finish, the same command continues"
-        )
-    return sorted(parts, key=lambda path: parts[path].number)
+        if not path.is_dir():
+            yield path
+            continue
+        there: Iterable[AnyPath] = path.iterdir()
+        parts = sorted(file for file in there if part_of(file.name))
+        if not parts:
+            raise InputError(f"{path}: no part of an output in this directory")
+        yield from parts
 
 
 class _Piece:
@@ -161,19 +142,19 @@ def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
 
 
 def _check_complete(pieces: Sequence[_Piece]) -> None:
-    shards, parts = pieces[0].shards, {piece.shard: piece.parts for piece in pieces}
+    shards, parts = pieces[0].shards, {piece.shard: (piece.parts, piece.path.parent) for piece in pieces}
     missing = [str(number) for number in range(1, shards + 1) if number not in parts]
     if missing:
         raise InputError(
             f"shard {', '.join(missing)} of {shards} is not there; name all, for example with a glob"
         )
     there = {(piece.shard, piece.part) for piece in pieces}
-    for shard, count in parts.items():
+    for shard, (count, folder) in parts.items():
         for part in range(1, count + 1):
             if (shard, part) not in there:
                 raise InputError(
-                    f"part {part} of {count} of shard {shard} of {shards} is not there; name all of them, "
-                    "or their folder"
+                    f"{folder}: part {part} of {count} of shard {shard} of {shards} is not there; name all "
+                    "of them, or their folder; if score-file has not finished, the same command continues"
                 )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -14,7 +13,7 @@ from typing import TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankmill.jobs.contract.errors import InputChanged, OutputError
+from rankmill.jobs.contract.errors import InputChanged
 from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Finished, Journal
@@ -24,7 +23,7 @@ from rankmill.producer.files.outputs import PART, PARTS, OutputPart, errors_name
 from rankmill.producer.files.plan import OutputPlan
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import AnyPath
-from rankmill.producer.files.stores.writing import discard, identity, put, sync
+from rankmill.producer.files.stores.writing import as_output_error, discard, identity, put, sync
 from rankmill.producer.files.workspace import PartsFolder, Workspace
 
 _ROW_GROUP_BYTES = 64 << 20
@@ -80,7 +79,7 @@ class ScoredFile:
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
         self._held = plan.held_rows(folder)
-        with _as_output_error(path):
+        with as_output_error(path):
             self._writer = plan.form.writer(self.partial, path, plan.schema, plan.score)
 
     @property
@@ -97,7 +96,7 @@ class ScoredFile:
         if self._plan.tokens:
             tokens = pa.nulls(len(scored), pa.int32()) if part.tokens is None else part.tokens
             scored = scored.append_column(pa.field(self._plan.tokens, pa.int32()), tokens)
-        with _as_output_error(self.path):
+        with as_output_error(self.path):
             if part.errors.null_count < len(part.errors):
                 self._write_errors(part)
             self.rows += len(part.table)
@@ -108,7 +107,7 @@ class ScoredFile:
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Complete the file, with `metadata` if the format has a place for it, and sync it."""
-        with _as_output_error(self.path):
+        with as_output_error(self.path):
             for table in self._held.finish() if self._held else ():
                 self._append(table)
             self._flush()
@@ -126,7 +125,7 @@ class ScoredFile:
         """
         if journal:
             journal.seal(identity(self.partial, self.path))
-        with _as_output_error(self.path):
+        with as_output_error(self.path):
             if self._record:
                 listed = {} if self._errors is None else {self.errors_path: self.partial_errors}
                 self._record.check((self.path, self.errors_path))
@@ -302,13 +301,3 @@ def score_columns(scores: pa.Array, columns: int) -> list[pa.Array]:
     if columns > 1:  # no row of the table has scores
         return [pa.nulls(len(scores), pa.float32()) for _ in range(columns)]
     return [scores]
-
-
-@contextmanager
-def _as_output_error(path: AnyPath) -> Iterator[None]:
-    """Raise errors of the system and of Arrow as an `OutputError` that names `path`."""
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        number = getattr(error, "errno", None)
-        raise OutputError(f"cannot write {path}: {os.strerror(number) if number else error}") from None

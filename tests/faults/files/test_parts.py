@@ -246,7 +246,10 @@ def test_shards_in_parts_are_merged(
     lost = tmp_path / "2" / name(3, 3)
     lost.unlink()
     merged = run_command("rankmill", "merge", tmp_path / "1", tmp_path / "2", "-o", tmp_path / "o.parquet")
-    assert (merged.code, f"{lost.parent}: part 3 of 3 is not there" in merged.err) == (2, True), merged.err
+    assert (merged.code, f"{lost.parent}: part 3 of 3 of shard 2 of 2 is not there" in merged.err) == (
+        2,
+        True,
+    ), merged.err
     files = list(tmp_path.glob("[12]/part-*"))
     merged = run_command("rankmill", "merge", *files, "-o", tmp_path / "o.parquet")
     assert (merged.code, "part 3 of 3 of shard 2 of 2 is not there" in merged.err) == (2, True), merged.err

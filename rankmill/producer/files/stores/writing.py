@@ -82,15 +82,21 @@ def whole_file(target: AnyPath) -> Iterator[Path]:
         The store of `target` does not accept the file.
     """
     local = target if isinstance(target, Path) else None
+    with as_output_error(target), _private_folder(local) as folder:
+        partial = folder / target.name
+        yield partial
+        sync(partial)
+        put(partial, target)
+
+
+@contextmanager
+def as_output_error(path: AnyPath) -> Iterator[None]:
+    """Raise errors of the system and of Arrow as an `OutputError` that names `path`."""
     try:
-        with _private_folder(local) as folder:
-            partial = folder / target.name
-            yield partial
-            sync(partial)
-            put(partial, target)
+        yield
     except (OSError, pa.ArrowException) as error:
         number = getattr(error, "errno", None)
-        raise OutputError(f"cannot write {target}: {os.strerror(number) if number else error}") from None
+        raise OutputError(f"cannot write {path}: {os.strerror(number) if number else error}") from None
 
 
 @contextmanager
