@@ -25,7 +25,7 @@ def files_folder(name: str) -> FilesFolder:
     if not isinstance(path, Path):
         return FilesFolder(path)
     if not path.is_dir():
-        raise ConfigError(f"gateway_files: {name} is no folder; make it, where runners see it")
+        raise ConfigError(f"gateway_files: {name} is not a folder; make it where runners see it")
     return LocalFolder(path.resolve())
 
 
@@ -102,11 +102,11 @@ class LocalFolder(FilesFolder):
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
         """See `FilesFolder.sweep`."""
-        for found in self.path.iterdir():
+        for folder in self.path.iterdir():
             with suppress(OSError):
-                ours = found.name.startswith(("file-", "batch_"))
-                if ours and found.stat().st_mtime < system.now() - seconds and not is_known(found.name):
-                    shutil.rmtree(found)
+                ours = folder.name.startswith(("file-", "batch_"))
+                if ours and folder.stat().st_mtime < system.now() - seconds and not is_known(folder.name):
+                    shutil.rmtree(folder)
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:

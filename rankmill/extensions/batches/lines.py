@@ -26,7 +26,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 @cache
 def endpoints() -> Mapping[str, ScorePath]:
     """The paths of the requests that a batch may have, by their names."""
-    return {each.path: each for each in score_paths() if all(body.batched for body in each.bodies)}
+    return {path.path: path for path in score_paths() if all(body.batched for body in path.bodies)}
 
 
 class RequestLine(BaseModel):
@@ -109,13 +109,13 @@ def holds_requests(path: AnyPath) -> bool:
     """
     for number, raw in _lines(path):
         try:
-            found = from_json(raw)
+            value = from_json(raw)
         except ValueError as error:
-            raise WrongFile(f"line {number}: no JSON that can be read: {error!s:.200}") from None
-        if not isinstance(found, dict):
+            raise WrongFile(f"line {number}: not JSON that can be read: {error!s:.200}") from None
+        if not isinstance(value, dict):
             raise WrongFile(f"line {number}: neither a request nor a pair, which are JSON objects")
-        fields = _FIELDS & found.keys()
-        return isinstance(found.get("body"), dict) or ("custom_id" in fields and len(fields) > 1)
+        fields = _FIELDS & value.keys()
+        return isinstance(value.get("body"), dict) or ("custom_id" in fields and len(fields) > 1)
     raise WrongFile("the file is empty: it has no line")
 
 
@@ -145,8 +145,8 @@ def failure(request: BatchRequest, batch: str) -> str:
 def _answered(request: BatchRequest, batch: str, status: int, body: object) -> str:
     request_id = _id(batch, request)
     response = {"status_code": status, "request_id": request_id, "body": body}
-    found = {"id": request_id, "custom_id": request.line.custom_id, "response": response, "error": None}
-    return json.dumps(found, ensure_ascii=False) + "\n"
+    line = {"id": request_id, "custom_id": request.line.custom_id, "response": response, "error": None}
+    return json.dumps(line, ensure_ascii=False) + "\n"
 
 
 def _id(batch: str, request: BatchRequest) -> str:
@@ -183,10 +183,10 @@ def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:
     try:
         form = path.body(line.body)
         body = read_as(form, line.body)
-        asked = path.score_request(body, line.body)
-        if not asked.passages:
+        wanted = path.score_request(body, line.body)
+        if not wanted.passages:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
-        asked.rows()
+        wanted.rows()
     except Refusal as refusal:
         return BatchRequest(number, line, form, None, None, refusal)
-    return BatchRequest(number, line, form, body, asked)
+    return BatchRequest(number, line, form, body, wanted)

@@ -137,17 +137,17 @@ class BatchStore:
     def all(self, kind: type[R], owner: str) -> list[R]:
         """An owner's files or batches, the latest first; those that cannot be read are left out."""
         index = kind.index(owner)
-        ids = [each.decode(errors="replace") for each in self.redis.zrange(index, 0, _MOST - 1, desc=True)]
-        texts = self.redis.mget([kind.key(each) for each in ids]) if ids else []
-        found: list[R] = []
+        ids = [raw.decode(errors="replace") for raw in self.redis.zrange(index, 0, _MOST - 1, desc=True)]
+        texts = self.redis.mget([kind.key(record_id) for record_id in ids]) if ids else []
+        records: list[R] = []
         for record_id, raw in zip(ids, texts, strict=True):
             try:
-                found += [kind.read_json(raw, record_id)] if raw else []
+                records += [kind.read_json(raw, record_id)] if raw else []
             except WireError:
                 continue
         if gone := [record_id for record_id, raw in zip(ids, texts, strict=True) if not raw]:
             self.redis.zrem(index, *gone)
-        return found
+        return records
 
     def delete(self, record: FileRecord) -> None:
         """Delete the record of a file."""

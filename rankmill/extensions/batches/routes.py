@@ -115,8 +115,8 @@ def list_files(
     purpose: str | None = None,
 ) -> dict[str, Any]:
     """A page of the files."""
-    found = [file for file in batches.all(FileRecord, key) if not purpose or file.purpose == purpose]
-    return page(found, file_view, after, limit, oldest_first=order == "asc")
+    files = [file for file in batches.all(FileRecord, key) if not purpose or file.purpose == purpose]
+    return page(files, file_view, after, limit, oldest_first=order == "asc")
 
 
 @router.get("/files/{id}", summary="A file")
@@ -138,15 +138,15 @@ def delete_file(key: Caller, batches: TheBatches, file_id: Id) -> dict[str, Any]
 )  # fmt: skip
 async def content(gateway: TheGateway, key: Caller, batches: TheBatches, file_id: Id) -> Response:
     """The bytes of a file."""
-    found = await asyncio.to_thread(batches.find, FileRecord, key, file_id)
+    file = await asyncio.to_thread(batches.find, FileRecord, key, file_id)
     headers = {
-        "Content-Length": str(found.bytes),
-        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}",
+        "Content-Length": str(file.bytes),
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name)}",
         "X-Content-Type-Options": "nosniff",
     }
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(gateway.admission.admitted(key))
-        blocks = await asyncio.to_thread(batches.content, found)
+        blocks = await asyncio.to_thread(batches.content, file)
         return download(blocks, stack.pop_all(), headers, "application/octet-stream")
 
 
@@ -199,13 +199,13 @@ async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> Asy
     while not gateway.is_stopping:  # the client asks another gateway, or this one again
         try:
             with waiting(most=MOST_WAIT):
-                found = await asyncio.to_thread(batches.view, batch)
-            if found != last and found["status"] in ENDED:
-                yield event("done", found)
+                view = await asyncio.to_thread(batches.view, batch)
+            if view != last and view["status"] in ENDED:
+                yield event("done", view)
                 return
-            if found != last:
-                yield event("batch", found)
-            last = found
+            if view != last:
+                yield event("batch", view)
+            last = view
         except RedisUnavailable:  # the next round asks the server again
             pass
         except EXPECTED as error:

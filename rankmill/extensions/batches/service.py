@@ -131,7 +131,7 @@ class Batches:
             long.
         """
         seconds = self._seconds("expires_after[seconds]", after)
-        ending = next((each for each in _ENDINGS if name.lower().endswith(each)), None)
+        ending = next((suffix for suffix in _ENDINGS if name.lower().endswith(suffix)), None)
         if ending is None:
             raise Refusal(
                 "invalid",
@@ -157,11 +157,11 @@ class Batches:
 
     def find(self, kind: type[R], key: ApiKey | None, record_id: str) -> R:
         """A file or batch that the caller may see; raises `Refusal` if there is none."""
-        found = self._store.find(kind, record_id)
-        if found is None or not (found.owner == _owner(key) or (key and key.admin)):
+        record = self._store.find(kind, record_id)
+        if record is None or not (record.owner == _owner(key) or (key and key.admin)):
             why = f"there is no {kind.noun} {record_id!r:.100}: it has expired, or never was"
             raise Refusal("not_found", why)
-        return found
+        return record
 
     def all(self, kind: type[R], key: ApiKey | None) -> list[R]:
         """The files or batches that the caller may see, the latest first."""
@@ -249,9 +249,9 @@ class Batches:
         except RunExpired:
             return batch_view(batch, None, self._store.counts(batch.id))
         files = (output_id(batch.id), errors_id(batch.id)) if run.state == "done" else ()
-        known = [file_id if self._store.find(FileRecord, file_id) else None for file_id in files]
+        kept = [file_id if self._store.find(FileRecord, file_id) else None for file_id in files]
         return batch_view(
-            batch, run, self._store.counts(batch.id), (known[0], known[1]) if known else (None, None),
+            batch, run, self._store.counts(batch.id), (kept[0], kept[1]) if kept else (None, None),
             cancelling=not run.is_ended and self._runs.was_cancelled(run.id),
         )  # fmt: skip
 
@@ -277,7 +277,7 @@ class Batches:
         """Seconds for which a file is kept; raises `Refusal` if they are more than the limit."""
         most = self._store.ttl
         if after and after.seconds > most:
-            raise wrong(field, f"files are kept for {most:,} s here, and not for {after.seconds:,}")
+            raise wrong(field, f"files are kept for at most {most:,} s here, not for {after.seconds:,}")
         return after.seconds if after else most
 
     def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:

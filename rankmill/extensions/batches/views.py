@@ -89,11 +89,11 @@ def page(
         The record `after` does not exist. Starting over would let a client read the list for ever.
     """
     records = list(reversed(found)) if oldest_first else list(found)
-    places = [place for place, each in enumerate(records) if each.id == after]
+    places = [place for place, record in enumerate(records) if record.id == after]
     if after and not places:
         raise Refusal("invalid", f"after: {after!r:.100} is not in the list (any more)", param="after")
     start = places[0] + 1 if places else 0
-    part = [shown(each) for each in records[start : start + limit]]
+    part = [shown(record) for record in records[start : start + limit]]
     return {
         "object": "list",
         "data": part,

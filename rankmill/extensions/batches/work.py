@@ -100,8 +100,8 @@ class BatchWork:
             column = self._schema.names[1]
             alone = {"text": {"text_column": column}, "messages": {"messages_column": (column,)}}
             given = {"inputs": (str(pairs),), "output": str(scored), "force": True}
-            asked = self._request.model_copy(update=given | alone.get(column, {}))
-            self._score(asked, self._note_scored, _TOKENS, is_scored)
+            wanted = self._request.model_copy(update=given | alone.get(column, {}))
+            self._score(wanted, self._note_scored, _TOKENS, is_scored)
         self._write_answers(scored, self._batch.endpoint)
 
     def _keep_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
@@ -198,13 +198,13 @@ class BatchWork:
     def _scored(self, scored: AnyPath, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int]]:
         """Each request with its scores and tokens; a request with a row that lacks a score is refused."""
         reasons = _reasons(_errors_of(scored))
-        row, found = 0, _scores(scored)
+        row, results = 0, _scores(scored)
         for request in read_requests(self._input, endpoint):
             scores: list[object] = []
             tokens = 0
             refused = request
             for place in range(len(request.rows)):
-                if (result := next(found, None)) is None:
+                if (result := next(results, None)) is None:
                     raise WrongFile("the file of the batch has changed since its pairs were taken")
                 score, tokens_of_row = result
                 tokens += tokens_of_row or 0
@@ -213,7 +213,7 @@ class BatchWork:
                 scores.append(float("nan") if score is None else score)
                 row += 1
             yield refused, scores, tokens
-        if next(found, None) is not None:
+        if next(results, None) is not None:
             raise WrongFile("the file of the batch has changed since its pairs were taken")
 
     def _record(self, file_id: str, partial: Path, path: AnyPath) -> None:
@@ -280,9 +280,9 @@ BATCHES = BatchOrders()
 def _write_for_callers(errors: Path) -> None:
     """Leave details about the workers out of a list of row errors."""
     shown = errors.with_name("errors-for-callers.jsonl")
-    with errors.open(encoding="utf-8") as found, shown.open("w", encoding="utf-8") as file:
-        for each in map(json.loads, found):
-            row = {"row": each["row"], "error": row_reason(each["error"]), "attempts": each["attempts"]}
+    with errors.open(encoding="utf-8") as lines, shown.open("w", encoding="utf-8") as file:
+        for error in map(json.loads, lines):
+            row = {"row": error["row"], "error": row_reason(error["error"]), "attempts": error["attempts"]}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     sync(shown)
     shown.replace(errors)
@@ -332,8 +332,8 @@ def _reasons(errors: AnyPath) -> dict[int, str]:
     if not errors.exists():
         return {}
     with open_bytes(errors) as file:
-        found = [json.loads(line) for line in file]
-    return {int(each["row"]): str(each["error"]) for each in found}
+        entries = [json.loads(line) for line in file]
+    return {int(entry["row"]): str(entry["error"]) for entry in entries}
 
 
 def _errors_of(scored: AnyPath) -> AnyPath:

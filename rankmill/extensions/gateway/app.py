@@ -102,7 +102,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     path = request.url.path
     dialect = dialects().get(observation(request.scope).dialect) or dialect_at(path)
     if isinstance(error, RequestValidationError):
-        wrong = [{**each, "loc": each["loc"][1:]} for each in error.errors()]  # without "query"
+        wrong = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]  # without "query"
         return refused(dialect, wrong_field(wrong))
     if not isinstance(error, HTTPException):
         gateway: Gateway = request.app.state.gateway

@@ -113,12 +113,12 @@ def parse(raw: bytes) -> JsonObject:
         The text is not JSON, is nested too deeply, or is not an object.
     """
     try:
-        found: Any = from_json(raw, allow_inf_nan=False)
+        value: Any = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         raise Refusal("invalid", f"the body is not JSON that can be read: {error!s:.200}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise Refusal("invalid", "the body is not a JSON object")
-    return found
+    return value
 
 
 class UploadedBody:

@@ -220,9 +220,9 @@ class LoadShedder:
             waiting_jobs, self._tenants = RunStore(self._redis).queue(self._settings.queue).count_waiting()
             if system.monotonic() - self._read > _SPEED_SECONDS:
                 names = listed_workers(self._redis, self._settings.queue)
-                found = known_reports(self._redis, names)
-                reports = [report for report in found.values() if report]
-                self._speed, self.unready = speed(reports), self._why_unready(found)
+                by_worker = known_reports(self._redis, names)
+                reports = [report for report in by_worker.values() if report]
+                self._speed, self.unready = speed(reports), self._why_unready(by_worker)
                 self.workers = sum(not report.drained for report in reports)
                 if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
                     self._reported = sum(report.tokens for report in reports) / pairs
@@ -243,8 +243,8 @@ class LoadShedder:
         if not live:
             return "there is no worker"
         wanted = _without_version(settings.model)
-        models = {name: each.models if each else () for name, each in live.items()}
-        having = {name for name, each in models.items() if wanted in map(_without_version, each)}
+        models = {name: report.models if report else () for name, report in live.items()}
+        having = {name for name, loaded in models.items() if wanted in map(_without_version, loaded)}
         self._able = (self._able & live.keys()) | having
         is_known = self._able or system.monotonic() - self._scored < _REPORT_SECONDS
         return None if is_known else "no worker has loaded the model"
@@ -257,10 +257,10 @@ def _without_version(model: str) -> str:
 
 def speed(reports: list[WorkerReport]) -> float | None:
     """Tokens a second of all workers together; a worker that has scored few counts as fast as the others."""
-    known = [
+    speeds = [
         report.tokens / report.stage_seconds[_FORWARD]
         for report in reports
         if report.tokens >= _ENOUGH_TOKENS and report.stage_seconds[_FORWARD] > 0
     ]
     able = sum(1 for report in reports if not report.drained)
-    return able * sum(known) / len(known) if known and able else None
+    return able * sum(speeds) / len(speeds) if speeds and able else None

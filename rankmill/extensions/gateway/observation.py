@@ -42,8 +42,8 @@ class Observation:
 
 def observation(scope: Scope) -> Observation:
     """The observation of the request with this scope."""
-    found: Observation = scope[SCOPE_KEY]
-    return found
+    note: Observation = scope[SCOPE_KEY]
+    return note
 
 
 @contextmanager

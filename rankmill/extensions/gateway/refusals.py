@@ -132,12 +132,12 @@ def unscorable(row: int, reason: str) -> Refusal:
 
 def row_reason(reason: str) -> str:
     """The reason why a row has no score, for callers; details about a worker's host are only logged."""
-    what, _, rest = reason.partition(": ")
-    is_of_worker = what.startswith("given up after attempt") and rest != "its worker died"
+    kind, _, rest = reason.partition(": ")
+    is_of_worker = kind.startswith("given up after attempt") and rest != "its worker died"
     if not is_of_worker and not _PRIVATE.search(reason) and not _CODE.search(reason):
         return reason
     logger.warning("a text has no score: %s", reason)
-    return what if is_of_worker or what in {"tokenizer", "model"} else "the worker fails with it"
+    return kind if is_of_worker or kind in {"tokenizer", "model"} else "the worker fails with it"
 
 
 EXPECTED = (Refusal, RankmillError, redis.RedisError)

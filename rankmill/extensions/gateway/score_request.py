@@ -50,13 +50,13 @@ def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int 
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
 
 
-def encoding(asked: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
+def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
     """The request for tokens, or for the texts of tokens; raises `Refusal` for too many."""
-    size = sum(each.size for each in asked)
+    size = sum(text.size for text in texts)
     if size > MOST_ENCODED:
         why = f"{size:,} characters or ids are more than the {MOST_ENCODED:,} of a request for tokens"
         raise Refusal("too_large", why)
-    return alone([each.written() for each in asked], model, {"inputs": "tokens"})
+    return alone([text.written() for text in texts], model, {"inputs": "tokens"})
 
 
 def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
@@ -125,4 +125,4 @@ class RequestScores:
 
 def best_first(labels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
     """Labels with their scores, the highest first; equal ones in the model's order."""
-    return sorted(labels, key=lambda each: -each[1])
+    return sorted(labels, key=lambda label: -label[1])

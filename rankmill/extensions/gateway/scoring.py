@@ -59,20 +59,20 @@ class ServedModels:
     def __init__(self, settings: Settings) -> None:
         entries = settings.of(GatewaySettings).gateway_models
         self._any = _ANY_MODEL in entries
-        found = [_served(entry) for entry in entries if entry != _ANY_MODEL]
-        if settings.model not in {each.model for each in found}:
-            found.insert(0, _served(settings.model))
-        found.sort(key=lambda each: each.model != settings.model)  # the default model goes first
+        models = [_served(entry) for entry in entries if entry != _ANY_MODEL]
+        if settings.model not in {model.model for model in models}:
+            models.insert(0, _served(settings.model))
+        models.sort(key=lambda model: model.model != settings.model)  # the default model goes first
         self._named: dict[str, ServedModel] = {}
-        for each in found:
-            other = self._named.setdefault(each.name, each)
-            if other != each:
+        for model in models:
+            other = self._named.setdefault(model.name, model)
+            if other != model:
                 raise ConfigError(
-                    f"gateway_models: {other.model} and {each.model} would both be called {each.name}; "
+                    f"gateway_models: {other.model} and {model.model} would both be called {model.name}; "
                     "give one another name: NAME=MODEL"
                 )
-        self._by_model = {each.model: each for each in reversed(found)}
-        self.default = found[0]
+        self._by_model = {model.model: model for model in reversed(models)}
+        self.default = models[0]
 
     @property
     def all(self) -> list[ServedModel]:
@@ -89,14 +89,14 @@ class ServedModels:
         """
         if not name:
             return self.default
-        found = self._named.get(name) or self._by_model.get(name)
-        if found is None and not self._any:
+        model = self._named.get(name) or self._by_model.get(name)
+        if model is None and not self._any:
             raise Refusal(
                 "no_model",
                 f"there is no model {name!r:.200}; this gateway serves {', '.join(self._named)}",
                 param="model",
             )
-        return found or ServedModel(name, name)
+        return model or ServedModel(name, name)
 
     def public(self, model: str) -> str:
         """The name of a model for callers, whether or not it is served here."""
@@ -165,8 +165,8 @@ class Scoring:
         """
         async with self._asking:
             if self._about is None or system.monotonic() - self._told > _ABOUT_SECONDS:
-                asked = encoding([TokensAsked(text="", special=False, about=True)])
-                (self._about,) = (await self.score(asked, None)).found
+                request = encoding([TokensAsked(text="", special=False, about=True)])
+                (self._about,) = (await self.score(request, None)).found
                 self._told = system.monotonic()
             return self._about
 
@@ -179,11 +179,11 @@ class Scoring:
             The request cannot be scored, or the caller is over a limit.
         """
         async with self.begin(request, key) as run:
-            found = await run.scores()
+            scores = await run.scores()
         served = self.served.resolve(request.model)
         if served in self.served.all:
-            self.contracts[served.model] = found.contract
-        return found
+            self.contracts[served.model] = scores.contract
+        return scores
 
     @asynccontextmanager
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
@@ -216,9 +216,9 @@ class Scoring:
                     raise
             self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
-            asked = {name for name in _OF_THE_CALLER if spec.get(name) is not None}
+            named = {name for name in _OF_THE_CALLER if spec.get(name) is not None}
             talks = error.option == "inputs" and spec["inputs"] == "conversations"
-            if error.option not in asked and not talks:
+            if error.option not in named and not talks:
                 raise refusal_of(error) from None
             asks = InputError(f"the options of this request do not fit the model: {error}")
             refusal = refusal_of(asks, {served.model: served.name} if "/" in served.model else {})
@@ -328,8 +328,8 @@ class SubmittedRequest:
         version = (self._run.model, stats.revision or "")
         labels = self._run.labels
         if not self._encodes:
-            found = np.array(scores, np.float32)
-            metrics.by_model.count(version, self._priority, found, seconds, max(len(labels), 1))
+            array = np.array(scores, np.float32)
+            metrics.by_model.count(version, self._priority, array, seconds, max(len(labels), 1))
         return RequestScores(
             scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
             stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), stats.contract(), labels,
@@ -338,10 +338,10 @@ class SubmittedRequest:
 
     def _found(self) -> list[TokensFound]:
         """The tokens or texts that were found for each row of a request for tokens."""
-        rows = [each for each in self._run.found if each is not None]
+        rows = [row for row in self._run.found if row is not None]
         if self._encodes and len(rows) != self._run.stats.rows:
             raise Refusal("backend", "a worker has answered without the tokens that were asked for")
-        return [TokensFound.read_json(each, f"what was found of text {row}") for row, each in enumerate(rows)]
+        return [TokensFound.read_json(raw, f"what was found of text {row}") for row, raw in enumerate(rows)]
 
     async def scores(self) -> RequestScores:
         """Wait for all scores.
@@ -351,5 +351,5 @@ class SubmittedRequest:
         Refusal
             A row has no score.
         """
-        found = await self._run.scores(timeout=self._seconds)
-        return self.result(found.tolist())
+        result = await self._run.scores(timeout=self._seconds)
+        return self.result(result.tolist())

@@ -70,9 +70,11 @@ class GatewayWatch(Watch):
         now = int(look.now // _SPAN_SECONDS)
         fields = list(SeenGateways.model_fields)
         spans = [keys.gateway_outcomes(span) for span in (now - 1, now)]
-        found = look.replies(spans, lambda key: [("hmget", key, [None] * len(fields), *fields)])
-        counts = [[look.number(raw, key) for raw in raws] for key, (raws,) in zip(spans, found, strict=True)]
-        return SeenGateways(**{field: sum(each) for field, *each in zip(fields, *counts, strict=True)})
+        replies = look.replies(spans, lambda key: [("hmget", key, [None] * len(fields), *fields)])
+        counts = [
+            [look.number(raw, key) for raw in raws] for key, (raws,) in zip(spans, replies, strict=True)
+        ]
+        return SeenGateways(**{field: sum(values) for field, *values in zip(fields, *counts, strict=True)})
 
 
 WATCH = GatewayWatch()

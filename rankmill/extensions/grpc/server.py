@@ -71,11 +71,11 @@ class GrpcServer:
             maximum_concurrent_rpcs=self._own.gateway_requests + _REFUSED_AT_ONCE,
         )
         names = self._add_services()
-        found = self._listen(shown_address(host, port))
+        bound_port = self._listen(shown_address(host, port))
         for name in ("", *names):
             await self._state.set(name, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
-        return found
+        return bound_port
 
     def stop(self) -> asyncio.Task[None]:
         """Take no more calls; the returned task ends with the last call in progress."""
@@ -164,7 +164,7 @@ class GrpcServer:
             return self._server.add_insecure_port(address)
         except RuntimeError:
             raise ConfigError(
-                f"gateway_grpc_address: cannot listen on {address}: it is in use, or no address of this host"
+                f"gateway_grpc_address: cannot listen on {address}: in use, or not an address of this host"
             ) from None
 
 
@@ -173,7 +173,7 @@ def _readable() -> Iterator[None]:
     try:
         yield
     except DecodeError:
-        raise Refusal("invalid", "what was sent is no message of this method") from None
+        raise Refusal("invalid", "the bytes that were sent are not a message of this method") from None
 
 
 async def _only(requests: AsyncIterator[Any]) -> Any:

@@ -65,21 +65,23 @@ class TeiServices:
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """Facts about the model and the gateway."""
         gateway = self._gateway
-        about = await gateway.scoring.about_model()
+        facts = await gateway.scoring.about_model()
         scored = gateway.scoring.contracts[gateway.settings.model]
-        known = known_info(gateway.settings, gateway.served.default.name, about, scored, gateway.load.workers)
-        del known["served_model_name"]  # gRPC's message does not have this field
-        return tei.InfoResponse(**known, model_type=tei.MODEL_TYPE_RERANKER)
+        model_info = known_info(
+            gateway.settings, gateway.served.default.name, facts, scored, gateway.load.workers
+        )
+        del model_info["served_model_name"]  # gRPC's message does not have this field
+        return tei.InfoResponse(**model_info, model_type=tei.MODEL_TYPE_RERANKER)
 
     async def predict(self, request: tei.PredictRequest, call: Call) -> tei.PredictResponse:
         """Score a single text."""
-        (found,) = await self._predict([request], call)
-        return found
+        (reply,) = await self._predict([request], call)
+        return reply
 
     async def predict_pair(self, request: tei.PredictPairRequest, call: Call) -> tei.PredictResponse:
         """Score one pair."""
-        (found,) = await self._predict([request], call)
-        return found
+        (reply,) = await self._predict([request], call)
+        return reply
 
     def predict_stream(
         self, requests: AsyncIterator[tei.PredictRequest], call: Call
@@ -103,17 +105,17 @@ class TeiServices:
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
         """Order texts, each with its query, after all have arrived one by one."""
-        found = await _gather(requests, self._gateway.own.gateway_pairs, self._most_bytes)
-        if len({(each.truncate, each.truncation_direction) for each in found}) > 1:
+        rows = await _gather(requests, self._gateway.own.gateway_pairs, self._most_bytes)
+        if len({(row.truncate, row.truncation_direction) for row in rows}) > 1:
             raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
-        pairs = [(each.query, each.text) for each in found]
-        scored = await self._score(pairs, _spec(found[0] if found else tei.RerankStreamRequest()), call)
-        return _ranking(scored, pairs, with_text=found[0].return_text)
+        pairs = [(row.query, row.text) for row in rows]
+        scored = await self._score(pairs, _spec(rows[0] if rows else tei.RerankStreamRequest()), call)
+        return _ranking(scored, pairs, with_text=rows[0].return_text)
 
     async def tokenize(self, request: tei.EncodeRequest, call: Call) -> tei.EncodeResponse:
         """The tokens of a text, without truncation."""
-        (found,) = await self._tokenize([request], call)
-        return found
+        (reply,) = await self._tokenize([request], call)
+        return reply
 
     def tokenize_stream(
         self, requests: AsyncIterator[tei.EncodeRequest], call: Call
@@ -123,8 +125,8 @@ class TeiServices:
 
     async def decode(self, request: tei.DecodeRequest, call: Call) -> tei.DecodeResponse:
         """The text of tokens."""
-        (found,) = await self._decode([request], call)
-        return found
+        (reply,) = await self._decode([request], call)
+        return reply
 
     def decode_stream(
         self, requests: AsyncIterator[tei.DecodeRequest], call: Call
@@ -140,47 +142,50 @@ class TeiServices:
     ) -> AsyncIterator[R]:
         """Answer messages in order; messages that arrived together are answered together."""
         async for batch in _batches(requests, self._most_bytes):
-            for found in await answer(batch, call):
-                yield found
+            for reply in await answer(batch, call):
+                yield reply
 
     async def _tokenize(self, requests: Sequence[tei.EncodeRequest], call: Call) -> list[tei.EncodeResponse]:
-        for each in requests:
-            if each.HasField("prompt_name"):
-                raise no_prompt(each.prompt_name)
-        asked = [TokensAsked(text=each.inputs, special=each.add_special_tokens) for each in requests]
+        for request in requests:
+            if request.HasField("prompt_name"):
+                raise no_prompt(request.prompt_name)
+        texts = [TokensAsked(text=request.inputs, special=request.add_special_tokens) for request in requests]
         return [
             tei.EncodeResponse(
-                tokens=[tei.SimpleToken(**token) for token in simple_tokens(each.inputs, tokens)]
+                tokens=[tei.SimpleToken(**token) for token in simple_tokens(request.inputs, tokens)]
             )
-            for each, tokens in zip(requests, await self._encode(asked, call), strict=True)
+            for request, tokens in zip(requests, await self._encode(texts, call), strict=True)
         ]
 
     async def _decode(self, requests: Sequence[tei.DecodeRequest], call: Call) -> list[tei.DecodeResponse]:
-        if any(number > MAX_TOKEN_ID for each in requests for number in each.ids):
+        if any(number > MAX_TOKEN_ID for request in requests for number in request.ids):
             raise Refusal("invalid", f"ids: a token's id is at most {MAX_TOKEN_ID:,}")
-        asked = [TokensAsked(ids=tuple(each.ids), special=not each.skip_special_tokens) for each in requests]
-        return [tei.DecodeResponse(text=each.text) for each in await self._encode(asked, call)]
+        texts = [
+            TokensAsked(ids=tuple(request.ids), special=not request.skip_special_tokens)
+            for request in requests
+        ]
+        return [tei.DecodeResponse(text=tokens.text) for tokens in await self._encode(texts, call)]
 
-    async def _encode(self, asked: Sequence[TokensAsked], call: Call) -> list[TokensFound]:
-        found: list[TokensFound] = []
-        for piece in _pieces(asked):
+    async def _encode(self, texts: Sequence[TokensAsked], call: Call) -> list[TokensFound]:
+        tokens: list[TokensFound] = []
+        for piece in _pieces(texts):
             wanted = encoding(piece)
             with self._gateway.bodies.body() as body:
                 body.count(sum(map(len, wanted.passages)))
                 scored = await self._gateway.scoring.score(wanted, call.key)
             self._gateway.count(call.note, scored)
-            found += scored.found
-        return found
+            tokens += scored.found
+        return tokens
 
     async def _predict(self, requests: Sequence[_Predict], call: Call) -> list[tei.PredictResponse]:
-        found = []
+        replies = []
         for _, same in groupby(
-            requests, lambda each: (each.raw_scores, each.truncate, each.truncation_direction)
+            requests, lambda request: (request.raw_scores, request.truncate, request.truncation_direction)
         ):
             alike = list(same)
-            rows = [_row(each) for each in alike]
+            rows = [_row(request) for request in alike]
             scored = await self._score(rows, of_labels(_spec(alike[0])), call)
-            found += [
+            replies += [
                 tei.PredictResponse(
                     predictions=[
                         tei.Prediction(score=score, label=label) for label, score in best_first(labels)
@@ -189,7 +194,7 @@ class TeiServices:
                 )
                 for labels, row in zip(scored.predictions(), rows, strict=True)
             ]
-        return found
+        return replies
 
     async def _score(self, rows: Sequence[_Row], spec: SpecFields, call: Call) -> RequestScores:
         with self._gateway.bodies.body() as body:
@@ -203,21 +208,21 @@ class TeiServices:
         return scored
 
 
-def _pieces(asked: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
+def _pieces(texts: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
     """Divide what was asked into as few requests as possible."""
     piece: list[TokensAsked] = []
-    for each in asked:
-        if piece and sum(one.size for one in piece) + each.size > MOST_ENCODED:
+    for text in texts:
+        if piece and sum(one.size for one in piece) + text.size > MOST_ENCODED:
             yield piece
             piece = []
-        piece.append(each)
+        piece.append(text)
     yield piece
 
 
 def _spec(options: tei.RerankRequest | tei.RerankStreamRequest | _Predict) -> SpecFields:
-    left = options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
+    cut_left = options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
     return spec_for(
-        TEI, raw=options.raw_scores, truncate=options.truncate, truncation_side="left" if left else None
+        TEI, raw=options.raw_scores, truncate=options.truncate, truncation_side="left" if cut_left else None
     )
 
 
@@ -279,15 +284,15 @@ async def _gather(stream: AsyncIterable[M], most: int, most_bytes: int) -> list[
     Refusal
         The stream has more than `most` messages, or more than `most_bytes`.
     """
-    found: list[M] = []
+    messages: list[M] = []
     size = 0
     async for message in stream:
-        found.append(message)
+        messages.append(message)
         size += message.ByteSize()
-        if len(found) > most:
+        if len(messages) > most:
             raise Refusal("too_large", f"the stream has more than {most:,} texts, the most of one request")
         if size > most_bytes:
             raise Refusal(
                 "too_large", f"the stream is larger than {most_bytes >> 20} MiB, the most that is read"
             )
-    return found
+    return messages

@@ -30,14 +30,14 @@ def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
 
 def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
     """The aliases that name a version, with its share."""
-    found = []
+    names = []
     for name, alias in aliases.items():
         share = alias.now.versions.get(manifest.version)
         if share is not None:
-            found.append(name if share == 1 else f"{name} {share:.0%}")
+            names.append(name if share == 1 else f"{name} {share:.0%}")
         elif manifest.version == alias.now.shadow:
-            found.append(f"{name} (shadow)")
-    return found
+            names.append(f"{name} (shadow)")
+    return names
 
 
 def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def target(
         raise InputError(f"{version} gets what is left of the shares; give those of the others")
     if rest <= 1e-9:
         raise InputError(f"the shares of {', '.join(others)} leave nothing for {version}")
-    for each in [version.tag, *others, *([shadow] if shadow else [])]:
-        registry.manifest(Reference(version.name, check_name(each, "a version")))
+    for name in [version.tag, *others, *([shadow] if shadow else [])]:
+        registry.manifest(Reference(version.name, check_name(name, "a version")))
     shares = {version.tag: round(rest, 9), **others}
     return target_of(shares, shadow=shadow, by=by, at=system.now())
 
@@ -98,7 +98,7 @@ def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alia
     if alias is None:
         raise NotInRegistry(f"the registry {registry.url} has no alias {reference}")
     if not alias.before:
-        raise RegistryConflict(f"{reference} has stood for nothing but {alias.now}")
+        raise RegistryConflict(f"{reference} has only ever stood for {alias.now}, so it cannot go back")
     last = alias.before[0]
     for version in last.named:
         if registry.find_manifest(Reference(reference.name, version)) is None:
@@ -145,19 +145,19 @@ def remove_version(
         raise RegistryConflict(
             f"{reference} is used by run {', '.join(users[:3])}; wait for its end, or cancel it"
         )
-    about = {"by": by, "at": system.now(), "content": manifest.content}
-    registry.remove(reference, json.dumps(about).encode())
+    removal = {"by": by, "at": system.now(), "content": manifest.content}
+    registry.remove(reference, json.dumps(removal).encode())
     return manifest
 
 
 def _live_runs(client: redis.Redis, model: str) -> Sequence[str]:
-    found: list[str] = []
+    run_ids: list[str] = []
     page, total = 0, 1
     while page * _PAGE < total:
         cluster = read_cluster(client, page=page, page_size=_PAGE)
-        found += [run.id for run in cluster.runs if run.model == model]
+        run_ids += [run.id for run in cluster.runs if run.model == model]
         page, total = page + 1, cluster.runs_total
-    return found
+    return run_ids
 
 
 _PAGE = 500
@@ -206,13 +206,13 @@ def promote(
         )
     for version in wanted.named:
         model = f"{alias.name}@{version}"
-        found = order_workers(client, workers, "warm", model, wait_seconds=wait_seconds)
-        for outcome in found:
+        outcomes = order_workers(client, workers, "warm", model, wait_seconds=wait_seconds)
+        for outcome in outcomes:
             on_outcome(outcome)
-        late = [outcome for outcome in found if outcome.state in {"failed", "waiting"}]
+        late = [outcome for outcome in outcomes if outcome.state in {"failed", "waiting"}]
         if late:
             raise NotWarm(
-                f"{alias} stands for what it stood for: {len(late)} of {len(found)} workers have not loaded "
+                f"{alias} is unchanged: {len(late)} of {len(outcomes)} workers have not loaded "
                 f"{model} ({late[0].worker}: {late[0].text})"
             )
     return set_alias(registry, alias, wanted)

@@ -38,8 +38,8 @@ _NEW_SECONDS = 60
 @contextmanager
 def workspace() -> Iterator[Path]:
     """A folder for a pushed model, removed at the end; folders of killed processes are removed first."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        _remove_if_left(left)
+    for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_if_left(old)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         with (folder / "lock").open("wb") as lock:
@@ -89,12 +89,12 @@ def unpack(source: Readable, folder: Path) -> Path:
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
             nonlocal is_whole
             is_whole = is_whole or (len(buf) == tarfile.BLOCKSIZE and not any(buf))
-            found = super().frombuf(buf, encoding, errors)
-            if found.type == tarfile.GNUTYPE_SPARSE or found.size < 0:
+            member = super().frombuf(buf, encoding, errors)
+            if member.type == tarfile.GNUTYPE_SPARSE or member.size < 0:
                 raise InputError(_NO_ARCHIVE + ", without --sparse")
-            if found.type in _HEADERS and found.size > _MOST_HEADER:
-                raise InputError(f"the archive has a name or comment of {found.size:,} bytes")
-            return found
+            if member.type in _HEADERS and member.size > _MOST_HEADER:
+                raise InputError(f"the archive has a name or comment of {member.size:,} bytes")
+            return member
 
         def _proc_gnusparse_10(self, *args: Any) -> None:
             raise InputError(_NO_ARCHIVE + ", without --sparse")
@@ -128,7 +128,7 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
     if entry.isdir():
         return  # the folder is made with its first file
     if not entry.isreg() or entry.issparse():
-        raise InputError(f"{name} is a link or no file; a model has files and folders only")
+        raise InputError(f"{name} is not a plain file; a model has only files and folders")
     check_kind(Path(name))
     target = folder / name
     opened = archive.extractfile(entry)

@@ -87,24 +87,24 @@ def compare_models(
         The rows cannot be compared, or no worker can score with one of the models.
     """
     names = ModelNames(settings, lambda: [RegistryModels])
-    first, second = (names.pin(each) for each in models)
+    first, second = (names.pin(model) for model in models)
     with Session(settings.model_copy(update={"model": first})) as session:
         table = file_sample(inputs, sample, columns, label_column)
-        found = []
+        runs = []
         for model in (first, second):
             few = table.slice(0, _WARM_ROWS)  # loads the model
             for rows in (few, table):
                 scored = score_sample(session, rows, columns, f"with {model}", model=model)
-            found.append(scored)
+            runs.append(scored)
     queries = table[columns.query].to_pylist()
     labels = None if label_column is None else table[label_column].to_pylist()
     one, two = (
-        Side(model, compare(each, found[0], queries, labels), len(table) / each.seconds, each.scores)
-        for model, each in zip((first, second), found, strict=True)
+        Side(model, compare(scored, runs[0], queries, labels), len(table) / scored.seconds, scored.scores)
+        for model, scored in zip((first, second), runs, strict=True)
     )
     by_query = _by_query(queries, table[columns.passage].to_pylist(), one.scores, two.scores)
     return ModelComparison(
-        (one, two), tuple(by_query[:shown]), np.array([each.spearman for each in by_query])
+        (one, two), tuple(by_query[:shown]), np.array([difference.spearman for difference in by_query])
     )
 
 
@@ -116,10 +116,10 @@ def _by_query(
 ) -> list[Difference]:
     """Each query with at least two different scores of both models, sorted by falling difference."""
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
-    found = []
+    differences = []
     for query, theirs in rows.groupby("query", sort=False):
         ranks = theirs[["one", "two"]].rank()
         if len(theirs) > 1 and (ranks.std() > 0).all():
             best = [str(theirs["passage"].iloc[int(theirs[side].argmax())]) for side in ("one", "two")]
-            found.append(Difference(str(query), float(ranks["one"].corr(ranks["two"])), *best))
-    return sorted(found, key=lambda each: each.spearman)
+            differences.append(Difference(str(query), float(ranks["one"].corr(ranks["two"])), *best))
+    return sorted(differences, key=lambda difference: difference.spearman)

@@ -29,8 +29,8 @@ class Reference(NamedTuple):
         return f"{self.name}@{self.tag}"
 
 
-def check_name(text: str, what: str) -> str:
-    """Return `text` if it can be the name of `what`.
+def check_name(text: str, kind: str) -> str:
+    """Return `text` if it can be the name of `kind`, such as ``a model``.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def check_name(text: str, what: str) -> str:
     if _NAME.fullmatch(text) and ".." not in text and text != ALIASES:
         return text
     raise InputError(
-        f"{text[:80]!r} cannot be the name of {what}: a name has letters, digits, '.', '_' and '-', begins "
+        f"{text[:80]!r} cannot be the name of {kind}: a name has letters, digits, '.', '_' and '-', begins "
         f"with a letter or digit, and is at most 64 characters long"
     )
 
@@ -95,7 +95,7 @@ def check_path(path: str) -> str:
     parts = path.split("/")
     plain = path.isprintable() and "\\" not in path and len(path) <= 300
     if not plain or any(part in {"", ".", ".."} for part in parts) or PurePosixPath(path).is_absolute():
-        raise ValueError(f"{path[:80]!r} is no path inside a model's folder")
+        raise ValueError(f"{path[:80]!r} is not a path inside a model's folder")
     return path
 
 

@@ -56,9 +56,11 @@ class LocalFile:
 
     def check_unchanged(self) -> None:
         """Raise `InputError` if the file has changed since it was found."""
-        about = self.source.stat()
-        if (about.st_size, about.st_mtime_ns) != (self.bytes, self.changed):
-            raise InputError(f"{self.source} changed while it was pushed; push again when it no longer does")
+        status = self.source.stat()
+        if (status.st_size, status.st_mtime_ns) != (self.bytes, self.changed):
+            raise InputError(
+                f"{self.source} changed while it was pushed; push again when it no longer changes"
+            )
 
 
 def find_files(folder: Path) -> list[LocalFile]:
@@ -75,11 +77,11 @@ def find_files(folder: Path) -> list[LocalFile]:
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} is not a model: there is no config.json in it")
     _check_config(folder / "config.json")
-    found = sorted(_walk(folder, folder), key=lambda file: file.path)
-    _check_named(folder, found)
-    if len(found) > MAX_FILES:
-        raise InputError(f"{folder} has {len(found):,} files; a version has at most {MAX_FILES:,}")
-    return found
+    files = sorted(_walk(folder, folder), key=lambda file: file.path)
+    _check_named(folder, files)
+    if len(files) > MAX_FILES:
+        raise InputError(f"{folder} has {len(files):,} files; a version has at most {MAX_FILES:,}")
+    return files
 
 
 def _walk(folder: Path, top: Path) -> Iterator[LocalFile]:
@@ -96,8 +98,8 @@ def _walk(folder: Path, top: Path) -> Iterator[LocalFile]:
         if not path.is_file():
             raise InputError(f"{path} is not a file; remove it from the model's folder")
         check_kind(path)
-        about = path.stat()
-        yield LocalFile(path.relative_to(top).as_posix(), path, about.st_size, about.st_mtime_ns)
+        status = path.stat()
+        yield LocalFile(path.relative_to(top).as_posix(), path, status.st_size, status.st_mtime_ns)
 
 
 def is_left_out(name: str) -> bool:
@@ -147,7 +149,7 @@ def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[Mo
     InputError
         A file changes meanwhile, or its name cannot be in a registry.
     """
-    found = []
+    listed = []
     for file in files:
         digest = hashlib.sha256()
         with file.source.open("rb") as opened:
@@ -156,10 +158,10 @@ def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[Mo
                 on_bytes(len(piece))
         file.check_unchanged()
         try:
-            found.append(ModelFile(path=file.path, bytes=file.bytes, sha256=digest.hexdigest()))
+            listed.append(ModelFile(path=file.path, bytes=file.bytes, sha256=digest.hexdigest()))
         except ValueError:
             raise InputError(f"{file.source}: the name of this file cannot be in a registry") from None
-    return tuple(found)
+    return tuple(listed)
 
 
 class Steps:
@@ -239,7 +241,7 @@ def push(
         raise InputError(f"the notes have {len(notes):,} characters; at most {MAX_NOTES:,} fit")
     local = find_files(folder)
     with steps.unmeasured("scoring the examples"):
-        found = trial(folder)
+        tried = trial(folder)
     size = sum(file.bytes for file in local)
     with steps.measured("reading", size) as on_bytes:
         files = digests(local, on_bytes)
@@ -250,7 +252,7 @@ def push(
         version=version,
         content=content,
         files=files,
-        family=found.family,
+        family=tried.family,
         by=by,
         at=system.now(),
         notes=notes,
@@ -285,9 +287,9 @@ def _free_version(registry: RegistryStore, name: str, content: str) -> str:
         reference = Reference(name, version)
         if registry.was_removed(reference):
             continue
-        found = registry.find_manifest(reference)
-        if found is not None:
-            if found.content == content:
+        manifest = registry.find_manifest(reference)
+        if manifest is not None:
+            if manifest.content == content:
                 return version
             break
         if files_folder(content) in registry.folder.names(name, version):
@@ -331,7 +333,7 @@ def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps
         A file is missing or does not match the manifest.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"{target} exists already; name a folder that does not")
+        raise InputError(f"{target} exists already; name a folder that does not exist")
     work = target.absolute().with_name(f".{target.name}.pulling-{manifest.content[:16]}")
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as lock:

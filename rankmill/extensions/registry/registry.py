@@ -103,10 +103,10 @@ class RegistryFolder:
         """The names in a folder; empty if the folder does not exist."""
         with self.opened(*path) as (system, place, _):
             try:
-                found = system.ls(place, detail=False)
+                paths = system.ls(place, detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-            names = {str(each).rstrip("/").rpartition("/")[2] for each in found}
+            names = {str(path).rstrip("/").rpartition("/")[2] for path in paths}
             return sorted(name for name in names if name and not name.startswith(HIDDEN))
 
     @contextmanager
@@ -160,7 +160,7 @@ class Registry:
 
     def versions(self, name: str) -> list[str]:
         """Names of a model's versions, ``v2`` before ``v10``."""
-        return [each for each in self.taken(name) if self._has(name, each)]
+        return [version for version in self.taken(name) if self._has(name, version)]
 
     def taken(self, name: str) -> list[str]:
         """Like `versions`, but including removed versions and unfinished pushes."""
@@ -182,19 +182,19 @@ class Registry:
         raw = self.folder.read(name, version, MANIFEST)
         if raw is None or self.was_removed(reference):
             return None
-        found = Manifest.read(raw, f"the manifest of {reference} in {self.url}")
-        if (found.name, found.version) != (name, version):
+        manifest = Manifest.read(raw, f"the manifest of {reference} in {self.url}")
+        if (manifest.name, manifest.version) != (name, version):
             raise RegistryError(
-                f"the manifest of {reference} in {self.url} is damaged: it is that of {found}"
+                f"the manifest of {reference} in {self.url} is damaged: it is that of {manifest}"
             )
-        return found
+        return manifest
 
     def manifest(self, reference: Reference) -> Manifest:
         """Like `find_manifest`; raises `NotInRegistry` if the version does not exist."""
-        found = self.find_manifest(reference)
-        if found is None:
+        manifest = self.find_manifest(reference)
+        if manifest is None:
             raise self._unknown(reference)
-        return found
+        return manifest
 
     def was_removed(self, reference: Reference) -> bool:
         """Whether the version existed and was removed."""
@@ -204,8 +204,8 @@ class Registry:
         """A model's aliases, by name."""
         files = self.folder.names(check_name(name, "a model"), ALIASES)
         names = sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
-        found = {each: self.find_alias(Reference(name, each)) for each in names if _is_name(each)}
-        return {each: alias for each, alias in found.items() if alias}
+        targets = {alias: self.find_alias(Reference(name, alias)) for alias in names if _is_name(alias)}
+        return {name: alias for name, alias in targets.items() if alias}
 
     def find_alias(self, reference: Reference) -> Alias | None:
         """An alias; ``None`` if it does not exist."""
@@ -238,7 +238,9 @@ class Registry:
         except NotInRegistry:
             if not followed:
                 raise
-            raise RegistryError(f"alias {reference} in {self.url} names {tag}, which is no version") from None
+            raise RegistryError(
+                f"alias {reference} in {self.url} names {tag}, which is not a version"
+            ) from None
         return Choice(name, {f"{name}@{tag}": 1.0})
 
     def version(self, reference: Reference) -> Reference:
@@ -248,7 +250,9 @@ class Registry:
     def _checked(self, reference: Reference, target: Target) -> Choice:
         for version in target.named:
             if self.find_manifest(Reference(reference.name, version)) is None:
-                raise RegistryError(f"alias {reference} in {self.url} names {version}, which is no version")
+                raise RegistryError(
+                    f"alias {reference} in {self.url} names {version}, which is not a version"
+                )
         name = reference.name
         shares = {f"{name}@{version}": share for version, share in target.versions.items()}
         return Choice(name, shares, target.shadow and f"{name}@{target.shadow}")

@@ -15,21 +15,28 @@ _COLOURS = ("#0f766e", "#c2410c")
 _LONGEST = 120
 
 
-def write_report(found: ModelComparison, folder: Path) -> Path:
+def write_report(comparison: ModelComparison, folder: Path) -> Path:
     """Write ``report.md`` and ``scores.svg`` into a folder; returns the report's path. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_chart(_figure(found), folder / "scores.svg")
-    one, two = found.sides
+    save_chart(_figure(comparison), folder / "scores.svg")
+    one, two = comparison.sides
     ranks = two.measured.agreement
     figures = [name.replace("Spearman", "Spearman within queries (95% interval)") for name in one.figures]
     differences = [
-        [_cell(each.query), f"{each.spearman:.3f}", _cell(each.first), _cell(each.second)]
-        for each in found.differences
+        [
+            _cell(difference.query),
+            f"{difference.spearman:.3f}",
+            _cell(difference.first),
+            _cell(difference.second),
+        ]
+        for difference in comparison.differences
     ]
     parts = [
         f"# {two.model} beside {one.model}",
         f"{ranks.rows:,} rows of {ranks.queries:,} queries.",
-        markdown_table(["model", *figures], ([side.model, *side.figures.values()] for side in found.sides)),
+        markdown_table(
+            ["model", *figures], ([side.model, *side.figures.values()] for side in comparison.sides)
+        ),
         "The speeds are those of one run after the other, with whatever else the workers did.",
         "![Scores of both, and the rank correlation of each query](scores.svg)",
         "## Queries that differ most",
@@ -40,21 +47,21 @@ def write_report(found: ModelComparison, folder: Path) -> Path:
     return path
 
 
-def _figure(found: ModelComparison) -> Figure:
+def _figure(comparison: ModelComparison) -> Figure:
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     spread, both, queries = figure.subplots(1, 3)
-    finite = [side.scores[np.isfinite(side.scores)] for side in found.sides]
+    finite = [side.scores[np.isfinite(side.scores)] for side in comparison.sides]
     bins = np.histogram_bin_edges(np.concatenate(finite), 40).tolist()
-    for side, scores, colour in zip(found.sides, finite, _COLOURS, strict=True):
+    for side, scores, colour in zip(comparison.sides, finite, _COLOURS, strict=True):
         spread.hist(scores, bins=bins, histtype="step", color=colour, label=side.model)
     spread.set_xlabel("score")
     spread.set_ylabel("rows")
     spread.legend()
-    one, two = found.sides
+    one, two = comparison.sides
     both.scatter(one.scores, two.scores, s=4, color=_COLOURS[0], alpha=0.4, linewidths=0)
     both.set_xlabel(f"score of {one.model}")
     both.set_ylabel(f"score of {two.model}")
-    queries.hist(found.spearman, bins=np.linspace(-1, 1, 41).tolist(), color=_COLOURS[1])
+    queries.hist(comparison.spearman, bins=np.linspace(-1, 1, 41).tolist(), color=_COLOURS[1])
     queries.set_xlabel("rank correlation within a query")
     queries.set_ylabel("queries")
     return figure

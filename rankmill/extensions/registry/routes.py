@@ -133,10 +133,10 @@ class ManagedModel:
 
     def find_alias(self, alias: str) -> Alias:
         """What an alias stands for; raises `Refusal` if there is none."""
-        found = self.registry.find_alias(self.alias(alias))
-        if found is None:
+        target = self.registry.find_alias(self.alias(alias))
+        if target is None:
             raise Refusal("not_found", f"the registry has no alias {self.name}@{alias}")
-        return found
+        return target
 
     def target(self, wanted: NewTarget) -> Target:
         """What an alias is to stand for."""
@@ -177,10 +177,10 @@ def list_models(registry: TheRegistry, key: Caller) -> dict[str, Any]:
 @router.get(_MODEL, summary="A model: its versions and aliases")
 def find_model(model: TheModel) -> dict[str, Any]:
     """A model."""
-    found = _model_view(model.registry, model.name)
-    if not found["versions"]:
+    view = _model_view(model.registry, model.name)
+    if not view["versions"]:
         raise Refusal("not_found", f"the registry has no model {model.name}")
-    return found
+    return view
 
 
 _TAR: dict[str, Any] = {
@@ -240,7 +240,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
                 raise Refusal(refusal_of(error).kind, text) from None
             except ProcessFailed as error:
                 logger.warning("%s", error)
-                text = "the model cannot be tried here: the trial took too long, or needs more than there is"
+                text = "the model cannot be tried here: it takes too long, or more memory than there is"
                 raise Refusal("unavailable", text) from None
     except OSError as error:
         raise _disk_refusal("the upload cannot be kept", error) from None
@@ -332,7 +332,7 @@ def _promote(model: ManagedModel, alias: str, wanted: Promotion) -> dict[str, An
     reference = model.alias(alias)
     outcomes: list[OrderOutcome] = []
     try:
-        found = promote(
+        changed = promote(
             model.registry, reference, model.target(wanted), model.gateway.plain_redis,
             wait_seconds=wanted.wait_seconds, on_outcome=outcomes.append,
         )  # fmt: skip
@@ -340,20 +340,19 @@ def _promote(model: ManagedModel, alias: str, wanted: Promotion) -> dict[str, An
         logger.warning("%s", error)
         raise Refusal(
             "backend",
-            f"{reference} stands for what it stood for: not all workers have loaded the version; the "
-            "gateway's log says why",
+            f"{reference} is unchanged: not all workers have loaded the version; the gateway's log says why",
         ) from None
-    return {**model.changed(reference, found), "workers": [each.model_dump() for each in outcomes]}
+    return {**model.changed(reference, changed), "workers": [outcome.model_dump() for outcome in outcomes]}
 
 
 @router.post(
-    _ALIAS + "/rollback", summary="Let an alias stand for what it stood for before",
+    _ALIAS + "/rollback", summary="Return an alias to its previous version",
     openapi_extra=json_body(Rollback),
 )  # fmt: skip
 def roll_back_alias(
     model: TheModel, alias: str, order: Annotated[Rollback, from_json(Rollback)]
 ) -> dict[str, Any]:
-    """Let an alias stand for what it stood for before."""
+    """Return an alias to its previous version."""
     model.find_alias(alias)
     reference = model.alias(alias)
     return model.changed(reference, roll_back(model.registry, reference, by=model.by))
@@ -368,8 +367,8 @@ def _model_view(registry: RegistryStore, name: str) -> dict[str, Any]:
     aliases = registry.aliases(check_name(name, "a model"))
     return {
         "name": name,
-        "versions": [version_view(each, aliases) for each in manifests(registry, name)],
-        "aliases": [_alias_view(alias, name, each) for each, alias in aliases.items()],
+        "versions": [version_view(manifest, aliases) for manifest in manifests(registry, name)],
+        "aliases": [_alias_view(alias, name, called) for called, alias in aliases.items()],
     }
 
 

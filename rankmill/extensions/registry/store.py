@@ -28,11 +28,12 @@ class WritableFolder(RegistryFolder):
         """The sizes of all files below a folder, by their paths in it."""
         with self.opened(*path) as (system, place, _):
             try:
-                found = system.find(place, detail=True)
+                entries = system.find(place, detail=True)
             except FileNotFoundError:
                 return {}
             inside = {
-                str(name).removeprefix(place).lstrip("/"): int(each["size"]) for name, each in found.items()
+                str(name).removeprefix(place).lstrip("/"): int(entry["size"])
+                for name, entry in entries.items()
             }
             return {name: size for name, size in inside.items() if not Path(name).name.startswith(HIDDEN)}
 
@@ -114,7 +115,7 @@ class RegistryStore(Registry):
 
 def next_version(taken: Iterable[str]) -> str:
     """The first of ``v1``, ``v2``, … after all `taken` names."""
-    numbers = [int(each[1:]) for each in taken if re.fullmatch(r"v[0-9]{1,9}", each)]
+    numbers = [int(version[1:]) for version in taken if re.fullmatch(r"v[0-9]{1,9}", version)]
     return f"v{max(numbers, default=0) + 1}"
 
 

@@ -104,13 +104,13 @@ class VersionStore:
         """The manifest of a version whose files are all here and match the manifest; otherwise ``None``."""
         try:
             manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
-            found = [file_digest(folder / _MODEL / file.path, self._cache) for file in manifest.files]
+            digests = [file_digest(folder / _MODEL / file.path, self._cache) for file in manifest.files]
         except (FileNotFoundError, NotADirectoryError):
             return None
         except RegistryError as error:
             logger.warning("%s is fetched again: %s", folder, error)
             return None
-        pairs = zip(manifest.files, found, strict=True)
+        pairs = zip(manifest.files, digests, strict=True)
         changed = [file.path for file, digest in pairs if digest != file.sha256]
         changed += _foreign(manifest, folder)
         if changed:

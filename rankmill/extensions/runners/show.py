@@ -43,10 +43,10 @@ def describe(run: FileRun) -> str:
             lines.append(f"{done.row_errors:,} rows have no score; {done.errors_file} says which and why")
     elif run.rows is not None:
         speed = run.progress.rows_per_second()
-        left = duration(run.progress.seconds_left(run.rows))
+        time_left = duration(run.progress.seconds_left(run.rows))
         lines.append(
             f"{run.progress.rows:,} of {run.rows:,} rows are done"
-            + (f", {speed:,.0f} pairs/s, time left: {left}" if speed and not run.is_ended else "")
+            + (f", {speed:,.0f} pairs/s, time left: {time_left}" if speed and not run.is_ended else "")
         )
     if run.runner:
         lines.append(f"runner {plain(run.runner)}")

@@ -120,20 +120,20 @@ class FileRunStore:
         oldest = system.now() - self.ttl
         ids = self.redis.zrange(keys.file_runs(), "+inf", oldest, desc=True, byscore=True, offset=0,
                                 num=MOST_LISTED)  # fmt: skip
-        found = []
+        runs = []
         for raw in self.redis.mget([keys.file_run(run_id.decode()) for run_id in ids]) if ids else []:
             try:
-                found += [FileRun.read_json(raw, "a submitted run")] if raw else []
+                runs += [FileRun.read_json(raw, "a submitted run")] if raw else []
             except WireError:
                 continue
-        return found
+        return runs
 
     def find(self, prefix: str) -> list[str]:
         """Ids of the submitted runs that begin with `prefix`."""
         if not prefix.isalnum():
             return []
-        found = self.redis.zscan_iter(keys.file_runs(), match=f"{prefix}*", count=1000)
-        return sorted({run_id.decode() for run_id, _ in found})
+        entries = self.redis.zscan_iter(keys.file_runs(), match=f"{prefix}*", count=1000)
+        return sorted({run_id.decode() for run_id, _ in entries})
 
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
         """Cancel a run; a run that a runner holds ends at the runner's next heartbeat.
@@ -161,7 +161,7 @@ class FileRunStore:
         """
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
-        leave = [*leave, *(left for left, until in self._left.items() if until > now)]
+        leave = [*leave, *(run_id for run_id, until in self._left.items() if until > now)]
         raw = scripts.CLAIM.run(self.redis, [self.queue.key, self._leases], *numbers, *leave)
         if raw is None:
             return None
@@ -190,8 +190,8 @@ class FileRunStore:
         """Renew the lease of a run, write its record, and find out whether it is cancelled."""
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
-        found = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
-        held = cast("LeaseState", found.decode())
+        state = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
+        held = cast("LeaseState", state.decode())
         if held == "forgotten":  # the server has lost its data, but this runner still has the run
             with self.redis.pipeline() as pipe:
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
@@ -259,8 +259,8 @@ class FileRunStore:
             pipe.hgetall(key)
             *_, said = pipe.execute()
         live = self.runners()
-        found = {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
-        return {name: why for name, why in found.items() if name in live}
+        reasons = {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
+        return {name: why for name, why in reasons.items() if name in live}
 
     def take_webhook(self) -> FileRun | None:
         """An ended run whose webhook is due; no other process gets it for `WEBHOOK_SECONDS`."""

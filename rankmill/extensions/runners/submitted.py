@@ -55,10 +55,10 @@ class SubmittedFile:
         """
         deadline = math.inf if timeout is None else system.monotonic() + timeout
         while (ended := self.outcome(on_look)) is None:
-            left = deadline - system.monotonic()
-            if left <= 0:
+            seconds_left = deadline - system.monotonic()
+            if seconds_left <= 0:
                 raise TimeoutError(f"submitted run {self.id} has not ended; it goes on")
-            system.sleep(min(left, _LOOK_SECONDS))
+            system.sleep(min(seconds_left, _LOOK_SECONDS))
         return ended
 
     def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:
@@ -123,12 +123,12 @@ def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
         Several ids begin with `prefix`.
     """
     with redis_errors():
-        found = [prefix] if store.has(prefix) else store.find(prefix)
-    if len(found) > 1:
+        ids = [prefix] if store.has(prefix) else store.find(prefix)
+    if len(ids) > 1:
         raise InputError(
-            f"{len(found)} submitted runs begin with {prefix}: {', '.join(found[:5])}; say more of the id"
+            f"{len(ids)} submitted runs begin with {prefix}: {', '.join(ids[:5])}; give more of the id"
         )
-    return SubmittedFile(store, found[0]) if found else None
+    return SubmittedFile(store, ids[0]) if ids else None
 
 
 class SubmittedFiles:
@@ -160,7 +160,7 @@ class SubmittedFiles:
                 weight=settings.weight if settings.tenant else None,
             )
         except ValidationError as error:
-            raise ConfigError(f"webhook: {webhook!r:.80} is no http:// or https:// URL") from error
+            raise ConfigError(f"webhook: {webhook!r:.80} is not an http:// or https:// URL") from error
         with redis_errors():
             return self.handle(self.store.submit(order).id)
 

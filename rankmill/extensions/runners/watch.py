@@ -89,12 +89,12 @@ class SeenRunners(Seen):
         queues = self.file_queues
         return [
             Gauge("rankmill_submitted_runs", "Submitted runs that are not finished.", ("queue", "state"),
-                  {(each.name, state): getattr(each, state)
-                   for each in queues for state in ("waiting", "running")}),
+                  {(queue.name, state): getattr(queue, state)
+                   for queue in queues for state in ("waiting", "running")}),
             Gauge("rankmill_runners", "Live runners of a queue of submitted runs.", ("queue",),
-                  {(each.name,): each.runners for each in queues}),
+                  {(queue.name,): queue.runners for queue in queues}),
             Gauge("rankmill_webhooks_due", "Webhooks of ended runs that are not delivered yet.", ("queue",),
-                  {(each.name,): each.webhooks for each in queues}),
+                  {(queue.name,): queue.webhooks for queue in queues}),
         ]  # fmt: skip
 
 
@@ -134,8 +134,8 @@ class RunnersWatch(Watch):
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
         """The submitted run with an id."""
-        found = find_submitted(open_store(client, settings), run_id)
-        return _Shown(found) if found else None
+        run = find_submitted(open_store(client, settings), run_id)
+        return _Shown(run) if run else None
 
     def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns:
         """The submitted runs."""
@@ -165,8 +165,8 @@ class _Shown:
 
     def cancel(self) -> str:
         ended = self._run.cancel()
-        what = f"{ended.state} already" if ended.state in {"done", "failed"} else "cancelled"
-        return f"submitted run {ended.id} is {what}"
+        outcome = f"{ended.state} already" if ended.state in {"done", "failed"} else "cancelled"
+        return f"submitted run {ended.id} is {outcome}"
 
 
 def _status(run: FileRun) -> RunStatus:

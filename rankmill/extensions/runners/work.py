@@ -99,8 +99,12 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     try:
         kind = kind_of(order)
         if kind is None:
-            asked = order.request.model_copy(update={"restart": order.request.restart and not run.restarted})
-            score(asked, lambda output, made: keep(made, *((output.partial, output.path) if output else ())))
+            request = order.request.model_copy(
+                update={"restart": order.request.restart and not run.restarted}
+            )
+            score(
+                request, lambda output, made: keep(made, *((output.partial, output.path) if output else ()))
+            )
             return
         kind.carry_out(run, settings, score, keep)
         note(now=True)  # if this runner only stood still, its successor may be at work beside the output
@@ -130,10 +134,10 @@ def _sealed(run: FileRun) -> FileRun:
         if roots := confined():
             roots.check(place, "write")
         seal, outcome = OutputRecord(place).sealed(run.id)
-        found = Seal.model_validate_json(seal), RunOutcome.model_validate_json(outcome)
+        sealed = Seal.model_validate_json(seal), RunOutcome.model_validate_json(outcome)
     except (RankmillError, OSError, ValueError):
         return run
-    return run.changed(seal=found[0], outcome=found[1])
+    return run.changed(seal=sealed[0], outcome=sealed[1])
 
 
 def _is_in_place(run: FileRun) -> bool:
@@ -211,9 +215,9 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
     """Raise `RunnerError` if this host lacks a file that the order names, or may not send its webhook."""
     request = order.request
     try:
-        found = find_input(request.at_home())
+        source = find_input(request.at_home())
         if roots := confined():
-            for file in found.files:
+            for file in source.files:
                 roots.check(file.path, "read")
     except InputError as error:
         raise RunnerError(str(error)) from None

@@ -303,7 +303,7 @@ def test_who_owns_a_path_says_what_becomes_of_what_is_too_long() -> None:
     assert asked("/v1/rerank", "vllm", **body).spec["long"] == "refuse"
 
 
-def test_where_the_dialect_is_not_certain_the_answer_suits_cohere_jina_and_vllm() -> None:
+def test_an_answer_without_a_certain_dialect_suits_cohere_jina_and_vllm() -> None:
     shown: Any = answer("/v1/rerank", model="m", query="q", documents=TEXTS, top_n=1)
     assert shown["id"] == "r1"
     assert shown["meta"]["api_version"] == {"version": "1"}

@@ -125,9 +125,7 @@ def test_it_says_that_it_is_alive(gateway: Running) -> None:
     assert gateway.get("/health").status == 200
 
 
-def test_one_command_brings_server_and_workers_and_names_the_runner_that_the_example_needs(
-    runners: StartRunner, tmp_path: Path
-) -> None:
+def test_one_command_brings_server_and_workers(runners: StartRunner, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     environ = {"RANKMILL_GATEWAY_FILES": str(tmp_path / "files")}
     with running_gateway(None, tmp_path, "--model", "demo", "--workers", "1", environ=environ) as gateway:

@@ -264,7 +264,7 @@ def test_what_is_no_message_is_refused_in_a_line(
     with pytest.raises(grpc.RpcError) as refused:
         list(send(iter([b"\xff\xff\xff"]), timeout=60))
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert refused.value.details() == "what was sent is no message of this method"
+    assert refused.value.details() == "the bytes that were sent are not a message of this method"
     assert "Traceback" not in gateway.log.read_text()
 
 

@@ -261,7 +261,7 @@ def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: floa
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_settings_that_lose_ranks_are_not_the_result_however_fast_they_are(
+def test_settings_that_lose_ranks_do_not_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slow: bool
 ) -> None:
     """What auto stands for may be refused, or not have been tried when the time was over."""
@@ -297,9 +297,7 @@ def test_settings_that_lose_ranks_are_not_the_result_however_fast_they_are(
     assert tuned.changes["precision"] == "fp32"
 
 
-def test_nothing_is_written_where_nothing_keeps_the_ranks_or_where_a_file_of_ones_own_is(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_no_config_is_written_without_a_winner_or_over_another_file(tmp_path: Path, tiny_model: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("model: demo\n")
     result = CliRunner().invoke(tune, ["-o", str(own)])

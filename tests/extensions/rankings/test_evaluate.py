@@ -134,7 +134,7 @@ def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
     assert picture.read_text().startswith("<?xml")
 
 
-def test_the_p_value_is_that_of_the_paired_t_test_and_means_are_also_over_ranked_queries(
+def test_the_p_value_is_that_of_the_paired_t_test(
     folder: Path,
 ) -> None:
     done = run(
@@ -164,7 +164,7 @@ def test_a_test_that_says_nothing_has_no_p_value(folder: Path, rows: list[dict[s
     assert run(folder / "same.parquet", "--qrels", qrels).stdout.splitlines()[1].split()[4] == "-"
 
 
-def test_the_ranked_queries_of_a_part_are_compared_with_the_same_of_the_whole_run(folder: Path) -> None:
+def test_a_part_is_compared_with_the_same_queries_of_the_whole_run(folder: Path) -> None:
     """As after --limit: the queries that were not scored say nothing about the reranker."""
     pq.write_table(pa.Table.from_pylist(ROWS[:40]), folder / "part.parquet")
     lines = [f"{row['query_id']} Q0 {row['doc_id']} 1 {row['run_score']!r} t\n" for row in ROWS]

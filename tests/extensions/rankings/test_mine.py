@@ -159,7 +159,7 @@ def test_what_is_relevant_under_another_id_is_no_negative(tmp_path: Path) -> Non
     assert "already: 3 passages that are relevant under another id, 0 that repeat" in done.output
 
 
-def test_what_is_relevant_and_not_in_the_run_is_no_negative_under_another_id(
+def test_a_relevant_passage_outside_of_the_run_is_no_negative(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

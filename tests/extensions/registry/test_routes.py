@@ -156,7 +156,7 @@ def test_the_same_model_is_the_same_version_and_another_needs_another_name(
     assert (same.status, same.json["before"], same.json["version"]) == (200, True, "v1")
 
 
-def test_a_version_that_is_pulled_can_be_pushed_and_a_damaged_one_is_not_sent(
+def test_a_pulled_version_can_be_pushed_and_a_damaged_one_is_not_sent(
     managing: Running, registry: Registry, models: list[Path]
 ) -> None:
     with urllib.request.urlopen(f"{managing.url}{MODEL}/versions/v2/archive", timeout=60) as reply:
@@ -175,7 +175,7 @@ def test_a_version_that_is_pulled_can_be_pushed_and_a_damaged_one_is_not_sent(
 REFUSED = {
     "code": (entry("modeling.py", size=9), "modeling.py cannot be pushed: a registry holds no code"),
     "a pickle": (entry("sub/pytorch_model.bin", size=9), "a registry holds weights as *.safetensors"),
-    "a way out": (entry("../outside.json"), "'../outside.json' is no path inside a model's folder"),
+    "a way out": (entry("../outside.json"), "'../outside.json' is not a path inside a model's folder"),
     "a link": (entry("link.json", kind=tarfile.SYMTYPE, link="/etc/passwd"), "link.json is a link"),
     "twice": (entry("config.json", size=3), "config.json is twice in the archive"),
 }

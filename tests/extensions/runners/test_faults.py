@@ -245,7 +245,7 @@ def test_killed_between_the_output_and_the_end_it_is_done(
     assert done.outcome.rows == 50
 
 
-def test_a_runner_that_stood_still_beside_its_output_removes_what_its_successor_could_not(
+def test_a_runner_that_stood_still_removes_what_its_successor_could_not(
     client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
 ) -> None:
     run = client.submit_file(str(source), str(output), limit=50)

@@ -157,7 +157,7 @@ def test_a_webhook_that_no_runner_may_send_is_told_before_any_work(
     with pytest.raises(RunFailed, match=r"webhook: webhook_hosts of this runner does not list 10\.0\.0\.1"):
         run.wait(60)
     assert not (tmp_path / "out.csv").exists()
-    with pytest.raises(ConfigError, match="webhook: 'file:///etc/passwd' is no http:// or https:// URL"):
+    with pytest.raises(ConfigError, match="webhook: 'file:///etc/passwd' is not an http:// or https:// URL"):
         client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"), webhook="file:///etc/passwd")
     with pytest.raises(ConfigError, match="webhook_secret: ") as wrong:
         load_settings({"webhook_secret": "whsec_verysecret"}).of(RunnerSettings)

@@ -65,11 +65,11 @@ def create(name: str, asked: KeyOptions, settings: Settings, as_json: bool) -> N
 @options.as_json
 def list_keys(settings: Settings, as_json: bool) -> None:
     """List the keys, without their texts."""
-    found = _store(settings).all()
+    api_keys = _store(settings).all()
     if as_json:
-        echo(json.dumps([_shown(key) for key in found]))
+        echo(json.dumps([_shown(key) for key in api_keys]))
         return
-    for key in found:
+    for key in api_keys:
         echo(f"{key.id}  {key.name}: {_line(key)}")
 
 
@@ -106,7 +106,7 @@ def _line(key: ApiKey) -> str:
     return ", ".join(
         [
             "all models" if key.models is None else f"models {' '.join(key.models)}",
-            *(f"{most:,} {what}" for what, most in limits.items() if most),
+            *(f"{most:,} {unit}" for unit, most in limits.items() if most),
             *([f"priority {key.priority}"] if key.priority else []),
             *([f"weight {key.weight:g}"] if key.weight != 1 else []),
             *(["admin"] if key.admin else []),

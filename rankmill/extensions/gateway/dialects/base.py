@@ -41,7 +41,7 @@ Document = Text | TextDocument
 
 def texts_of(documents: Sequence[str | TextDocument]) -> list[str]:
     """The texts of documents."""
-    return [each if isinstance(each, str) else each.text for each in documents]
+    return [document if isinstance(document, str) else document.text for document in documents]
 
 
 Scale = Literal["sigmoid", "identity"] | None
@@ -85,11 +85,11 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, found: Any) -> Any:
+    def _null_is_absent(cls, sent: Any) -> Any:
         """Remove null values, which clients send for fields that they do not set."""
-        if not isinstance(found, dict):
-            return found
-        return {name: value for name, value in found.items() if value is not None}
+        if not isinstance(sent, dict):
+            return sent
+        return {name: value for name, value in sent.items() if value is not None}
 
 
 class Options(Fields):
@@ -170,17 +170,17 @@ class ScorePath:
     choose: Callable[[JsonObject], type[Body]] | None = None
     options: tuple[type[Options], ...] = ()
 
-    def body(self, found: JsonObject) -> type[Body]:
+    def body(self, sent: JsonObject) -> type[Body]:
         """The kind of body that a JSON object is."""
-        return self.choose(found) if self.choose else self.bodies[0]
+        return self.choose(sent) if self.choose else self.bodies[0]
 
-    def score_request(self, body: Body, found: JsonObject) -> ScoreRequest:
+    def score_request(self, body: Body, sent: JsonObject) -> ScoreRequest:
         """The request for scores in a body that was read from an object; raises `Refusal`."""
         wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
         more: SpecFields = {}
         for kind in self.options:
-            given = (found.keys() & kind.model_fields) - type(body).model_fields.keys()
-            said = read_as(kind, {name: found[name] for name in given}).spec(self.dialect) if given else {}
+            given = (sent.keys() & kind.model_fields) - type(body).model_fields.keys()
+            said = read_as(kind, {name: sent[name] for name in given}).spec(self.dialect) if given else {}
             more |= {name: value for name, value in said.items() if usual.get(name) != value}
         return replace(wanted, spec={**wanted.spec, **more})
 
@@ -202,8 +202,8 @@ def spec_for(
         More fields; fields that are ``None`` are left out.
     """
     long = owner.long if truncate is None else "truncate" if truncate else "refuse"
-    found = {"activation": "identity" if raw else owner.scale, "long": long, **others}
-    return {name: value for name, value in found.items() if value is not None}
+    options = {"activation": "identity" if raw else owner.scale, "long": long, **others}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def of_labels(spec: SpecFields) -> SpecFields:
@@ -212,7 +212,7 @@ def of_labels(spec: SpecFields) -> SpecFields:
     return {**spec, **probability, "all_labels": True, "label": None}
 
 
-def read_as(kind: type[T], found: JsonObject) -> T:
+def read_as(kind: type[T], sent: JsonObject) -> T:
     """Read an object as a body of this kind.
 
     Raises
@@ -221,7 +221,7 @@ def read_as(kind: type[T], found: JsonObject) -> T:
         A field is missing or wrong; the message names it.
     """
     try:
-        return kind.model_validate(found)
+        return kind.model_validate(sent)
     except ValidationError as error:
         raise wrong_field(
             error.errors(include_url=False, include_context=False, include_input=False)
@@ -230,7 +230,7 @@ def read_as(kind: type[T], found: JsonObject) -> T:
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
     """The refusal for the first error that pydantic has found."""
-    first = max(errors, key=lambda each: len(each["loc"]))  # the most exact
+    first = max(errors, key=lambda problem: len(problem["loc"]))  # the most exact
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"
     return wrong(place, first["msg"])

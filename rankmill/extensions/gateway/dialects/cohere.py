@@ -85,22 +85,22 @@ class CohereRerankV1(Body):
         """The text to score of each document: its `rank_fields`, one on each line, or else its text."""
         names = self.rank_fields or ["text"]
         return [
-            each if isinstance(each, str) else _text(place, each, names)
-            for place, each in enumerate(self.documents)
+            document if isinstance(document, str) else _text(place, document, names)
+            for place, document in enumerate(self.documents)
         ]
 
     def answer(self, scores: RequestScores) -> object:
-        shown = [{"text": each} if isinstance(each, str) else each for each in self.documents]
+        shown = [{"text": document} if isinstance(document, str) else document for document in self.documents]
         warnings = [] if self.max_chunks_per_doc is None else [_UNUSED]
         results = ranking(scores, self.top_n, shown if self.return_documents else None)
         return {"results": results, **envelope(scores, "1", *warnings)}
 
 
 def _text(place: int, document: dict[str, Value], names: list[str]) -> str:
-    found = [str(document[name]) for name in names if document.get(name) is not None]
-    if not found:
+    texts = [str(document[name]) for name in names if document.get(name) is not None]
+    if not texts:
         raise wrong(f"documents.{place}", f"has none of the fields {', '.join(names)}")
-    return "\n".join(found)
+    return "\n".join(texts)
 
 
 BODIES = (CohereRerankV1, CohereRerankV2)

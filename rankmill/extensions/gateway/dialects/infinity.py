@@ -26,8 +26,8 @@ _NO_MODEL = "default/not-specified"
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    found = {"message": refusal.message, "type": refusal.kind, "param": refusal.param, "code": status}
-    return {"error": found}
+    problem = {"message": refusal.message, "type": refusal.kind, "param": refusal.param, "code": status}
+    return {"error": problem}
 
 
 INFINITY = Dialect("infinity", _error, {"invalid": 422, "empty": 422})

@@ -29,14 +29,14 @@ def bodies() -> tuple[type[Body], ...]:
 
 
 def _bodies_of(name: str) -> tuple[type[Body], ...]:
-    found: tuple[type[Body], ...] = plugins.load("rankmill.dialects", name)
-    for body in found:
+    bodies: tuple[type[Body], ...] = plugins.load("rankmill.dialects", name)
+    for body in bodies:
         if body.dialect.name != name:
             raise ConfigError(
                 f"the dialect {name!r} has a body of another dialect: {body.__name__} is of "
                 f"{body.dialect.name!r}; correct its package or uninstall it"
             )
-    return found
+    return bodies
 
 
 def dialects() -> dict[str, Dialect]:
@@ -64,20 +64,20 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
         Name of the dialect whose paths without a prefix these are, as far as it has them; ``None``: each is
         that of the dialect that `ScorePath.dialect` names.
     """
-    found = dict(SHARED_PATHS)
+    paths = dict(SHARED_PATHS)
     for body in bodies():
         dialect = body.dialect
         for path in body.paths:
             alone = ScorePath(path, body.summary, (body,), dialect)
-            if dialect.name == owner or path not in found:
-                found[path] = alone
-            found[f"/{dialect.name}{path}"] = replace(alone, path=f"/{dialect.name}{path}")
+            if dialect.name == owner or path not in paths:
+                paths[path] = alone
+            paths[f"/{dialect.name}{path}"] = replace(alone, path=f"/{dialect.name}{path}")
     for dialect in INVOKED:
         path = f"/{dialect.name}/invocations"
-        found[path] = replace(found["/invocations"], path=path, dialect=dialect, options=())
+        paths[path] = replace(paths["/invocations"], path=path, dialect=dialect, options=())
         if dialect.name == owner:
-            found["/invocations"] = replace(found[path], path="/invocations")
-    return tuple(found.values())
+            paths["/invocations"] = replace(paths[path], path="/invocations")
+    return tuple(paths.values())
 
 
 def certain(path: str, owner: str | None) -> str:
@@ -88,7 +88,7 @@ def certain(path: str, owner: str | None) -> str:
 
 @cache
 def _by_path() -> dict[str, Dialect]:
-    return {"/info": TEI} | {each.path: each.dialect for each in score_paths()}
+    return {"/info": TEI} | {path.path: path.dialect for path in score_paths()}
 
 
 def dialect_at(path: str) -> Dialect:

@@ -33,8 +33,8 @@ from rankmill.extensions.gateway.score_request import RequestScores
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    found: JsonObject = {"message": refusal.message, "detail": refusal.message}
-    return {**found, **VLLM.error(refusal, status)}
+    problem: JsonObject = {"message": refusal.message, "detail": refusal.message}
+    return {**problem, **VLLM.error(refusal, status)}
 
 
 SHARED = Dialect("shared", _error)
@@ -46,9 +46,9 @@ class SharedRerankV1(JinaRerank):
     dialect = SHARED
 
     def answer(self, scores: RequestScores) -> JsonObject:
-        found = super().answer(scores)
-        found["usage"] |= {"prompt_tokens": scores.tokens}
-        return {**found, **envelope(scores, "1")}
+        reply = super().answer(scores)
+        reply["usage"] |= {"prompt_tokens": scores.tokens}
+        return {**reply, **envelope(scores, "1")}
 
 
 def _rerank(body: JsonObject) -> type[Body]:

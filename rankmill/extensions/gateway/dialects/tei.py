@@ -62,7 +62,7 @@ _MOST = (1 << 31) - 1
 
 
 def known_info(
-    settings: Settings, name: str, about: TokensFound, scored: Mapping[str, str], workers: int
+    settings: Settings, name: str, facts: TokensFound, scored: Mapping[str, str], workers: int
 ) -> JsonObject:
     """The gateway's model and limits, for HTTP and gRPC.
 
@@ -70,14 +70,14 @@ def known_info(
     ----------
     settings, name
         The gateway's settings, and the name of its model for callers.
-    about
-        The facts that a worker has told about the model.
+    facts
+        What a worker has told about the model.
     scored
         The facts of how its latest scores were made.
     workers
         The number of workers; each has a thread that tokenizes.
     """
-    most = min(about.most, _MOST)
+    most = min(facts.most, _MOST)
     precision = scored.get("precision", settings.precision)
     own = settings.of(GatewaySettings)
     return {
@@ -123,10 +123,10 @@ class TeiRerank(TeiOptions, Body):
         return ScoreRequest(self.query, self.texts, spec=self.spec(owner))
 
     def answer(self, scores: RequestScores) -> object:
-        found = [{"index": place, "score": score} for place, score in scores.ranked()]
+        ranks = [{"index": place, "score": score} for place, score in scores.ranked()]
         if self.return_text:
-            return [{**each, "text": self.texts[int(each["index"])]} for each in found]
-        return found
+            return [{**rank, "text": self.texts[int(rank["index"])]} for rank in ranks]
+        return ranks
 
 
 class TeiPredict(TeiOptions, Body):
@@ -156,21 +156,21 @@ class TeiPredict(TeiOptions, Body):
         return ScoreRequest([row[0] for row in rows], [row[1] for row in rows], spec=spec)
 
     def answer(self, scores: RequestScores) -> object:
-        found = [
+        predictions = [
             [{"score": score, "label": label} for label, score in best_first(row)]
             for row in scores.predictions()
         ]
-        return found if self._is_batch() else found[0]
+        return predictions if self._is_batch() else predictions[0]
 
     def _is_batch(self) -> bool:
-        return isinstance(self.inputs, list) and not all(isinstance(each, str) for each in self.inputs)
+        return isinstance(self.inputs, list) and not all(isinstance(row, str) for row in self.inputs)
 
     def _rows(self) -> list[list[str]]:
         if isinstance(self.inputs, str):
             return [[self.inputs]]
         if not self._is_batch():
-            return [[str(each) for each in self.inputs]] if self.inputs else []
-        return [list(each) for each in self.inputs]
+            return [[str(text) for text in self.inputs]] if self.inputs else []
+        return [list(row) for row in self.inputs]
 
 
 class TeiTokenize(Body):
@@ -191,7 +191,7 @@ class TeiTokenize(Body):
         return encoding([TokensAsked(text=text, special=self.add_special_tokens) for text in self._texts()])
 
     def answer(self, scores: RequestScores) -> object:
-        return [simple_tokens(text, found) for text, found in zip(self._texts(), scores.found, strict=True)]
+        return [simple_tokens(text, tokens) for text, tokens in zip(self._texts(), scores.found, strict=True)]
 
     def _texts(self) -> list[str]:
         return [self.inputs] if isinstance(self.inputs, str) else self.inputs
@@ -202,7 +202,7 @@ def no_prompt(name: str) -> Refusal:
     return wrong("prompt_name", f"the model has no prompt {name!r:.80}")
 
 
-def simple_tokens(text: str, found: TokensFound) -> list[JsonObject]:
+def simple_tokens(text: str, tokens: TokensFound) -> list[JsonObject]:
     """Tokens as TEI shows them: with their places in the text, counted in bytes.
 
     Raises
@@ -211,11 +211,11 @@ def simple_tokens(text: str, found: TokensFound) -> list[JsonObject]:
         The worker that answered gave places outside of the text.
     """
     places = list(accumulate(map(_bytes, text), initial=0))
-    if any(max(span) > len(text) for span in found.spans):
+    if any(max(span) > len(text) for span in tokens.spans):
         raise Refusal("backend", "a worker has answered with places outside of the text")
     shown: list[JsonObject] = []
     for number, word, special, (first, end) in zip(
-        found.ids, found.words, found.special, found.spans, strict=True
+        tokens.ids, tokens.words, tokens.special, tokens.spans, strict=True
     ):
         if special:
             shown.append({"id": number, "text": word, "special": True, "start": None, "stop": None})
@@ -242,12 +242,12 @@ class TeiDecode(Body):
     skip_special_tokens: bool = True
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
-        several = [each for each in self.ids if isinstance(each, list)]
-        rows = several or [[each for each in self.ids if isinstance(each, int)]]
+        several = [ids for ids in self.ids if isinstance(ids, list)]
+        rows = several or [[token_id for token_id in self.ids if isinstance(token_id, int)]]
         return encoding([TokensAsked(ids=tuple(ids), special=not self.skip_special_tokens) for ids in rows])
 
     def answer(self, scores: RequestScores) -> object:
-        return [found.text for found in scores.found]
+        return [row.text for row in scores.found]
 
 
 BODIES = (TeiRerank, TeiPredict, TeiTokenize, TeiDecode)

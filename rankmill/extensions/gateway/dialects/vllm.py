@@ -258,7 +258,7 @@ class VllmClassify(VllmTextOptions, _VllmBody):
                 raise wrong(name, "the model's own template is filled with the messages alone: leave it out")
 
     def answer(self, scores: RequestScores) -> JsonObject:
-        found = scores.predictions()
+        predictions = scores.predictions()
         return {
             "id": f"classify-{self.request_id or scores.id}",
             "object": "list",
@@ -271,7 +271,7 @@ class VllmClassify(VllmTextOptions, _VllmBody):
                     "probs": [score for _, score in row],
                     "num_classes": len(row),
                 }
-                for place, row in enumerate(found)
+                for place, row in enumerate(predictions)
             ],
             "usage": usage(scores),
         }
@@ -279,7 +279,7 @@ class VllmClassify(VllmTextOptions, _VllmBody):
 
 def _conversation(messages: list[JsonObject]) -> str:
     """Messages in the workers' form; contents in several parts of text are joined, as in vLLM."""
-    written = json.dumps([{**each, "content": _joined(each.get("content"))} for each in messages])
+    written = json.dumps([{**message, "content": _joined(message.get("content"))} for message in messages])
     if len(written) > MAX_TEXT_CHARS:
         raise wrong("messages", f"{len(written):,} characters are more than the {MAX_TEXT_CHARS:,} of a text")
     return written
@@ -288,7 +288,7 @@ def _conversation(messages: list[JsonObject]) -> str:
 def _joined(content: object) -> object:
     if not isinstance(content, list):
         return content
-    parts = [each.get("text") if isinstance(each, dict) else None for each in content]
+    parts = [part.get("text") if isinstance(part, dict) else None for part in content]
     if not all(isinstance(text, str) for text in parts):
         raise wrong("messages", "a content is text, or a list of {type: text, text}")
     return "\n".join(map(str, parts))
@@ -344,12 +344,12 @@ class VllmTokenize(_VllmBody):
         return encoding([TokensAsked(text=self.prompt, special=self.add_special_tokens)], self.model)
 
     def answer(self, scores: RequestScores) -> JsonObject:
-        (found,) = scores.found
+        (tokens,) = scores.found
         return {
-            "count": len(found.ids),
-            "max_model_len": found.most,
-            "tokens": found.ids,
-            "token_strs": found.words if self.return_token_strs else None,
+            "count": len(tokens.ids),
+            "max_model_len": tokens.most,
+            "tokens": tokens.ids,
+            "token_strs": tokens.words if self.return_token_strs else None,
         }
 
 
@@ -366,8 +366,8 @@ class VllmDetokenize(_VllmBody):
         return encoding([TokensAsked(ids=tuple(self.tokens), special=True)], self.model)
 
     def answer(self, scores: RequestScores) -> JsonObject:
-        (found,) = scores.found
-        return {"prompt": found.text}
+        (tokens,) = scores.found
+        return {"prompt": tokens.text}
 
 
 _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))

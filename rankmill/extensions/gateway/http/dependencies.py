@@ -43,8 +43,8 @@ def new_router(tag: str, prefix: str = "") -> APIRouter:
 
 
 async def _gateway(request: Request) -> Gateway:
-    found: Gateway = request.app.state.gateway
-    return found
+    gateway: Gateway = request.app.state.gateway
+    return gateway
 
 
 TheGateway = Annotated[Gateway, Depends(_gateway)]

@@ -57,15 +57,15 @@ def _without_references(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema in which each reference is replaced by what it stands for."""
     parts = schema.pop("$defs", {})
 
-    def put(found: Any) -> Any:
-        if isinstance(found, dict):
-            name = found.get("$ref")
+    def put(value: Any) -> Any:
+        if isinstance(value, dict):
+            name = value.get("$ref")
             return (
                 put(parts[name.rpartition("/")[2]])
                 if name
-                else {key: put(each) for key, each in found.items()}
+                else {key: put(inner) for key, inner in value.items()}
             )
-        return [put(each) for each in found] if isinstance(found, list) else found
+        return [put(inner) for inner in value] if isinstance(value, list) else value
 
     flat: dict[str, Any] = put(schema)
     return flat

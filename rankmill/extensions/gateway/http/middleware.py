@@ -64,8 +64,8 @@ class Observed:
             await send(message)
 
         async def fail(refusal: Refusal, status: int, headers: Mapping[str, str] | None = None) -> None:
-            found = dialect_at(scope["path"]).error(refusal, status)
-            await JSONResponse(found, status, headers)(scope, receive, answer)
+            problem = dialect_at(scope["path"]).error(refusal, status)
+            await JSONResponse(problem, status, headers)(scope, receive, answer)
 
         with observing(headers.get(HEADER, ""), _GONE) as note:
             scope[SCOPE_KEY] = note

@@ -80,7 +80,7 @@ async def show_metrics(gateway: TheGateway, key: Scraper) -> Response:
 @service_router.get("/models", summary="The models that requests may name")
 async def models(gateway: TheGateway, key: Caller, request: Request) -> dict[str, Any]:
     """The models that the caller may name, with the fields that clients of each dialect read."""
-    shown = [each.name for each in gateway.served.all if key is None or key.may_use(*each)]
+    shown = [model.name for model in gateway.served.all if key is None or key.may_use(*model)]
     data = [_model(gateway, name, request) for name in shown]
     return {"object": "list", "data": data, "models": data}
 
@@ -90,9 +90,9 @@ async def find_model(
     gateway: TheGateway, key: Caller, request: Request, name: Annotated[str, Path(alias="id")]
 ) -> dict[str, Any]:
     """The model, as in the list."""
-    found = gateway.served.resolve(name)
-    check_model(key, found)
-    return _model(gateway, found.name, request)
+    model = gateway.served.resolve(name)
+    check_model(key, model)
+    return _model(gateway, model.name, request)
 
 
 def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
@@ -115,11 +115,11 @@ def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
 @service_router.get("/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
     """The facts of the model, as a worker tells them, and how its latest scores were made."""
-    about = await gateway.scoring.about_model()
+    facts = await gateway.scoring.about_model()
     scored = gateway.scoring.contracts[gateway.settings.model]
-    labels = dict(enumerate(about.labels))
+    labels = dict(enumerate(facts.labels))
     return {
-        **known_info(gateway.settings, gateway.served.default.name, about, scored, gateway.load.workers),
+        **known_info(gateway.settings, gateway.served.default.name, facts, scored, gateway.load.workers),
         "sha": None,
         "docker_label": None,
         "model_type": {
@@ -189,8 +189,8 @@ def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any
             f"queue {gateway.settings.queue!r} has no worker that takes orders",
             "start one: rankmill score-workers",
         )
-    found = order_workers(gateway.plain_redis, workers, "warm", model, wait_seconds=_WAIT_SECONDS)
-    return {"object": "list", "data": [each.model_dump() for each in found]}
+    outcomes = order_workers(gateway.plain_redis, workers, "warm", model, wait_seconds=_WAIT_SECONDS)
+    return {"object": "list", "data": [outcome.model_dump() for outcome in outcomes]}
 
 
 @router.post(
@@ -208,10 +208,10 @@ def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, A
     wanted = None if order.model is None else {order.model, gateway.served.known(order.model)}
     names = sorted(loaded if wanted is None else loaded & wanted)
     with system.Executor(8) as threads:  # all wait for the same heartbeats
-        found = [each for outcomes in threads.map(unload, names) for each in outcomes]
-    return {"object": "list", "data": [each.model_dump() for each in found]}
+        unloaded = [outcome for outcomes in threads.map(unload, names) for outcome in outcomes]
+    return {"object": "list", "data": [outcome.model_dump() for outcome in unloaded]}
 
 
 def _workers(gateway: Gateway) -> list[WorkerState]:
-    found = read_cluster(gateway.plain_redis).workers
-    return [worker for worker in found if gateway.settings.queue in worker.queues]
+    workers = read_cluster(gateway.plain_redis).workers
+    return [worker for worker in workers if gateway.settings.queue in worker.queues]

@@ -66,20 +66,20 @@ async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
 
     async def produce() -> None:
         async with send, aclosing(events):
-            async for each in events:
-                await send.send(each)
+            async for event in events:
+                await send.send(event)
 
     producing = asyncio.create_task(produce())
     try:
         while True:
             try:
                 with anyio.fail_after(_QUIET_SECONDS):
-                    found = await receive.receive()
+                    piece = await receive.receive()
             except TimeoutError:
-                found = b": waiting\n\n"
+                piece = b": waiting\n\n"
             except anyio.EndOfStream:
                 break
-            yield found
+            yield piece
         await producing
     finally:
         receive.close()

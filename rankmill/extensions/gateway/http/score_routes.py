@@ -60,11 +60,11 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
         async with AsyncExitStack() as stack:
             key = await stack.enter_async_context(gateway.admitted(note, request.headers))
             raw = stack.enter_context(gateway.bodies.body())
-            found = parse(await raw.read(request))
-            kind = path.body(found)
+            sent = parse(await raw.read(request))
+            kind = path.body(sent)
             note.dialect = kind.dialect.name
-            body = read_as(kind, found)
-            wanted = path.score_request(body, found)
+            body = read_as(kind, sent)
+            wanted = path.score_request(body, sent)
             metrics.stages.labels("admission").observe(time.perf_counter() - note.began)
             if body.stream or _wants_events(request):
                 run = await stack.enter_async_context(gateway.scoring.begin(wanted, key))
@@ -80,7 +80,7 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
 def _wants_events(request: Request) -> bool:
     """Whether the client accepts only events; some clients name events beside JSON in every request."""
     accepted = request.headers.get("accept", "").lower().split(",")
-    return {each.partition(";")[0].strip() for each in accepted} == {"text/event-stream"}
+    return {media_type.partition(";")[0].strip() for media_type in accepted} == {"text/event-stream"}
 
 
 async def _events(
@@ -114,14 +114,14 @@ def _shown(chunk: RowScores) -> JsonObject:
 def _timing(scores: RequestScores) -> dict[str, str]:
     """The times of a request's steps, as browsers and TEI's clients read them (ms)."""
     took = {stage: 1000 * seconds for stage, seconds in scores.stages().items()}
-    found = {
-        "server-timing": ", ".join(f"{stage};dur={each:.1f}" for stage, each in took.items()),
+    headers = {
+        "server-timing": ", ".join(f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in took.items()),
         "x-compute-tokens": str(scores.tokens),
         "x-total-time": f"{1000 * scores.seconds:.0f}",
         "x-queue-time": f"{took['queue']:.0f}",
         "x-inference-time": f"{took.get('forward', took['work']):.0f}",
     }
-    return {**found, "x-tokenization-time": f"{took['tokenize']:.0f}"} if "tokenize" in took else found
+    return {**headers, "x-tokenization-time": f"{took['tokenize']:.0f}"} if "tokenize" in took else headers
 
 
 def _contract(scores: RequestScores) -> dict[str, str]:

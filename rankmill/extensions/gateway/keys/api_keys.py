@@ -70,8 +70,8 @@ class ApiKey(WireModel):
 
     def may_use(self, *names: str) -> bool:
         """Whether the key may use a model by any of its names ``NAME``, ``NAME@VERSION``, ``NAME@ALIAS``."""
-        known = {*names, *(name.partition("@")[0] for name in names)}
-        return self.models is None or not known.isdisjoint(self.models)
+        allowed = {*names, *(name.partition("@")[0] for name in names)}
+        return self.models is None or not allowed.isdisjoint(self.models)
 
 
 class KeyStore:
@@ -90,9 +90,9 @@ class KeyStore:
         """
         key_id, now = secrets.token_hex(6), system.now()
         text = f"{API_KEY_PREFIX}_{key_id}_{secrets.token_hex(24)}"
-        known: dict[str, Any] = {"id": key_id, "name": name, "digest": _digest(text)}
+        fields: dict[str, Any] = {"id": key_id, "name": name, "digest": _digest(text)}
         try:
-            key = ApiKey(**known, created=now, expires=now + days * 86400, **allowed)
+            key = ApiKey(**fields, created=now, expires=now + days * 86400, **allowed)
         except ValidationError as error:
             first = error.errors()[0]
             field = str(first["loc"][0])
@@ -121,14 +121,14 @@ class KeyStore:
         """All keys that are valid now, by name and age; one that cannot be read is logged, and left out."""
         self.redis.zremrangebyscore(keys.api_keys(), 0, system.now())
         ids = [key_id.decode(errors="replace") for key_id in self.redis.zrange(keys.api_keys(), 0, -1)]
-        records = self.redis.mget([keys.api_key(each) for each in ids]) if ids else []
-        found = []
+        records = self.redis.mget([keys.api_key(key_id) for key_id in ids]) if ids else []
+        api_keys = []
         for key_id, raw in zip(ids, records, strict=True):
             try:
-                found += [ApiKey.read_json(raw, f"API key {key_id}")] if raw else []
+                api_keys += [ApiKey.read_json(raw, f"API key {key_id}")] if raw else []
             except WireError as error:
                 logger.warning("%s; it cannot be used; rankmill keys revoke deletes it", error)
-        return sorted(found, key=lambda key: (key.name, key.created))
+        return sorted(api_keys, key=lambda key: (key.name, key.created))
 
     def revoke(self, wanted: Iterable[str]) -> list[str]:
         """Delete keys by id, or all keys of a name; returns their ids. Requests that they began go on.
@@ -141,11 +141,11 @@ class KeyStore:
         every = self.all()
         chosen: dict[str, None] = {}
         for name in wanted:
-            found = [key.id for key in every if key.name == name]
-            found += [name] if self.redis.zscore(keys.api_keys(), name) is not None else []
-            if not found:
+            ids = [key.id for key in every if key.name == name]
+            ids += [name] if self.redis.zscore(keys.api_keys(), name) is not None else []
+            if not ids:
                 raise InputError(f"there is no API key with id or name {name}; rankmill keys list shows them")
-            chosen |= dict.fromkeys(found)
+            chosen |= dict.fromkeys(ids)
         with self.redis.pipeline() as pipe:
             for key_id in chosen:
                 pipe.delete(keys.api_key(key_id))
@@ -183,8 +183,8 @@ def is_of(key: ApiKey, text: str) -> bool:
 
 
 def _id_in(text: str) -> str | None:
-    found = API_KEY.fullmatch(text)
-    return found[1] if found else None
+    key = API_KEY.fullmatch(text)
+    return key[1] if key else None
 
 
 def _digest(text: str) -> str:

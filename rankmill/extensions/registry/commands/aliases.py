@@ -17,16 +17,16 @@ _WARM_SECONDS = 600
 
 
 def _shares(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for each in given:
-        version, _, share = each.partition("=")
+    shares: dict[str, float] = {}
+    for text in given:
+        version, _, share = text.partition("=")
         try:
-            found[version] = float(share)
+            shares[version] = float(share)
         except ValueError:
-            raise click.BadParameter(f"{each!r} is not of the form VERSION=SHARE, such as v4=0.1") from None
-        if not 0 < found[version] < 1:
-            raise click.BadParameter(f"{each!r}: a share is more than 0 and less than 1")
-    return found
+            raise click.BadParameter(f"{text!r} is not of the form VERSION=SHARE, such as v4=0.1") from None
+        if not 0 < shares[version] < 1:
+            raise click.BadParameter(f"{text!r}: a share is more than 0 and less than 1")
+    return shares
 
 
 _split = click.option("--split", "others", multiple=True, metavar="VERSION=SHARE", callback=_shares,
@@ -59,8 +59,8 @@ def alias(
     registry = RegistryStore.of(settings)
     version = registry.version(reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
-    found = set_alias(registry, called, target(registry, version, others, shadow, by=who()))
-    echo(f"{called} stands for {found.now}")
+    changed = set_alias(registry, called, target(registry, version, others, shadow, by=who()))
+    echo(f"{called} stands for {changed.now}")
 
 
 @options.command("promote")
@@ -92,15 +92,15 @@ def promote(
         echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
 
     client = options.connection(settings)
-    found = promote_version(registry, called, wanted, client, wait_seconds=wait_seconds, on_outcome=said)
-    echo(f"{called} stands for {found.now}")
+    changed = promote_version(registry, called, wanted, client, wait_seconds=wait_seconds, on_outcome=said)
+    echo(f"{called} stands for {changed.now}")
 
 
 @options.command("rollback")
 @click.argument("alias", metavar="NAME@ALIAS")
 @options.settings("registry")
 def rollback(alias: str, settings: Settings) -> None:
-    """Let an alias stand for what it stood for before."""
+    """Return an alias to its previous version."""
     registry = RegistryStore.of(settings)
     called = reference(alias, "ALIAS")
     echo(f"{called} stands for {roll_back(registry, called, by=who()).now}")

@@ -47,19 +47,19 @@ def compare(
         options.require_plots()
     columns = TextColumns(pairs.query_column, pairs.passage_column)
     models = (first, second)
-    found = compare_models(models, inputs, columns, pairs.label_column, pairs.sample, _SHOWN, settings)
+    comparison = compare_models(models, inputs, columns, pairs.label_column, pairs.sample, _SHOWN, settings)
     if as_json:
-        click.echo(json.dumps(_as_json(found)))
+        click.echo(json.dumps(_as_json(comparison)))
     else:
-        console().print(_table(found))
+        console().print(_table(comparison))
     if report:
         from rankmill.extensions.registry.report import write_report  # matplotlib
 
-        path = write_report(found, report)
+        path = write_report(comparison, report)
         click.echo(f"the report is in {path}", err=as_json)
 
 
-def _as_json(found: ModelComparison) -> dict[str, Any]:
+def _as_json(comparison: ModelComparison) -> dict[str, Any]:
     sides = [
         {
             "model": side.model,
@@ -67,17 +67,17 @@ def _as_json(found: ModelComparison) -> dict[str, Any]:
             **{name: value for name, value in asdict(side.measured).items() if name != "agreement"},
             **asdict(side.measured.agreement),
         }
-        for side in found.sides
+        for side in comparison.sides
     ]
-    return {"models": sides, "differences": [asdict(each) for each in found.differences]}
+    return {"models": sides, "differences": [asdict(difference) for difference in comparison.differences]}
 
 
-def _table(found: ModelComparison) -> Table:
-    table = Table("", *(side.model for side in found.sides), box=SIMPLE_HEAD)
-    for name in found.sides[0].figures:
-        row = [side.figures[name] for side in found.sides]
+def _table(comparison: ModelComparison) -> Table:
+    table = Table("", *(side.model for side in comparison.sides), box=SIMPLE_HEAD)
+    for name in comparison.sides[0].figures:
+        row = [side.figures[name] for side in comparison.sides]
         if any(row) and not name.startswith("same top"):
             table.add_row(name.replace("Spearman", "Spearman with the first"), *row)
-    worst = found.differences[0]
+    worst = comparison.differences[0]
     table.caption = f"least alike ({worst.spearman:.2f}): {worst.query[:60]}"
     return table

@@ -24,17 +24,29 @@ from rankmill.jobs.runtime.settings import Settings
 def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> None:
     """List the models of the registry, their versions and aliases."""
     registry = RegistryStore.of(settings)
-    found = {name: manifests(registry, name) for name in names or registry.models()}
-    aliases = {name: registry.aliases(name) for name in found}
+    listed = {name: manifests(registry, name) for name in names or registry.models()}
+    aliases = {name: registry.aliases(name) for name in listed}
     if as_json:
-        echo(json.dumps([version_view(each, aliases[name]) for name in found for each in found[name]]))
+        echo(
+            json.dumps(
+                [version_view(manifest, aliases[name]) for name in listed for manifest in listed[name]]
+            )
+        )
         return
     table = Table("version", "aliases", "family", "size", "pushed", "by", "notes", box=SIMPLE_HEAD)
-    for name, versions in found.items():
-        for each in versions:
-            notes = each.notes.partition("\n")[0]
-            known_as = ", ".join(called(each, aliases[name]))
-            table.add_row(str(each), known_as, each.family, _megabytes(each), _when(each.at), each.by, notes)
+    for name, versions in listed.items():
+        for manifest in versions:
+            notes = manifest.notes.partition("\n")[0]
+            known_as = ", ".join(called(manifest, aliases[name]))
+            table.add_row(
+                str(manifest),
+                known_as,
+                manifest.family,
+                _megabytes(manifest),
+                _when(manifest.at),
+                manifest.by,
+                notes,
+            )
     console().print(table)
 
 
@@ -45,17 +57,17 @@ def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> No
 def show(model: str, settings: Settings, as_json: bool) -> None:
     """Show a version or an alias: files, author and time."""
     registry = RegistryStore.of(settings)
-    asked = reference(model)
-    alias = registry.find_alias(asked)
+    named = reference(model)
+    alias = registry.find_alias(named)
     manifest = registry.manifest(
-        registry.version(asked) if alias is None or _is_one(alias) else _first(asked, alias)
+        registry.version(named) if alias is None or _is_one(alias) else _first(named, alias)
     )
-    aliases = registry.aliases(asked.name)
+    aliases = registry.aliases(named.name)
     if as_json:
         echo(json.dumps(version_view(manifest, aliases)))
         return
     if alias is not None:
-        echo(f"{asked} stands for {alias.now}, since {_when(alias.now.at)}, by {alias.now.by}")
+        echo(f"{named} stands for {alias.now}, since {_when(alias.now.at)}, by {alias.now.by}")
         for before in alias.before:
             echo(f"  before: {before}, since {_when(before.at)}, by {before.by}")
     echo("\n".join(_lines(manifest, aliases)))
@@ -65,10 +77,10 @@ def _is_one(alias: Alias) -> bool:
     return len(alias.now.versions) == 1 and not alias.now.shadow
 
 
-def _first(asked: Reference, alias: Alias) -> Reference:
+def _first(named: Reference, alias: Alias) -> Reference:
     """The version with the largest share."""
     shares = alias.now.versions
-    return Reference(asked.name, max(shares, key=lambda version: shares[version]))
+    return Reference(named.name, max(shares, key=lambda version: shares[version]))
 
 
 def _lines(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
@@ -80,8 +92,8 @@ def _lines(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
         f"content  {manifest.content}",
     ]
     lines += [f"notes    {line}" for line in manifest.notes.splitlines()]
-    for each in manifest.precision or ():
-        lines.append(f"checked  {each.get('precision')}: Spearman {each.get('spearman'):.5f}")
+    for measured in manifest.precision or ():
+        lines.append(f"checked  {measured.get('precision')}: Spearman {measured.get('spearman'):.5f}")
     width = max(len(file.path) for file in manifest.files)
     lines += [f"file     {file.path:<{width}}  {file.bytes:>14,}  {file.sha256}" for file in manifest.files]
     return lines

@@ -39,8 +39,8 @@ def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     report = model_report(settings)
     proven = prove_model(settings, settings.device) if proving else None
     if as_json:
-        found = report.model_dump(mode="json")
-        echo(json.dumps({**found, **(proven.model_dump(mode="json") if proven else {})}, indent=2))
+        fields = report.model_dump(mode="json")
+        echo(json.dumps({**fields, **(proven.model_dump(mode="json") if proven else {})}, indent=2))
         return
     proofs = [f"proven      {proof}" for proof in proven.proofs.values()] if proven else []
     refused = [f"refused     {reason}" for reason in proven.refused.values()] if proven else []
@@ -74,7 +74,7 @@ def _table(proven: Proven) -> Table:
     names = "device", "backend", "precision", "way", "differs by", "allowed", "with its company", "Spearman"
     table = Table(*names, box=SIMPLE_HEAD)
     for device, proof in proven.proofs.items():
-        figures = (f"{each:.2g}" for each in (proof.difference, proof.bound, proof.company))
+        figures = (f"{number:.2g}" for number in (proof.difference, proof.bound, proof.company))
         table.add_row(device, proof.backend, proof.precision, proof.way, *figures, f"{proof.spearman:.4f}")
     return table
 

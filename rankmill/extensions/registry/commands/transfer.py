@@ -66,22 +66,22 @@ def push(
     if as_json:
         echo(json.dumps({**manifest.model_dump(), "before": pushed.before}))
     elif not quiet:
-        what = "was in the registry before" if pushed.before else "is in the registry"
-        echo(f"{manifest} {what}: {len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB")
+        outcome = "was in the registry before" if pushed.before else "is in the registry"
+        echo(f"{manifest} {outcome}: {len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB")
 
 
 def _precision(path: Path | None) -> list[dict[str, Any]] | None:
     if path is None:
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, list) or not all(
-        isinstance(each, dict) and "spearman" in each for each in found
+    if not isinstance(report, list) or not all(
+        isinstance(entry, dict) and "spearman" in entry for entry in report
     ):
         raise InputError(f"{path} is not what rankmill check-precision --json prints")
-    return found
+    return report
 
 
 @options.command("pull", interrupted=_PULLS)

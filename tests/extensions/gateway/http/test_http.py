@@ -236,7 +236,7 @@ def events_of(reply: Reply) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_stream_of_ten_thousand_documents_has_scores_as_chunks_are_done_and_then_the_ranking(
+def test_a_stream_has_scores_as_chunks_are_done_and_then_the_ranking(
     gateway: Running, tiny_model: Path
 ) -> None:
     documents = [f"text {number}" for number in range(10_000)]

@@ -261,7 +261,7 @@ def test_once_nothing_waits_any_request_is_taken(server: Server) -> None:
     asyncio.run(main())
 
 
-def test_a_gateway_is_ready_while_a_worker_is_there_that_has_had_its_model(
+def test_a_gateway_is_ready_while_a_worker_has_its_model(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_shedding, "_SPEED_SECONDS", 0.0)
