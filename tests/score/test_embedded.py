@@ -338,6 +338,9 @@ def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) ->
             assert getattr(labelled if name in {*alone, *kind} else ours, name) != getattr(defaults, name), (
                 name
             )
+    (tmp_path / "unlimited.yaml").write_text("cache_gib: null\n")
+    unlimited = load_settings(config=tmp_path / "unlimited.yaml", environ={})
+    assert load_settings(environ=worker_environs(unlimited)[0]).cache_gib is None
     alone_in_it = load_settings(environ=worker_environs(ours)[0])
     assert alone_in_it.threads == 3
     assert alone_in_it.of(RegistrySettings).registry == "/models"

@@ -423,8 +423,8 @@ def _validated(kind: type[M], merged: Mapping[str, Sourced]) -> M:
 
 
 def _as_text(value: object) -> str:
-    """A setting as text for an environment variable; an empty text means that it is not set."""
-    return ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+    """A setting as text for an environment variable."""
+    return ",".join(value) if isinstance(value, tuple) else "null" if value is None else str(value)
 
 
 def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -507,8 +507,8 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         key = name.removeprefix(_PREFIX).lower()
         if name == f"{_PREFIX}{key.upper()}" and _is_setting(key):
-            if value:
-                found[key] = value
+            if value:  # an empty text means that it is not set
+                found[key] = None if value == "null" else value
         elif not _NOT_SETTINGS.fullmatch(name):
             near = nearest(key, _all_settings(), lambda key: f"{_PREFIX}{key.upper()}")
             raise ConfigError(f"the environment variable {name} is not a setting{near}; unset or correct it")
