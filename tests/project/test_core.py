@@ -64,6 +64,10 @@ def test_the_core_scores_a_file(python: Path, tmp_path: Path) -> None:
     assert (summary["rows"], summary["row_errors"]) == (250, 0)
 
 
+def test_all_names_of_the_core_are_imported(python: Path, tmp_path: Path) -> None:
+    run([python, "-c", "from rankmill import *; Client, CrossEncoder, RunFailed"], tmp_path)
+
+
 def test_the_core_passes_its_tests(python: Path, tmp_path: Path) -> None:
     run_tests(python, tmp_path, *(f"tests/{name}" for name in CORE))
 
