@@ -128,7 +128,7 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
     if entry.isdir():
         return  # the folder is made with its first file
     if not entry.isreg() or entry.issparse():
-        raise InputError(f"{name} is not a plain file; a model has only files and folders")
+        raise InputError(f"{name} is a link, or is not a file; a model has only files and folders")
     check_kind(Path(name))
     target = folder / name
     opened = archive.extractfile(entry)

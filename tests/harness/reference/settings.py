@@ -13,8 +13,8 @@ _INTRO = """\
 A setting comes from the first of these that names it:
 
 1. the option of a command ([commands](commands.md)),
-2. the environment: `RANKMILL_` and the name in capitals, such as `RANKMILL_PRECISION=fp32` (`null` as in a file); also
-   `REDIS_URL`,
+2. the environment: `RANKMILL_` and the name in capitals, such as `RANKMILL_PRECISION=fp32`; `null` is
+   that of a file; also `REDIS_URL`,
 3. a config file: `--config FILE`, or `RANKMILL_CONFIG`,
 4. [configs/base.yaml](../../configs/base.yaml), which has every default.
 
