@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from rich.table import Table
 
 from rankmill.jobs.contract.priority import group_of
-from rankmill.jobs.contract.usage import NOTHING, Amounts
+from rankmill.jobs.contract.results import NOTHING, Amounts
 from rankmill.jobs.protocol.accounts import Entry
 from rankmill.jobs.system import system
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import ValidationError
 
 from rankmill.jobs.cache import cache_folder
@@ -9,13 +11,29 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.collect.earlier import EarlierScores, check_same, read_earlier
+from rankmill.producer.collect.repeats import EarlierScores, read_earlier
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.score.input import text_columns
 from rankmill.score.output import named_columns
 from rankmill.score.summary import Tally, metadata
+
+_OF_SCORES = {
+    f"rankmill.{name}"
+    for name in (
+        "model", "revision", "precision", "max_length", "activation", "instruction",
+        "prompt_template", "label", "long", "long_stride", "all_labels", "deterministic", "truncation_side",
+        "max_passage_tokens", "inputs",
+    )
+}  # fmt: skip
+"""Metadata that scores depend on."""
+
+_COLUMNS = {f"rankmill.{name}_column" for name in ("query", "passage", "text", "score")}
+"""Metadata that say which texts were scored, and which column has the scores."""
+
+_OPEN = {"rankmill.revision", "rankmill.precision"}
+"""Metadata that a run need not name, because it takes those of the earlier output."""
 
 
 def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, EarlierScores | None]:
@@ -32,7 +50,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     if not path.is_file():
         raise InputError(f"{path}: no such file (--reuse)")
     try:
-        found = metadata_of(path)
+        made = metadata_of(path)
     except InputError as error:
         raise InputError(f"{path}: --reuse needs Parquet: {str(error).removeprefix(f'{path}: ')}") from None
     wanted = metadata(settings, Tally()) | named_columns(request)
@@ -40,12 +58,49 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
         wanted["rankmill.revision"] = content
     if settings.precision in OPEN_PRECISIONS:
         wanted["rankmill.precision"] = ""
-    check_same(found, wanted, str(path))
-    taken = {"precision": found.get("rankmill.precision"), "revision": found.get("rankmill.revision") or None}
+    _check_same(made, wanted, str(path))
+    taken = {"precision": made.get("rankmill.precision"), "revision": made.get("rankmill.revision") or None}
     try:
         settings = Settings.model_validate({**settings.model_dump(), **taken})
     except ValidationError:
         raise InputError(f"{path}: its scores cannot be used, they are in {taken['precision']}") from None
     texts, score = text_columns(request).sent, request.score_column
     scored = scored_rows(path, (*texts, score), "--reuse")
-    return settings, read_earlier(scored.batches, texts, score, found.get("rankmill.kind"))
+    return settings, read_earlier(scored.batches, texts, score, made.get("rankmill.kind"))
+
+
+def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:
+    """Check that an output was made as this run would make it.
+
+    Parameters
+    ----------
+    made
+        The output's metadata.
+    wanted
+        The metadata of the run's output; if an entry of `_OPEN` is empty, the run takes the earlier value.
+    name
+        Name of the output, for messages.
+
+    Raises
+    ------
+    InputError
+        The metadata differ, or an entry is missing.
+    """
+    if "rankmill.version" not in made:
+        raise InputError(f"{name}: --reuse needs an output of score-file, which says how it was made")
+    revision = made.get("rankmill.revision", "")
+    if not revision and made.get("rankmill.model") != "demo":
+        raise InputError(
+            f"{name}: its scores cannot be used, it does not say which commit or which content the model had"
+        )
+    compared = _OF_SCORES | _COLUMNS
+    for key in sorted(compared, key=lambda key: key != "rankmill.revision"):  # the telling entry first
+        given, expected = made.get(key, ""), wanted.get(key, "")
+        if key == "rankmill.model" and revision and revision == wanted.get("rankmill.revision"):
+            continue  # the same files may be in another directory
+        if given != expected and (expected or key not in _OPEN):
+            aspect = key.removeprefix("rankmill.").replace("_", " ")
+            raise InputError(
+                f"{name}: its scores cannot be used, they are of another {aspect}: "
+                f"{given or 'none'}, not {expected or 'none'}"
+            )

@@ -16,16 +16,16 @@ from pydantic import ValidationError
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError, RunFailed, WireError, WrongScores
 from rankmill.jobs.contract.file_request import FileRequest
+from rankmill.jobs.contract.results import NO_DEVICE
 from rankmill.jobs.contract.run import Progress
-from rankmill.jobs.contract.usage import NO_DEVICE
 from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.protocol.accounts import END
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
-from rankmill.producer.collect.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.repeats import EarlierScores, no_earlier
 from rankmill.producer.files.manifest import manifest
 from rankmill.producer.files.shards import shard_metadata
 from rankmill.producer.files.sink import ScoredFile, ScoredParts

@@ -18,9 +18,9 @@ from rankmill.cli.request import GROUPS
 from rankmill.cluster.snapshot import RunState, read_cluster
 from rankmill.cluster.tables import plain
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.results import Amounts
 from rankmill.jobs.contract.run import RowError, new_run
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.contract.usage import Amounts
 from rankmill.jobs.protocol.accounts import Accountant
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker

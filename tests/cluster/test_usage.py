@@ -14,7 +14,7 @@ from rq import Queue
 from rankmill import Client
 from rankmill.cluster.usage import UsageMetrics
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
-from rankmill.jobs.contract.usage import NO_DEVICE, Amounts
+from rankmill.jobs.contract.results import NO_DEVICE, Amounts
 from rankmill.jobs.protocol.accounts import Entry, read_accounts
 from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.hosts import cpu_name

@@ -17,9 +17,9 @@ from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver
-from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.live import live_run
+from rankmill.producer.collect.repeats import EarlierScores
 from rankmill.producer.collect.sizing import Sizing, WindowSize
 from tests.harness.runs import stored_run
 from tests.harness.waiting import take_out, waiting_jobs

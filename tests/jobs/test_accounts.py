@@ -6,10 +6,9 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from rankmill.jobs.contract.priority import Tenant
-from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.jobs.contract.results import NO_DEVICE, NOTHING, Amounts, ChunkFailure
 from rankmill.jobs.contract.run import Progress, Run, new_run
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.contract.usage import NO_DEVICE, NOTHING, Amounts
 from rankmill.jobs.protocol import accounts
 from rankmill.jobs.protocol.accounts import END, Entry, read_accounts
 from rankmill.jobs.protocol.runs import RunStore

@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores
 from rankmill.producer.collect import repeats
-from rankmill.producer.collect.earlier import EarlierScores, no_earlier, read_earlier
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.repeats import distinct_pairs, pair_keys
+from rankmill.producer.collect.repeats import (
+    EarlierScores,
+    distinct_pairs,
+    no_earlier,
+    pair_keys,
+    read_earlier,
+)
 from rankmill.producer.collect.sizing import WindowSize
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 

@@ -159,6 +159,20 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
     return scores, errors, tokens
 
 
+def is_pair(item: object) -> bool:
+    """Whether an item is a query and a passage, either of which may be null."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        return False
+    return all(text is None or isinstance(text, str) for text in item)
+
+
+def mended(text: str | None) -> str | None:
+    """Replace unpaired surrogates with U+FFFD: JSON and Python can contain them, and UTF-8 cannot."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
     """Why a row with these texts, by name, cannot be tokenized; ``None`` if nothing is wrong."""
     for name, text in texts.items():

@@ -15,8 +15,8 @@ import redis
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.priority import group_of, tenant_in
+from rankmill.jobs.contract.results import NOTHING, Amounts, Usage
 from rankmill.jobs.contract.run import Run
-from rankmill.jobs.contract.usage import NOTHING, Amounts, Usage
 from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.runtime.patience import each_reply
 from rankmill.jobs.system import system

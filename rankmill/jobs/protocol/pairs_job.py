@@ -14,7 +14,7 @@ from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, complaint
-from rankmill.jobs.contract.wire import outputs
+from rankmill.jobs.contract.wire import is_pair, mended, outputs
 from rankmill.jobs.system import system
 
 PAIRS_FUNCTION = "rankmill.score_pairs"
@@ -47,9 +47,9 @@ def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:
     if len(given) > MAX_PAIRS:
         raise InputError(f"{PAIRS_FUNCTION} takes at most {MAX_PAIRS:,} pairs, not {len(given):,}")
     for row, pair in enumerate(given):
-        if not _is_pair(pair):
+        if not is_pair(pair):
             raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
-    return [_mended(query) for query, _ in given], [_mended(passage) for _, passage in given]
+    return [mended(query) for query, _ in given], [mended(passage) for _, passage in given]
 
 
 def read_request(job: Job) -> Run:
@@ -101,16 +101,3 @@ def return_value(result: ChunkScores) -> Mapping[str, object]:
             exclude={"attempt", "device_name", "device_seconds", *([] if labels else ["labels"])}
         ),
     }
-
-
-def _is_pair(pair: object) -> bool:
-    if not isinstance(pair, list) or len(pair) != 2:
-        return False
-    return all(text is None or isinstance(text, str) for text in pair)
-
-
-def _mended(text: Text) -> Text:
-    """Replace unpaired surrogates with U+FFFD, because JSON can contain them and UTF-8 cannot."""
-    if text is None or text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -22,10 +22,9 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import Payload, job_data
 from rankmill.jobs.contract.keys import ChunkId, read_chunk_id
 from rankmill.jobs.contract.priority import group_of
-from rankmill.jobs.contract.results import BadResult, ChunkResult, read_entry, to_entry
+from rankmill.jobs.contract.results import BadResult, ChunkResult, Usage, read_entry, to_entry
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
 from rankmill.jobs.contract.schema import Count, WireModel
-from rankmill.jobs.contract.usage import Usage
 from rankmill.jobs.protocol.accounts import END, Accountant
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues

@@ -80,34 +80,28 @@ class Durability(BaseModel):
         policy = self.maxmemory_policy
         if self.maxmemory == 0 or policy == "noeviction":
             return
-        if policy is None:
-            text = (
-                "Redis does not say whether it evicts keys when its memory is full: it may then lose chunks, "
-                f"which are scored again, and {_ALONE}; set maxmemory-policy noeviction"
-            )
-        else:
-            text = (
-                f"Redis evicts keys when its memory is full (maxmemory-policy {policy}): it may lose chunks, "
-                f"which are scored again, and {_ALONE}; set maxmemory-policy noeviction"
-            )
-        yield Risk(name="eviction", concerns="every run", is_known=policy is not None, text=text)
+        says = "does not say whether it evicts keys" if policy is None else "evicts keys"
+        setting = f" (maxmemory-policy {policy})" if policy else ""
+        yield Risk(
+            name="eviction",
+            concerns="every run",
+            is_known=policy is not None,
+            text=f"Redis {says} when its memory is full{setting}: it may then lose chunks, which are scored "
+            f"again, and {_ALONE}; set maxmemory-policy noeviction",
+        )
 
     def _restart(self) -> Iterator[Risk]:
         if self.appendonly:
             return
-        if self.appendonly is None:
-            text = (
-                "Redis does not say whether it has an append-only file: without one, a restart may lose "
-                f"{_ALONE}; set appendonly yes"
-            )
-        else:
-            since = "" if self.save == "" else " since its last snapshot"
-            text = (
-                f"Redis has no append-only file (appendonly no): a restart may lose {_ALONE}{since}; set "
-                "appendonly yes"
-            )
-        known = self.appendonly is not None
-        yield Risk(name="restart", concerns="only in Redis", is_known=known, text=text)
+        is_known = self.appendonly is not None
+        says = (
+            "has no append-only file (appendonly no): a"
+            if is_known
+            else ("does not say whether it has an append-only file: without one, a")
+        )
+        since = " since its last snapshot" if is_known and self.save != "" else ""
+        text = f"Redis {says} restart may lose {_ALONE}{since}; set appendonly yes"
+        yield Risk(name="restart", concerns="only in Redis", is_known=is_known, text=text)
 
     def _sync(self) -> Iterator[Risk]:
         if self.appendonly and self.appendfsync == "no":
@@ -121,18 +115,14 @@ class Durability(BaseModel):
         if self.replicas == 0 or self.needs_replicas:
             return
         if self.replicas is None or self.needs_replicas is None:
-            text = (
-                "Redis does not say whether it has replicas, and whether it takes writes when none follows: "
-                f"a failover may lose {_ALONE}; set min-replicas-to-write 1 where there are any"
-            )
+            says = "does not say whether it has replicas, and whether it takes writes when none follows"
+            where = " where there are any"
         else:
             has = "a replica" if self.replicas == 1 else f"{self.replicas} replicas"
-            text = (
-                f"Redis has {has} and takes writes when none follows (min-replicas-to-write 0): a failover "
-                f"may lose {_ALONE}; set min-replicas-to-write 1"
-            )
-        known = self.replicas is not None
-        yield Risk(name="failover", concerns="only in Redis", is_known=known, text=text)
+            says = f"has {has} and takes writes when none follows (min-replicas-to-write 0)"
+            where = ""
+        text = f"Redis {says}: a failover may lose {_ALONE}; set min-replicas-to-write 1{where}"
+        yield Risk(name="failover", concerns="only in Redis", is_known=self.replicas is not None, text=text)
 
 
 def read_durability(client: redis.Redis) -> Durability | None:

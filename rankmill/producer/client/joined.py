@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.run import Progress
 from rankmill.producer.client.runs import Join, ScoringRun, as_array, joined
-from rankmill.producer.collect.earlier import no_earlier
 from rankmill.producer.collect.pairs import OpenTables
+from rankmill.producer.collect.repeats import no_earlier
 from rankmill.producer.collect.scored import ScoredTable, joined_tokens
 from rankmill.producer.collect.sizing import Sizing
 

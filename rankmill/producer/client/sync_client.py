@@ -45,11 +45,11 @@ from rankmill.producer.client.runs import (
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.detached import expired, submit_detached
 from rankmill.producer.collect.driver import RunDriver, collect_detached
-from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.live import live_run
 from rankmill.producer.collect.pairs import COLUMNS, USUAL_COLUMNS, cut_pairs, rows_given
 from rankmill.producer.collect.presence import WorkerPresence
+from rankmill.producer.collect.repeats import EarlierScores
 from rankmill.producer.collect.sizing import Sizing, WindowSize
 from rankmill.producer.local.embedded import EmbeddedCluster, shared_cluster
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.contract.keys import ChunkId
+from rankmill.jobs.contract.results import Usage
 from rankmill.jobs.contract.run import Run
-from rankmill.jobs.contract.usage import Usage
 from rankmill.jobs.protocol.runs import NOTHING_USED, Deleted, RunStore
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting

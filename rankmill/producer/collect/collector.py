@@ -17,19 +17,20 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.keys import ChunkId, PieceId, parent_of
 from rankmill.jobs.contract.results import (
+    Amounts,
     BadResult,
     ChunkFailure,
     ChunkResult,
     ChunkScores,
     ChunkStats,
+    joined_usage,
+    used_by,
 )
 from rankmill.jobs.contract.run import Run, Settled, settled_by
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.contract.usage import Amounts, joined, used_by
 from rankmill.jobs.runtime.logs import about
-from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.progress import RowCounter
-from rankmill.producer.collect.repeats import ChunkPairs, RepeatedPairs
+from rankmill.producer.collect.repeats import ChunkPairs, EarlierScores, RepeatedPairs
 from rankmill.producer.collect.scored import ScoredTable, join_results, row_results, scored_table
 from rankmill.producer.collect.sizing import Load, WindowSize
 
@@ -440,7 +441,7 @@ class Collector:
         """Count what a finished chunk has used."""
         for _, result in chunk.results:
             if isinstance(result, ChunkScores):
-                self._used = joined(self._used, used_by(result))
+                self._used = joined_usage(self._used, used_by(result))
                 self.scored += len(result.scores) - result.scores.null_count
 
     def rest(self) -> Amounts:

@@ -21,10 +21,10 @@ from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.collector import AT_ONCE, Collector, Piece
-from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.live import Carrier, LiveRun
 from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.progress import RowCounter
+from rankmill.producer.collect.repeats import EarlierScores
 from rankmill.producer.collect.sizing import WindowSize
 
 

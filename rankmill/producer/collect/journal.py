@@ -21,6 +21,7 @@ from pydantic_core import from_json
 
 from rankmill.jobs.contract.errors import InputError, OutputError, WireError, WrongScores
 from rankmill.jobs.contract.results import (
+    Amounts,
     ChunkFailure,
     ChunkResult,
     ChunkScores,
@@ -29,7 +30,6 @@ from rankmill.jobs.contract.results import (
     to_entry,
 )
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Count, WireModel
-from rankmill.jobs.contract.usage import Amounts
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from typing import ClassVar
 from rankmill.jobs.contract.errors import InputError, OutputError, WrongScores
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.keys import ChunkId, job_id
-from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
+from rankmill.jobs.contract.results import NO_DEVICE, Amounts, BadResult, ChunkResult, ChunkScores, Usage
 from rankmill.jobs.contract.run import Run, Settled
-from rankmill.jobs.contract.usage import NO_DEVICE, Amounts, Usage
 from rankmill.jobs.contract.wire import encode_rows
 from rankmill.jobs.protocol.accounts import END
 from rankmill.jobs.protocol.runs import RunStore
@@ -27,9 +26,9 @@ from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.system import system
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.collector import Collector, Piece
-from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Account, Journal
 from rankmill.producer.collect.progress import RowCounter
+from rankmill.producer.collect.repeats import EarlierScores
 from rankmill.producer.collect.sizing import WindowSize
 
 _ENCODERS = 8

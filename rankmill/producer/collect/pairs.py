@@ -14,7 +14,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import SpecOptions
-from rankmill.jobs.contract.wire import is_text, text_bytes
+from rankmill.jobs.contract.wire import is_pair, is_text, mended, text_bytes
 from rankmill.producer.collect.sizing import Sizing
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def pair_of(item: object, row: int, columns: tuple[str, ...]) -> tuple[str | Non
         if missing:
             raise InputError(f"pair {row} has no {missing[0]!r}; it has {', '.join(map(repr, item))}"[:300])
         item = [item[name] for name in columns]
-    if not _is_pair(item):
+    if not is_pair(item):
         raise InputError(f"pair {row} is {item!r:.80}, not a query and a passage (two strings)")
     return cast("tuple[str | None, str | None]", item)
 
@@ -362,12 +362,6 @@ def _tables_from(
         yield table()
 
 
-def _is_pair(pair: object) -> bool:
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        return False
-    return all(text is None or isinstance(text, str) for text in pair)
-
-
 def holds_messages(kind: pa.DataType) -> bool:
     """Whether a column of this type can contain conversations: lists of messages, or the same in JSON."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -394,8 +388,5 @@ def _known(value: object) -> object:
 def _texts(texts: list[str | None]) -> pa.Array:
     try:
         return pa.array(texts, pa.string())
-    except UnicodeEncodeError:  # unpaired surrogates have no UTF-8 form
-        mended = [
-            text and text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts
-        ]
-        return pa.array(mended, pa.string())
+    except UnicodeEncodeError:
+        return pa.array([mended(text) for text in texts], pa.string())

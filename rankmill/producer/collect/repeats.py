@@ -1,10 +1,14 @@
-"""Repeated pairs: if several rows in the window have a pair, one chunk asks for its score for all."""
+"""Pairs whose scores need no work: those of an earlier output, and those that another row asks for.
+
+If several rows in the window have a pair, one chunk asks for its score for all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from hashlib import blake2b
 from itertools import count
 from typing import NamedTuple
 
@@ -18,6 +22,7 @@ from rankmill.producer.collect.scored import RowResults, ScoredTable, row_result
 
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.float32]
 
 Answer = tuple[float | list[float] | None, str | None, int | None]
 """Score, error and tokens of a pair; one of the first two is null, and tokens are null if unknown."""
@@ -42,6 +47,88 @@ _NO_WORK = {
     "windows": 0,
 }
 """Statistics of a chunk for which no worker did anything."""
+
+
+class EarlierScores:
+    """The scores of an earlier output. A pair is found by a digest of 128 bits, which takes 20 bytes of
+    memory with its score.
+
+    Parameters
+    ----------
+    columns
+        The columns of query and passage.
+    keys
+        The digests of the pairs, ``[n, 2]``.
+    scores
+        The scores of the pairs, ``[n]``.
+    kind
+        For a deterministic output, what decides the bits of its scores (`ChunkStats.kind`).
+    """
+
+    def __init__(self, columns: tuple[str, ...], keys: Keys, scores: Scores, kind: str | None = None) -> None:
+        order = np.argsort(keys[:, 0], kind="stable")
+        self.columns, self.kind = columns, kind
+        self._keys, self._scores = keys[order], scores[order]
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def digests(self, table: pa.Table) -> Keys:
+        """The digest of each row's pair, ``[n, 2]``."""
+        return _digests([table[name] for name in self.columns])
+
+    def known(self, keys: Keys) -> pa.Array:
+        """The known score of each pair, by its digest; null if it has none."""
+        if not len(self):
+            return pa.nulls(len(keys), pa.float32())
+        places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)
+        missing = (self._keys[places] != keys).any(axis=1)
+        return pa.array(self._scores[places], mask=missing)
+
+
+def no_earlier(columns: tuple[str, ...]) -> EarlierScores:
+    """Make an object without scores, for pairs in these columns."""
+    return EarlierScores(columns, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
+
+
+def read_earlier(
+    batches: Iterable[pa.RecordBatch], columns: tuple[str, ...], score: str, kind: str | None = None
+) -> EarlierScores:
+    """Read the pairs and scores of an output; rows without a score are left out.
+
+    Parameters
+    ----------
+    batches
+        The rows of the output, with these columns.
+    columns, score
+        The columns of query and passage, and of the scores.
+    kind
+        As in `EarlierScores`.
+    """
+    keys, scores = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.float32)]
+    for batch in batches:
+        kept = batch.filter(batch[score].is_valid())
+        keys.append(_digests([pa.chunked_array([kept[name]]) for name in columns]))
+        scores.append(np.asarray(kept[score]).astype(np.float32))
+    return EarlierScores(columns, np.concatenate(keys), np.concatenate(scores), kind)
+
+
+def _digests(columns: list[pa.ChunkedArray]) -> Keys:
+    """A digest of each pair, ``[n, 2]``."""
+    texts = [as_bytes(column).to_pylist() for column in columns]
+    queries = {text: blake2b(_bytes(text), digest_size=16).digest() for text in set(texts[0])}
+    if len(texts) == 1:
+        joined = b"".join(map(queries.__getitem__, texts[0]))
+    else:
+        joined = b"".join(
+            blake2b(_bytes(passage), digest_size=16, key=queries[query]).digest()
+            for query, passage in zip(*texts, strict=True)
+        )
+    return np.frombuffer(joined, np.uint64).reshape(-1, 2)
+
+
+def _bytes(text: bytes | None) -> bytes:
+    return b"\0" if text is None else b"\1" + text
 
 
 def pair_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:

@@ -26,10 +26,9 @@ from rankmill.jobs.contract.errors import (
 from rankmill.jobs.contract.job import asks_for_row_tokens, attempt
 from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import priority_of
-from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, used_by
 from rankmill.jobs.contract.run import Run, Settled, settled_by
 from rankmill.jobs.contract.spec import ScoreSpec, in_precision, weights_key
-from rankmill.jobs.contract.usage import used_by
 from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
