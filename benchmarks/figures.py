@@ -59,7 +59,7 @@ def main() -> None:
     args = arguments()
     for name in args.parts:
         if name == "peers":
-            make_environments()
+            make_environments(args.only)
         elif name == "compare":
             compare(args)
             if args.out == FOLDER:
@@ -87,9 +87,10 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def make_environments() -> None:
-    """The environments of all peers, so that the comparison only measures."""
-    for script in dict.fromkeys(each.script for each in CONTENDERS):
+def make_environments(only: list[str]) -> None:
+    """The environments of the chosen peers, so that the comparison only measures."""
+    scripts = [each.script for each in CONTENDERS if not only or each.name in only]
+    for script in dict.fromkeys(scripts):
         try:
             python_for(ROOT / "benchmarks" / "peers" / script)
         except CannotInstall as error:
