@@ -52,9 +52,8 @@ class Alone(Backend):
                 lanes = self._lanes
                 started.append(lanes.submit(self._score, row) if lanes else self._backend.submit(row))
         except Exception:
-            for forward in started:  # the caller must not begin other forwards before these end
-                with suppress(Exception):
-                    forward.result()
+            with suppress(Exception):  # the caller must not begin other forwards before these end
+                RowForwards(started).result()
             raise
         return RowForwards(started)
 

@@ -264,27 +264,21 @@ def load_pretrained(kind: Any, source: str | Path, revision: str | None, config:
     """
     check_size(kind, source, revision, config)
     try:
-        model, report = _load(kind, source, revision, config)
+        model, report = kind.from_pretrained(
+            source,
+            revision=revision or "main",
+            config=config,
+            dtype=torch.float32,
+            # None: transformers chooses; some families (DeBERTa) have no sdpa
+            attn_implementation="sdpa" if config.model_type in TRACEABLE else None,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # `check_names` refuses them, with a clear message
+            output_loading_info=True,
+        )
     except RuntimeError as error:
         if "can't allocate memory" in str(error):
             raise MemoryError(str(error)) from error
         raise
     check_names(source, model, report)
     return model.eval()
-
-
-def _load(kind: Any, source: str | Path, revision: str | None, config: Any) -> tuple[Any, dict[str, Any]]:
-    """The model, and what transformers reports about its weights."""
-    model_and_report: tuple[Any, dict[str, Any]] = kind.from_pretrained(
-        source,
-        revision=revision or "main",
-        config=config,
-        dtype=torch.float32,
-        # None: transformers chooses; some families (DeBERTa) have no sdpa
-        attn_implementation="sdpa" if config.model_type in TRACEABLE else None,
-        use_safetensors=True,
-        trust_remote_code=False,
-        ignore_mismatched_sizes=True,  # `check_names` refuses them, with a clear message
-        output_loading_info=True,
-    )
-    return model_and_report

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from prometheus_client import Counter
+
 from rankmill.jobs.cache import Facts
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.prompts import TEXTS_ALONE
@@ -186,8 +188,7 @@ class EngineCache:
             self._drain()
         for key in keys:
             logger.info("unloading %s", model)
-            self._remove(key)
-            metrics.model_unloads.inc()
+            self._remove(key, metrics.model_unloads)
         return len(keys)
 
     def has(self, spec: ScoreSpec) -> bool:
@@ -210,8 +211,7 @@ class EngineCache:
         since = system.monotonic() - self._limits.idle_seconds
         for key in [key for key, cached in self._cached.items() if cached.used < since]:
             logger.info("unloading %s, which is idle", key[0])
-            self._remove(key)
-            metrics.model_unloads.inc()
+            self._remove(key, metrics.model_unloads)
 
     def _weights_of(self, spec: ScoreSpec) -> list[ScoreSpec]:
         """The specs whose weights a spec can use, the best first.
@@ -245,8 +245,7 @@ class EngineCache:
                 raise
         self._drain()
         for key in older:
-            self._remove(key)
-            metrics.model_evictions.inc()
+            self._remove(key, metrics.model_evictions)
         return self._load_timed(spec)
 
     def _load_timed(self, spec: ScoreSpec) -> Loaded:
@@ -265,8 +264,7 @@ class EngineCache:
         """Unload other models until the model of `key` fits; its size counts as 0 before its first load."""
         while any(other != key for other in self._cached) and self._too_much(key):
             self._drain()
-            self._remove(next(other for other in self._cached if other != key))
-            metrics.model_evictions.inc()
+            self._remove(next(other for other in self._cached if other != key), metrics.model_evictions)
 
     def _too_much(self, key: WeightsKey) -> bool:
         """Whether the loaded models, together with the model of `key`, exceed a limit."""
@@ -276,8 +274,9 @@ class EngineCache:
             return True
         return self._limits.bytes is not None and sum(together.values()) > self._limits.bytes
 
-    def _remove(self, key: WeightsKey) -> None:
+    def _remove(self, key: WeightsKey, counter: Counter) -> None:
         del self._cached[key]
+        counter.inc()
         self._update_metrics()
         gc.collect()
         empty_cache(self._device)

@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.hosts import (
@@ -91,6 +92,7 @@ def threads() -> int:
     return int(count) if count.isdecimal() else cores()
 
 
+@cache
 def device_name(device: str) -> str:
     """Name of the GPU for CUDA, and of the CPU for other devices."""
     if device == "cuda":

@@ -124,17 +124,17 @@ class Loaded:
             longest = find_max_length(spec, description)
             refuses = spec.long == "refuse"
             tokenizer = tokenizer_for(spec, description, ANY_LENGTH if refuses else longest)
+            scores, whole = _scores(spec, description), description.tokenizer
+            most, splits = spec.max_passage_tokens, spec.long.startswith("split")
             model = Model(
                 name=spec.model,
                 tokenizer=tokenizer,
                 backend=self.backend,
-                activation=_row_by_row(_scores(spec, description))
-                if self.kind
-                else _scores(spec, description),
+                activation=_row_by_row(scores) if self.kind else scores,
                 revision=self.revision,
                 int8_gain=self.int8_gain,
-                short_passages=_short_passages(spec, description),
-                windows=_windows(spec, description, tokenizer),
+                short_passages=None if most is None else ShortPassages(whole, most),
+                windows=Windows(whole, tokenizer, spec.long_stride) if splits else None,
                 refused_over=longest if refuses else None,
                 labels=description.labels if spec.all_labels and len(description.labels) > 1 else (),
                 proof=self.proof,
@@ -143,9 +143,7 @@ class Loaded:
                 prove_batch=self.prove_batch,
                 inputs=spec.inputs,
                 averages=spec.long == "split-mean",
-                encoder=TextEncoder(description.tokenizer, longest, description.labels)
-                if spec.inputs == "tokens"
-                else None,
+                encoder=TextEncoder(whole, longest, description.labels) if spec.inputs == "tokens" else None,
                 lock=description.lock,
             )
             self.check_spec(spec, model)
@@ -254,17 +252,6 @@ def _row_by_row(function: Activation) -> Activation:
 
 ANY_LENGTH = 1 << 24
 """More tokens than any pair has."""
-
-
-def _short_passages(spec: ScoreSpec, description: Description) -> ShortPassages | None:
-    most = spec.max_passage_tokens
-    return None if most is None else ShortPassages(description.tokenizer, most)
-
-
-def _windows(spec: ScoreSpec, description: Description, tokenizer: Tokenize) -> Windows | None:
-    if not spec.long.startswith("split"):
-        return None
-    return Windows(description.tokenizer, tokenizer, spec.long_stride)
 
 
 def _load_network(files: ModelFiles) -> Any:
