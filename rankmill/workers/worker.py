@@ -144,7 +144,7 @@ class ScoringWorker(RQWorker):
                     break
                 taken += 1
         except (RankmillError, redis.RedisError) as error:
-            logger.critical("cannot go on: %s", error)
+            logger.critical("the worker cannot go on: %s", error)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         finally:
             self._finish()

@@ -110,7 +110,7 @@ class SpecCheck:
                 options = ", ".join(sorted(spec.model_dump(exclude=_OTHERS, exclude_defaults=True)))
                 raise WorkerError(
                     f"model {spec.model} would not get its own tokens with the options of this run "
-                    f"({options}): probe {row} has others than transformers'"
+                    f"({options}): probe {row} gets others than from transformers"
                 )
 
     def _windows_of(self, spec: ScoreSpec, probe: Probe, theirs: ReferenceTokens, limit: int) -> int:

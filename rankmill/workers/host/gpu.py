@@ -40,7 +40,7 @@ class Gpu(Collector):
             pynvml.nvmlInit()
             self._nvml = pynvml
         except Exception as error:  # a worker scores without figures too
-            logger.warning("no figures of the GPU: %s", error)
+            logger.warning("the figures of the GPU cannot be read: %s", error)
 
     def describe(self) -> Iterable[Metric]:
         """The metrics' names, without access to the GPU."""

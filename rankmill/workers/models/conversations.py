@@ -58,7 +58,8 @@ class ConversationTokenizer:
         except Exception as error:  # Jinja's errors, or what a template itself raises
             reason = " ".join(str(error).split())
             raise SpecError(
-                f"the chat template of model {model} takes no question and answer: {reason}", option="inputs"
+                f"the chat template of model {model} cannot be filled with question and answer: {reason}",
+                option="inputs",
             ) from error
         if first in others:
             raise SpecError(

@@ -140,6 +140,6 @@ def _wait_for_its_end() -> None:
 
 def give_up(error: RedisUnavailable) -> None:
     """End the process without handing back claimed jobs, because their leases ended long ago."""
-    logger.critical("ending: %s", error)
+    logger.critical("the worker ends: %s", error)
     logging.shutdown()
     system.exit(os.EX_UNAVAILABLE)

@@ -132,7 +132,7 @@ def test_a_worker_gives_up_in_the_end(server: Server, workers: StartWorker, tmp_
     with replica(server.client):
         assert worker.wait(timeout=30) == os.EX_UNAVAILABLE
     log = (tmp_path / "worker.log").read_text()
-    assert "ending: Redis cannot serve: " in log
+    assert "the worker ends: Redis cannot serve: " in log
     assert "Traceback" not in log
 
 

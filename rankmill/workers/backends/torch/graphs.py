@@ -144,7 +144,7 @@ class Graphs:
         except RuntimeError as error:  # memory is short, or the model waits for the device
             self._wait()  # raises if the device is lost
             self._works = False
-            logger.info("no graphs of forwards: %s", error)
+            logger.info("forwards do not become CUDA graphs: %s", error)
             return None
         if not torch.allclose(ours[: len(expected)], expected, rtol=_close(expected), atol=_close(expected)):
             logger.warning("a graph of %d tokens gives other logits than its forward: left out", shape.tokens)
