@@ -26,9 +26,10 @@ from rankmill.extensions.lab.agreement import agreement
 from rankmill.extensions.lab.machine import markdown_table
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.workers.backends.registry import backends
 from rankmill.workers.engine.batch_size import first_budget
-from rankmill.workers.engine.cache import CacheLimits, EngineCache
+from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host.device import resolve_device, use_threads
 from rankmill.workers.models.loading import load
@@ -122,8 +123,7 @@ def table(
 def reload(model: str, device: str, folder: str) -> tuple[str, str, str, str]:
     """Seconds of the first load of a model in this process, and of looking it up again."""
     load_here = partial(load, device=device, backend="auto", cache_dir=folder)
-    make = partial(Engine, size=2048)
-    cache = EngineCache(load_here, device, CacheLimits(2), make, lambda: None, lambda _: None)
+    cache = EngineCache(load_settings({"cache_dir": folder}), device, load_here, lambda: None)
     spec = ScoreSpec(model=model)
     times = []
     for _ in range(101):

@@ -29,7 +29,6 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
 from functools import partial
 
 import redis
@@ -48,9 +47,7 @@ from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
 from rankmill.jobs.system import system
 from rankmill.workers.backends.registry import choose_device
-from rankmill.workers.engine.batch_size import BatchSize
-from rankmill.workers.engine.cache import CacheLimits, EngineCache
-from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host import metrics
@@ -58,7 +55,7 @@ from rankmill.workers.host.device import resolve_claim_ahead, use_threads
 from rankmill.workers.host.health import serve_health
 from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import Loaded
-from rankmill.workers.models.sources import Reading, directory_content
+from rankmill.workers.models.sources import Reading
 from rankmill.workers.queue.chunks import ChunkScorer
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.claims import Claims
@@ -202,7 +199,8 @@ class ScoringWorker(RQWorker):
         """Prepare the device, and create the worker's parts."""
         self._settings, self._started = settings, system.now()
         self.lease_seconds = settings.lease_seconds
-        self._device = device = prepare_device(settings)
+        use_threads(settings.threads)
+        self._device = device = choose_device(settings.device, settings.backend)
         self.take_name(device)
         set_up(settings.log_level, settings.log_format, worker=self.name)
         cache = cache_folder(settings.cache_dir)
@@ -210,7 +208,7 @@ class ScoringWorker(RQWorker):
             raise ConfigError(f"cache_dir: {why}")
         copies = self._copies = ModelCopies(settings)
         pipeline = self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
-        self._engines = make_engines(settings, device, self._load, pipeline.drain)
+        self._engines = EngineCache(settings, device, self._load, pipeline.drain)
         refusals = self._refusals = Refusals()
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         order, reading = ClaimOrder(self._claim_ahead), Reading(cache, copies)
@@ -322,32 +320,3 @@ class ScoringWorker(RQWorker):
         self._pipeline.stopping = True
         if self._warms_up:
             raise SystemExit(0)
-
-
-def prepare_device(settings: WorkerSettings) -> str:
-    """Set the number of CPU threads, and choose the device.
-
-    Raises
-    ------
-    RankmillError
-        The device is not available, or the backend does not run on it.
-    """
-    use_threads(settings.threads)
-    return choose_device(settings.device, settings.backend)
-
-
-def make_engines(
-    settings: WorkerSettings,
-    device: str,
-    load: Callable[[ScoreSpec], Loaded],
-    drain: Callable[[], None],
-) -> EngineCache:
-    """A worker's models, of which `load` loads one and `drain` waits until none is in use."""
-    return EngineCache(
-        load,
-        device,
-        CacheLimits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds),
-        lambda model: Engine(model, BatchSize.of(settings, model), length_aware=settings.length_aware),
-        drain,
-        partial(directory_content, cache=cache_folder(settings.cache_dir)),
-    )

@@ -13,18 +13,16 @@ import pytest
 
 from benchmarks.simulated import SECONDS
 from rankmill import Client
-from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.cache import CacheLimits, EngineCache
-from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.engine.work import prepare
 from rankmill.workers.host import metrics
 from rankmill.workers.models.conversations import exchange
 from rankmill.workers.models.loading import load
-from rankmill.workers.models.sources import directory_content
 from tests.conftest import Server, run_command
 from tests.harness.models.rerankers import make_decoder
 from tests.harness.models.tiny import make_bert
@@ -35,11 +33,9 @@ pytestmark = [pytest.mark.own_precision, pytest.mark.usefixtures("interleaved")]
 
 
 def cache_of(folder: Path) -> EngineCache:
-    return EngineCache(
-        partial(load, device="cpu", backend="torch", cache_dir=str(folder)),
-        "cpu", CacheLimits(models=2), partial(Engine, size=100), lambda: None,
-        partial(directory_content, cache=cache_folder(str(folder))),
-    )  # fmt: skip
+    settings = load_settings({"model_cache_size": 2, "token_budget": 100, "cache_dir": str(folder)})
+    load_here = partial(load, device="cpu", backend="torch", cache_dir=str(folder))
+    return EngineCache(settings, "cpu", load_here, lambda: None)
 
 
 def test_a_worker_may_ask_what_waits_while_it_is_scored(tiny_model: Path) -> None:

@@ -10,18 +10,21 @@ from dataclasses import dataclass, field
 
 from prometheus_client import Counter
 
-from rankmill.jobs.cache import Facts
+from rankmill.jobs.cache import Facts, cache_folder
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.prompts import TEXTS_ALONE
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
 from rankmill.jobs.model_files import model_facts, model_folder
+from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import OutOfMemory
+from rankmill.workers.engine.batch_size import BatchSize
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import empty_cache
 from rankmill.workers.models.loading import Loaded, Model, one_line
 from rankmill.workers.models.probes import Probe, columns_of
+from rankmill.workers.models.sources import directory_content
 
 Stamp = Mapping[str, Facts]
 """What the file system says about the files of a model's directory, by name; empty for other models."""
@@ -30,15 +33,6 @@ _ENGINES = 100
 """Most engines of a model that are kept; each instruction has its own."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CacheLimits:
-    """Limits of the cache: number of models, bytes of weights, seconds without use; `None` means no limit."""
-
-    models: int
-    bytes: int | None = None
-    idle_seconds: float | None = None
 
 
 @dataclass
@@ -57,35 +51,28 @@ class EngineCache:
 
     Parameters
     ----------
-    load
-        `rankmill.workers.models.loading.load` with its device and backend.
+    settings
+        They limit the number of models, the bytes of weights and the seconds without use, and size batches.
+        The model in use stays loaded even if it exceeds the limits by itself.
     device
         The device of the models.
-    limits
-        Limits of the cache. The model in use stays loaded even if it exceeds them by itself.
-    make
-        Makes an engine for a model.
+    load
+        `rankmill.workers.models.loading.load` with its device and backend.
     drain
         Waits until no engine is in use; called before a model is unloaded to make room.
-    content
-        Returns the present digest of the spec's model if that is a directory; raises as `load` does.
     """
 
     def __init__(
         self,
-        load: Callable[[ScoreSpec], Loaded],
+        settings: WorkerSettings,
         device: str,
-        limits: CacheLimits,
-        make: Callable[[Model], Engine],
+        load: Callable[[ScoreSpec], Loaded],
         drain: Callable[[], None],
-        content: Callable[[ScoreSpec], str | None],
     ) -> None:
-        self._load = load
+        self._settings = settings
         self._device = device
-        self._limits = limits
-        self._make = make
+        self._load = load
         self._drain = drain
-        self._content = content
         self._cached: OrderedDict[WeightsKey, _CachedModel] = OrderedDict()
         self._bytes_of: dict[WeightsKey, int] = {}
         self._loads = 0
@@ -205,10 +192,10 @@ class EngineCache:
         return bool(self._cached) and key not in self._cached and self._too_much(key)
 
     def unload_idle(self) -> None:
-        """Unload models that were not used for `CacheLimits.idle_seconds`."""
-        if self._limits.idle_seconds is None:
+        """Unload models that were not used for ``model_idle_seconds``."""
+        if self._settings.model_idle_seconds is None:
             return
-        since = system.monotonic() - self._limits.idle_seconds
+        since = system.monotonic() - self._settings.model_idle_seconds
         for key in [key for key, cached in self._cached.items() if cached.used < since]:
             logger.info("unloading %s, which is idle", key[0])
             self._remove(key, metrics.model_unloads)
@@ -248,6 +235,14 @@ class EngineCache:
             self._remove(key, metrics.model_evictions)
         return self._load_timed(spec)
 
+    def _make(self, model: Model) -> Engine:
+        size = BatchSize.of(self._settings, model)
+        return Engine(model, size, length_aware=self._settings.length_aware)
+
+    def _content(self, spec: ScoreSpec) -> str | None:
+        """The present digest of a model's directory; raises as `get` does."""
+        return directory_content(spec, cache_folder(self._settings.cache_dir))
+
     def _load_timed(self, spec: ScoreSpec) -> Loaded:
         self.loading, outcome = spec.model, "failed"
         try:
@@ -270,9 +265,9 @@ class EngineCache:
         """Whether the loaded models, together with the model of `key`, exceed a limit."""
         together = {loaded_key: cached.loaded.backend.bytes for loaded_key, cached in self._cached.items()}
         together.setdefault(key, self._bytes_of.get(key, 0))
-        if len(together) > self._limits.models:
-            return True
-        return self._limits.bytes is not None and sum(together.values()) > self._limits.bytes
+        most = self._settings.model_cache_bytes
+        too_many = len(together) > self._settings.model_cache_size
+        return too_many or (most is not None and sum(together.values()) > most)
 
     def _remove(self, key: WeightsKey, counter: Counter) -> None:
         del self._cached[key]

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,10 @@ from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.worker_report import queue_workers, worker_doings, worker_reports
-from rankmill.workers.engine.cache import CacheLimits, EngineCache
-from rankmill.workers.engine.engine import Engine
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.host import metrics
-from rankmill.workers.models.loading import load
+from rankmill.workers.models.loading import Loaded, load
 from rankmill.workers.models.sources import directory_content
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.environ import QUICK_LEASE
@@ -33,12 +34,17 @@ from tests.workers.engine.test_engine import one_at_a_time
 pytestmark = pytest.mark.own_precision
 
 LOAD = partial(load, device="cpu", backend="torch", cache_dir="auto")
-CONTENT = partial(directory_content, cache=cache_folder("auto"))
-MAKE = partial(Engine, size=100)
 
 
-def cache_of(limits: CacheLimits, drained: list[str] | None = None) -> EngineCache:
-    return EngineCache(LOAD, "cpu", limits, MAKE, lambda: (drained or []).append("once"), CONTENT)
+def cache_of(
+    size: int = 1,
+    *,
+    load: Callable[[ScoreSpec], Loaded] = LOAD,
+    drain: Callable[[], None] = lambda: None,
+    **limits: Any,
+) -> EngineCache:
+    settings = load_settings({"model_cache_size": size, "token_budget": 100})
+    return EngineCache(settings.model_copy(update=limits), "cpu", load, drain)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def counted() -> Counted:
 
 def test_it_keeps_what_was_used_last(counted: Counted, specs: list[ScoreSpec]) -> None:
     drained: list[str] = []
-    cache = EngineCache(LOAD, "cpu", CacheLimits(models=2), MAKE, lambda: drained.append("once"), CONTENT)
+    cache = cache_of(2, drain=lambda: drained.append("once"))
     first, second = cache.get(specs[0]), cache.get(specs[1])
     assert cache.get(specs[0]) is first
     assert not drained
@@ -80,7 +86,7 @@ def test_it_keeps_what_was_used_last(counted: Counted, specs: list[ScoreSpec]) -
 
 
 def test_lengths_and_activations_share_weights(counted: Counted, specs: list[ScoreSpec]) -> None:
-    cache = cache_of(CacheLimits(models=1))
+    cache = cache_of()
     whole = cache.get(specs[0])
     short = cache.get(specs[0].model_copy(update={"max_length": 8, "activation": "identity"}))
     assert short.model.backend is whole.model.backend
@@ -94,10 +100,10 @@ def test_lengths_and_activations_share_weights(counted: Counted, specs: list[Sco
 def test_who_asks_for_tokens_needs_no_weights_of_his_own(
     counted: Counted, specs: list[ScoreSpec], loaded: Inputs | None, pinned: bool
 ) -> None:
-    cache = cache_of(CacheLimits(models=1))
+    cache = cache_of()
     asked = ScoreSpec(model=specs[0].model, inputs="tokens")
     if pinned:
-        asked = asked.model_copy(update={"revision": CONTENT(specs[0])})
+        asked = asked.model_copy(update={"revision": directory_content(specs[0], cache_folder("auto"))})
     if loaded:
         cache.get(specs[0].model_copy(update={"inputs": loaded}))
     assert cache.has(asked) == (loaded is not None)
@@ -118,37 +124,37 @@ def test_tokens_of_a_model_that_scores_no_pairs_as_it_is(counted: Counted, tmp_p
         make_bert(tmp_path / "labels", labels=3),
     ]
     for model in models:
-        cache = cache_of(CacheLimits(models=1))
+        cache = cache_of()
         asked = ScoreSpec(model=str(model), precision="fp32", inputs="tokens", label="7")
         assert cache.get(asked).model.encoder, model
         assert cache.has(asked)
     assert counted("loads", outcome="loaded") == len(models)
     with pytest.raises(WorkerError, match="no such directory"):
-        cache_of(CacheLimits(models=1)).get(ScoreSpec(model=str(tmp_path / "none"), inputs="tokens"))
+        cache_of().get(ScoreSpec(model=str(tmp_path / "none"), inputs="tokens"))
 
 
 def test_a_limit_in_bytes(specs: list[ScoreSpec]) -> None:
-    cache = cache_of(CacheLimits(models=9))
+    cache = cache_of(9)
     cache.get(specs[0])
     one = cache.bytes
     cache.get(specs[1])
     assert cache.bytes == 2 * one
-    small = cache_of(CacheLimits(models=9, bytes=2 * one))
+    small = cache_of(9, model_cache_gib=2 * one / 2**30)
     for spec in specs:
         small.get(spec)
     assert small.models == [specs[1].model, specs[2].model]
-    tiny = cache_of(CacheLimits(models=9, bytes=1))  # the one in use stays all the same
+    tiny = cache_of(9, model_cache_gib=1 / 2**30)  # the one in use stays all the same
     for spec in specs:
         tiny.get(spec)
         assert tiny.models == [spec.model]
 
 
 def test_idle_models_go(counted: Counted, specs: list[ScoreSpec]) -> None:
-    patient = cache_of(CacheLimits(models=2, idle_seconds=3600))
+    patient = cache_of(2, model_idle_seconds=3600)
     patient.get(specs[0])
     patient.unload_idle()
     assert patient.models == [specs[0].model]
-    hasty = cache_of(CacheLimits(models=2, idle_seconds=1e-9))
+    hasty = cache_of(2, model_idle_seconds=1e-9)
     hasty.get(specs[0])
 
     def gone() -> bool:
@@ -170,8 +176,7 @@ def test_new_files_in_a_directory_are_for_new_runs(
     model = shutil.copytree(tmp_path / "0", tmp_path / "model")
     spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
     load_with = partial(load, device="cpu", backend=backend, cache_dir=str(tmp_path / "cache"))
-    content = partial(directory_content, cache=tmp_path / "cache")
-    cache = EngineCache(load_with, "cpu", CacheLimits(models=2), MAKE, lambda: None, content)
+    cache = cache_of(2, load=load_with, cache_dir=str(tmp_path / "cache"))
     old = cache.get(spec)
     of_old_runs = spec.model_copy(update={"revision": old.model.revision})
     copy = shutil.copyfile if in_place else replace
@@ -198,7 +203,7 @@ def test_a_directory_has_no_revision_but_its_content(specs: list[ScoreSpec]) -> 
     with pytest.raises(
         SpecError, match="is a directory, and revision main names a commit on the hub: leave it"
     ):
-        cache_of(CacheLimits(models=1)).get(named)
+        cache_of().get(named)
 
 
 def one_score(folder: Path) -> float:
@@ -213,7 +218,7 @@ def replace(source: Path, target: Path) -> None:
 def test_a_model_that_cannot_be_loaded_is_tried_each_time(
     counted: Counted, specs: list[ScoreSpec], tmp_path: Path
 ) -> None:
-    cache = cache_of(CacheLimits(models=1))
+    cache = cache_of()
     bad = specs[0].model_copy(update={"model": str(tmp_path)})
     for _ in range(2):
         with pytest.raises(SpecError, match=r"no config\.json"):

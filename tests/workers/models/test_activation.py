@@ -15,7 +15,6 @@ import torch
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.producer.files.manifest import differences, manifest
-from rankmill.workers.engine.cache import CacheLimits
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import Model, load_model
 from tests.harness.models.tiny import cross_encoder, make_bert
@@ -143,7 +142,7 @@ def test_a_model_of_the_hub_has_the_file_from_there(
 
 
 def test_a_change_of_the_file_is_noticed(tanh: Path, tmp_path: Path) -> None:
-    cache, spec = cache_of(CacheLimits(models=1)), ScoreSpec(model=str(tanh), precision="fp32")
+    cache, spec = cache_of(), ScoreSpec(model=str(tanh), precision="fp32")
     before, files = cache.get(spec).score(QUERIES, PASSAGES).scores, manifest({}, [str(tanh)], {}, tmp_path)
     edit(tanh / ABOUT, activation_fn="torch.nn.modules.linear.Identity")
     after = cache.get(spec).score(QUERIES, PASSAGES).scores

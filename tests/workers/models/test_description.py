@@ -59,11 +59,10 @@ from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill import ScoringWorker; from rankmill.workers.host import health
 from rankmill.workers.models.loading import load
-from rankmill.workers.worker import make_engines, prepare_device
+from rankmill.workers.engine.cache import EngineCache
 settings = load_settings()
-device = prepare_device(settings)
-how = device, settings.backend, settings.cache_dir
-engines = make_engines(settings, device, lambda spec: load(spec, *how), lambda: None)
+how = "cpu", settings.backend, settings.cache_dir
+engines = EngineCache(settings, "cpu", lambda spec: load(spec, *how), lambda: None)
 engine = engines.get(ScoreSpec(model={str(model)!r}, precision={precision!r}))
 print(engine.score(*{PAIRS!r}).scores.tolist())
 print(sorted({{"torch", "transformers"}} & set(sys.modules)))
