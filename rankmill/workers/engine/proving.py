@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -243,9 +243,11 @@ class Proving:
 
     def proof(self, way: Way) -> Proof:
         """The kept proof of a way, or else a new one, for which other workers of this host wait."""
-        file = self._file(way)
         if not self._read(way):
-            with _alone(file):
+            with ExitStack() as stack:
+                with suppress(OSError):  # without a lock, each worker measures for itself
+                    if held := lock(self._file(way).with_suffix(".lock")):
+                        stack.callback(held.close)
                 if not self._read(way):
                     self._keep(way, self.measured(way))
         assert self._proof
@@ -527,18 +529,6 @@ class Proving:
         seconds = system.monotonic() - self._began + _WHOLE * left
         logger.info("proving %s, once on this host, takes about %.0f s", self._spec.model, seconds)
         self._on_proof(seconds)
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    locked = None
-    with suppress(OSError):
-        locked = lock(file.with_suffix(".lock"))
-    try:
-        yield
-    finally:
-        if locked:
-            locked.close()
 
 
 def _logits(
