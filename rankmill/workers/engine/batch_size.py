@@ -228,7 +228,7 @@ class BudgetSearch:
 
     @property
     def start(self) -> int:
-        """The initial budget, which is the cached one if there is one."""
+        """The initial budget: the one that is cached, or else `first`."""
         return self._remembered or self._first
 
     def see(self, rows: int, tokens: int, seconds: float) -> bool:

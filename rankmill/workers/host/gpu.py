@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 class Gpu(Collector):
-    """Metrics of the GPU that this process uses; it has none before `watch`, and none that the GPU does not
-    report.
+    """Metrics of the GPU that this process uses, from `watch` on; those that the GPU does not report are left
+    out.
     """
 
     def __init__(self) -> None:

@@ -261,7 +261,7 @@ def _load_network(files: ModelFiles) -> Any:
 
 
 class CannotConvert(SpecError):
-    """A backend cannot convert a model to its own form or run that; ``combination`` is what was tried."""
+    """A backend cannot convert a model to its own form, or run the result; ``combination`` was tried."""
 
     def __init__(self, combination: Combination, reason: str) -> None:
         super().__init__(reason)

@@ -107,9 +107,9 @@ class Network(nn.Module):
     def prepare_packing(self) -> bool:
         """Prepare for `packed`; returns whether it may be tried.
 
-        It may if transformers says that the model runs with Flash Attention, because then the model passes
-        its attention all that it depends on. `rankmill.workers.backends.torch.ways` compares the scores
-        afterwards.
+        It may be tried if transformers says that the model runs with Flash Attention, because then the model
+        passes its attention all that it depends on. `rankmill.workers.backends.torch.ways` compares the
+        scores afterwards.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
