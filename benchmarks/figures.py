@@ -62,10 +62,10 @@ def main() -> None:
             make_environments(args.only)
         elif name == "compare":
             compare(args)
-            if args.out == FOLDER:
-                tell(from_json(json.loads((FOLDER / "compare.json").read_text())))
         else:
             measure(name, args)
+        if args.out == FOLDER:
+            tell()
 
 
 def arguments() -> argparse.Namespace:
@@ -262,10 +262,12 @@ PARTS = {
 NAMES = ("peers", "compare", *PARTS)
 
 
-def tell(results: Results) -> None:
+def tell() -> None:
     """Write the comparison's result into README.md and docs/explanation/benchmarks.md."""
-    for path, written in told(results).items():
-        path.write_text(written)
+    results = from_json(json.loads((FOLDER / "compare.json").read_text()))
+    if results.date:  # else it is older than this command, and lacks what is told
+        for path, written in told(results).items():
+            path.write_text(written)
 
 
 def told(results: Results) -> dict[Path, str]:
@@ -318,7 +320,8 @@ def row(results: Results, mine: float, usual: float) -> str:
         f"{times(mine, results.speed(exact))} ({exact.title})" if exact else "-",
         f"{times(int8, results.speed(eight))} ({eight.title})" if eight and int8 else "-",
     ]
-    return markdown_table(header, [cells])
+    others = f"\n\nOf the same machine: [{', '.join(PARTS)}](../benchmarks/figures.md)."
+    return markdown_table(header, [cells]) + (others if (FOLDER / "figures.md").exists() else "")
 
 
 if __name__ == "__main__":
