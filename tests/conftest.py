@@ -29,7 +29,7 @@ import pytest
 from hypothesis import settings
 
 from rankmill import plugins
-from rankmill.jobs.runtime.logs import OURS, RQ
+from rankmill.jobs.runtime.logs import OURS, RQ, JsonLines
 from rankmill.workers.host.device import use_threads
 from tests.harness.auto import force_auto
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
@@ -197,3 +197,5 @@ def _restore_logging() -> None:
         of_pytest = [each for each in logger.handlers if type(each).__module__.startswith("_pytest.")]
         logger.handlers[:] = [*handlers, *of_pytest]
     logging.captureWarnings(capture=False)
+    if isinstance(sys.stderr, JsonLines):
+        sys.stderr = sys.stderr.plain

@@ -37,8 +37,8 @@ class BatchCast(Cast):
         command = ["rankmill", "serve", "--redis", self.url, "--port", "0", "--model", "demo"]
         self.gateway = self.start(command, {**environ, "RANKMILL_PRECISION": "fp32"}, log)
         self.alive.append(self.gateway)
-        wait_until(lambda: re.search(r" at (http://\S+)", log.read_text()), self.gateway)
-        found = re.search(r" at (http://\S+)", log.read_text())
+        wait_until(lambda: re.search(r" at (http://[\w.:]+)", log.read_text()), self.gateway)
+        found = re.search(r" at (http://[\w.:]+)", log.read_text())
         assert found
         self.address = found[1]
 

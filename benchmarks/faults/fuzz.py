@@ -320,7 +320,7 @@ def readers(seed: int, folder: Path) -> Iterator[Fuzz]:
         try:
             wait_until(lambda: len(queue_workers(server, "rankmill").scoring) == len(WORKERS))
             wait_until(lambda: " at http" in log.read_text())
-            page = log.read_text().strip().rpartition(" at ")[2]
+            (page,) = re.findall(r" at (http://[\w.:]+)", log.read_text())
             client = Client(url, model=str(model), precision="fp32", chunk_size=CHUNK, max_retries=1)
             yield Fuzz(url, page, model, folder, server, client, random.Random(seed), processes)
         finally:

@@ -6,7 +6,7 @@ import functools
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 import click
 
@@ -15,6 +15,18 @@ from rankmill.jobs.contract.errors import ExitCode, RankmillError
 MEASURED = "the measurements are kept, and the same command continues"
 
 P = ParamSpec("P")
+
+
+class OneKindOfLine(click.Command):
+    """A command whose standard error is JSON from its first line on, if the environment asks for that."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command."""
+        from rankmill.jobs.runtime.logs import is_json_asked_for, write_json
+
+        if is_json_asked_for():
+            write_json()
+        return super().main(*args, **options)
 
 
 def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[P, None]]:
@@ -62,9 +74,10 @@ def _system_errors() -> tuple[type[Exception], ...]:
 def _fail(error: BaseException, code: ExitCode) -> NoReturn:
     """Print the error and its notes as one line, and exit."""
     from rankmill.jobs.contract.shown import shown
+    from rankmill.jobs.runtime.logs import complain
     from rankmill.jobs.runtime.passwords import mask_passwords
 
     reason = str(error) or type(error).__name__
     line = " ".join("; ".join([reason, *getattr(error, "__notes__", [])]).split())
-    click.echo(shown(f"{click.get_current_context().command_path}: {mask_passwords(line)}"), err=True)
+    complain(shown(f"{click.get_current_context().command_path}: {mask_passwords(line)}"))
     sys.exit(code)

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 import click
 
 from rankmill.cli.common import CONTEXT, version
+from rankmill.cli.exits import OneKindOfLine
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.plugins import load_each
 
@@ -93,7 +94,7 @@ def _purposes(commands: dict[str, Listed]) -> list[str]:
     return [*filter(used.__contains__, _PURPOSES), *(each for each in used if each not in _PURPOSES)]
 
 
-class _Commands(click.Group):
+class _Commands(OneKindOfLine, click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         commands, _ = listed_commands()
         purposes = _purposes(commands)

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from rankmill.cli.common import CONTEXT
-from rankmill.cli.exits import clean_exit
+from rankmill.cli.exits import OneKindOfLine, clean_exit
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.runtime.installation import install_line
@@ -98,7 +98,7 @@ _SHOWN = {"precision": "auto|fp32|bf16|int8…"}
 DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}
 
 
-class _Grouped(click.Command):
+class _Grouped(OneKindOfLine):
     """A command whose options are listed in groups."""
 
     groups: Mapping[str, str] = {}

@@ -41,7 +41,7 @@ from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.worker_report import Doing, WorkerReport, write_last_report
 from rankmill.jobs.runtime.connection import check_options
 from rankmill.jobs.runtime.hosts import require_worker_packages
-from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.logs import complain, set_up
 from rankmill.jobs.runtime.passwords import mask_passwords, remember_password
 from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
@@ -127,7 +127,7 @@ class ScoringWorker(RQWorker):
             stop_without_supervisor()
             self.listen(options)
         except (RankmillError, redis.RedisError) as error:
-            print(mask_passwords(f"worker {self.name} cannot start: {error}"), file=sys.stderr)
+            complain(mask_passwords(f"worker {self.name} cannot start: {error}"))
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         self._pipeline.start()
         self._heartbeat.start()

@@ -85,7 +85,7 @@ def test_a_cancelled_score_file_says_so_and_can_be_continued(held: Held, tmp_pat
     held.go()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    (line,) = [line for line in err.splitlines() if line.startswith("score-file: ")]
+    (line,) = Outcome(1, "", err).complaints
     assert "was cancelled" in line
     assert "the same command continues" in line
     assert not (tmp_path / "a.scored.parquet").exists()
@@ -118,17 +118,17 @@ def test_a_server_that_is_away_is_one_line_and_one_code_everywhere(
     command = [part.format(pairs=pairs) for part in command]
     done = rankmill(*command, "--redis", "redis://me:secret@127.0.0.1:1")
     assert done.code == 1
-    assert done.err.startswith(f"rankmill {command[0]}: no usable Redis at redis://me:***@127.0.0.1:1")
     assert "secret" not in done.err
-    assert len(done.err.splitlines()) == 1
+    (line,) = done.messages
+    assert line.startswith(f"rankmill {command[0]}: no usable Redis at redis://me:***@127.0.0.1:1")
 
 
 @pytest.mark.parametrize("command", [["workers"], ["status"], ["runs"], ["cancel", "0af"], ["exporter"]])
 def test_commands_that_need_a_server_ask_for_it(command: list[str]) -> None:
     done = rankmill(*command)
-    assert (done.code, done.err) == (
+    assert (done.code, done.messages) == (
         2,
-        f"rankmill {command[0]}: no Redis server is named: give --redis or set REDIS_URL\n",
+        [f"rankmill {command[0]}: no Redis server is named: give --redis or set REDIS_URL"],
     )
 
 

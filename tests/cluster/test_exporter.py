@@ -117,5 +117,5 @@ def test_an_address_may_name_no_port() -> None:
 def test_wrong_usage_is_one_line(options: list[str]) -> None:
     done = run_command("rankmill", "exporter", *options)
     assert done.code == 2
-    (line,) = done.err.splitlines()
+    (line,) = done.messages
     assert line.startswith("rankmill exporter: ")

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.harness.environ import ENVIRON
 from tests.harness.preloaded import PreloadedProcess
-from tests.harness.processes import rankmill_words, wait_for
+from tests.harness.processes import address_in, rankmill_words, wait_for
 
 PAIR = ("how far is the moon", ["Cheese.", "About 384,400 km."])
 """A query and two passages, of which the second is the better."""
@@ -89,7 +89,7 @@ def running_gateway(
     try:
         wait_for(lambda: " at http://" in log.read_text(), process)
         (line,) = [line for line in log.read_text().splitlines() if " at http://" in line]
-        yield Running(line.rpartition(" at ")[2], process, log)
+        yield Running(address_in(line), process, log)
         if process.poll() is None:
             process.terminate()
         assert process.wait(timeout=60) == code, log.read_text()

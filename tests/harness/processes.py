@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -69,13 +70,19 @@ def exporters(tmp_path: Path) -> Iterator[StartExporter]:
         with log.open("wb") as out:
             started.append(PreloadedProcess(command, stdout=out, stderr=out, env=ENVIRON))
         wait_for(lambda: " at http://" in log.read_text(), started[-1])
-        return log.read_text().splitlines()[-1].rpartition(" at ")[2]
+        return address_in(log.read_text().splitlines()[-1])
 
     yield start
     for process in started:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     assert not log.exists() or "Traceback" not in log.read_text()
+
+
+def address_in(line: str) -> str:
+    """The address that a line says, with which a server starts."""
+    *_, address = re.finditer(r" at (http://[^\s\"]+)", line)
+    return address[1]
 
 
 def rankmill_words(before: str = "") -> list[str]:
@@ -147,15 +154,26 @@ class Outcome:
     err: str
 
     @property
+    def messages(self) -> list[str]:
+        """What `err` says, a line each: of JSON, the message."""
+        return messages_in(self.err)
+
+    @property
     def complaints(self) -> list[str]:
-        """What the command itself said went wrong, a line each; the rest of `err` is its log."""
-        return [line for line in self.err.splitlines() if line.startswith("score-file: ")]
+        """What score-file itself said went wrong, a line each; the rest of `err` is its log."""
+        return [line for line in self.messages if line.startswith("score-file: ")]
 
     @property
     def summary(self) -> dict[str, Any]:
         """What ``--json`` printed."""
         summary: dict[str, Any] = json.loads(self.out)
         return summary
+
+
+def messages_in(err: str) -> list[str]:
+    """What a command has written to standard error, a line each: of JSON, the message."""
+    lines = err.splitlines()
+    return [json.loads(line)["message"] if line.startswith("{") else line for line in lines]
 
 
 def score_file(

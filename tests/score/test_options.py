@@ -21,6 +21,7 @@ from ir_datasets.formats import BaseScoredDocs, GenericScoredDoc
 from rankmill.cli.score import score_file
 from rankmill.jobs.contract.file_request import FileRequest
 from tests.conftest import Server
+from tests.harness.processes import messages_in
 from tests.harness.tools import slow_but
 
 ROWS = [
@@ -175,7 +176,7 @@ def score(
         done = CliRunner().invoke(score_file, ["--output-format", "parquet", *named, "-o", "out"], input=data)
         assert done.exit_code in {0, 2, 3}, done.output
         assert isinstance(done.exception, SystemExit | None), done.output
-        last = done.stderr.strip().splitlines()[-1:]
+        last = messages_in(done.stderr)[-1:]
         return "".join(last), None if done.exit_code == 2 else made(folder / "out")
 
     return run

@@ -1,4 +1,4 @@
-"""Logs: readable lines on a terminal, JSON elsewhere.
+"""Logs: readable lines on a terminal, JSON elsewhere; then whatever is written to standard error is JSON.
 
 Every line that is written within `about`, even by a library, has the ids of its run, chunk, job and worker.
 So one id follows a chunk from its producer to its worker and back.
@@ -6,14 +6,16 @@ So one id follows a chunk from its producer to its worker and back.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.keys import parent_of
@@ -59,6 +61,8 @@ def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
     handler.setFormatter(_Human() if human else _Json())
+    if not human:
+        write_json()
     handler.addFilter(lambda record: _note_ids(record, ids))
     chosen = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(chosen, logging.WARNING), handlers=[handler], force=True)
@@ -71,13 +75,91 @@ def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
         logger.setLevel(logging.INFO if chosen <= logging.DEBUG else max(chosen, logging.WARNING))
 
 
+def write_json() -> None:
+    """From now on, make a line of JSON of each line that anything writes to this process's standard error."""
+    if not isinstance(sys.stderr, JsonLines):
+        sys.stderr = JsonLines(sys.stderr)
+
+
+def is_json_asked_for() -> bool:
+    """Whether the environment asks for JSON, which holds before the settings are read, too."""
+    return os.environ.get("RANKMILL_LOG_FORMAT") == "json"
+
+
+def complain(line: str) -> None:
+    """Write why a command fails to standard error, as it is or as JSON."""
+    if isinstance(sys.stderr, JsonLines):
+        sys.stderr.add("error", line)
+    else:
+        print(line, file=sys.stderr)
+
+
+class JsonLines(io.TextIOBase):
+    """Standard error that makes a line of JSON of each line; of a line that is written over, its last state.
+
+    A line that is an object of JSON stays, such as score-file's summary beside scores on standard output.
+
+    Parameters
+    ----------
+    plain
+        Where the JSON goes.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, plain: TextIO) -> None:
+        self.plain = plain
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        """Write a text, which need not end with a line; an unfinished line waits for its end."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if said := line.rstrip("\r").rpartition("\r")[2].strip():
+                if _is_object(said):
+                    self.plain.write(said + "\n")
+                else:
+                    self.add("info", said)
+        return len(text)
+
+    def add(self, level: str, message: str) -> None:
+        """Write a line of this level."""
+        record = logging.makeLogRecord({"name": "stderr", "levelname": level.upper(), "msg": message})
+        self.plain.write(_Json().format(record) + "\n")
+        self.plain.flush()
+
+    def flush(self) -> None:
+        """Flush what was written."""
+        self.plain.flush()
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def isatty(self) -> bool:
+        """It is none, even if the JSON goes to a terminal: nothing is written over there."""
+        return False
+
+    def fileno(self) -> int:
+        """The descriptor that processes inherit; what they write there comes as they write it."""
+        return self.plain.fileno()
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
 class _StandardError(logging.Handler):
     """Writes to the current `sys.stderr`, which a progress bar may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
+            stream = sys.stderr.plain if isinstance(sys.stderr, JsonLines) else sys.stderr
+            stream.write(self.format(record) + "\n")
+            stream.flush()
         except Exception:
             self.handleError(record)
 

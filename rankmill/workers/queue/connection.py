@@ -14,7 +14,7 @@ import redis
 from rankmill.jobs.contract.errors import ConfigError, RedisUnavailable
 from rankmill.jobs.runtime.connection import check_mode, impatient, pool_for, unreachable
 from rankmill.jobs.runtime.hosts import SUPERVISED
-from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.logs import complain, set_up
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import load_settings
@@ -60,7 +60,7 @@ class Connection(redis.Redis):
             pool = pool_for(url, Patience(settings.redis_wait_seconds, give_up))
             check_mode(impatient(redis.Redis.from_pool(pool)))
         except ConfigError as error:
-            print(mask_passwords(f"the worker cannot start: {error}"), file=sys.stderr)
+            complain(mask_passwords(f"the worker cannot start: {error}"))
             raise SystemExit(os.EX_CONFIG) from None
         # Without a handler, the first process of a container ignores SIGTERM. The worker sets its own handler
         # later.

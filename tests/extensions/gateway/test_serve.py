@@ -33,7 +33,7 @@ from tests.conftest import StartRunner, run_command
 from tests.extensions.grpc.test_grpc import call, grpc_address
 from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.models.tiny import make_bert
-from tests.harness.processes import wait_for
+from tests.harness.processes import messages_in, wait_for
 from tests.harness.servers.valkey import Server
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "batch.py"
@@ -132,8 +132,9 @@ def test_one_command_brings_server_and_workers(runners: StartRunner, tmp_path: P
         wait_for(lambda: gateway.get("/ready").status == 200, gateway.process)  # a request waits for 15 s
         query, texts = PAIR
         assert gateway.post("/rerank", {"query": query, "texts": texts}).json[0]["index"] == 1
-        ((url, options),) = re.findall(r"^batches wait for a runner: rankmill runner --redis (\S+) (.*)$",
-                                       gateway.log.read_text(), re.M)  # fmt: skip
+        said = "\n".join(messages_in(gateway.log.read_text()))
+        advice = r"^batches wait for a runner: rankmill runner --redis (\S+) (.*)$"
+        ((url, options),) = re.findall(advice, said, re.M)
         runner = runners(Server(url, redis.Redis.from_url(url)), *shlex.split(options))
         command = [sys.executable, str(EXAMPLE), gateway.url, "requests.jsonl", "answers.jsonl"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
@@ -203,7 +204,7 @@ def test_an_address_that_others_reach_needs_keys_or_open(address: str, shared_se
     shown = f"[{address}]" if address == "::" else address
     ended = run_command("rankmill", "serve", "--redis", shared_server.url, "--address", shown)
     assert ended.code == 2
-    (line,) = ended.err.splitlines()
+    (line,) = ended.messages
     assert "there are no keys" in line
     assert "--open" in line
 
@@ -211,14 +212,14 @@ def test_an_address_that_others_reach_needs_keys_or_open(address: str, shared_se
 def test_all_outputs_of_a_model_are_refused(shared_server: Server) -> None:
     environ = {"RANKMILL_ALL_LABELS": "true"}
     ended = run_command("rankmill", "serve", "--redis", shared_server.url, "--port", "0", environ=environ)
-    (line,) = ended.err.splitlines()
+    (line,) = ended.messages
     assert (ended.code, "all_labels: the gateway gives one score" in line) == (2, True), line
 
 
 def test_a_dialect_that_is_not_installed_is_refused(shared_server: Server) -> None:
     environ = {"RANKMILL_GATEWAY_DIALECT": "vlm"}
     ended = run_command("rankmill", "serve", "--redis", shared_server.url, "--port", "0", environ=environ)
-    (line,) = ended.err.splitlines()
+    (line,) = ended.messages
     assert ended.code == 2
     assert line.endswith("no dialect 'vlm' is installed; installed are "
                          "cohere, infinity, jina, tei, vllm, voyage")  # fmt: skip

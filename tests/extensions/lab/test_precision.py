@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from rankmill.extensions.lab.commands.check_precision import check_precision
 from rankmill.workers.backends.registry import backends
 from tests.conftest import Server, run_command
+from tests.harness.processes import messages_in
 from tests.workers.backends.test_backends import EXAMPLES
 
 DEMO = (str(EXAMPLES), "--model", "demo", "--sample", "30")
@@ -47,7 +48,7 @@ def test_a_precision_below_the_threshold_is_refused_in_one_line(
     options = (str(tmp_path / "p.parquet"), "--model", str(tiny_model), "--precision", "bf16")
     refused = run(shared_queue, *options, "--threshold", "0.99999")
     assert refused.exit_code == 1
-    (line,) = refused.stderr.splitlines()
+    (line,) = messages_in(refused.stderr)
     ranks = r"0\.\d+ \(0\.\d+ to [01]\.\d+\)"
     assert re.match(
         rf"check-precision: bf16 has rank correlation {ranks} with fp32, below 0\.99999: use another", line
@@ -71,7 +72,7 @@ def test_a_precision_below_the_threshold_is_refused_in_one_line(
 def test_what_cannot_be_compared_is_said(options: list[str], message: str, shared_queue: Server) -> None:
     found = run(shared_queue, *DEMO, *options)
     assert found.exit_code == 2
-    (line,) = found.stderr.splitlines()
+    (line,) = messages_in(found.stderr)
     assert line.startswith("check-precision: ")
     assert message in line
 

@@ -31,6 +31,7 @@ from rankmill.workers.models.loading import load_model
 from tests.conftest import BIN, ENVIRON, Outcome, run_command, wait_for
 from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import make_bert
+from tests.harness.processes import messages_in
 from tests.harness.tools import needs_package
 from tests.workers.backends.test_backends import EXAMPLES
 
@@ -185,7 +186,7 @@ def test_what_cannot_be_quantized_is_one_line(made: Made, tmp_path: Path) -> Non
     for arguments, message in cases:
         done = run(*arguments, "-q")
         assert done.code in (1, 2)
-        (line,) = done.err.splitlines()
+        (line,) = done.messages
         assert line.startswith("rankmill quantize: ")
         assert message in line
     assert not (tmp_path / "x").exists()
@@ -214,7 +215,7 @@ def test_what_is_ended_half_way_leaves_nothing_to_be_seen(
     assert [path for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
     if signum == signal.SIGTERM:
         assert begun.returncode == 130
-        assert err.decode().splitlines()[-1] == "rankmill quantize: interrupted; nothing is left of it"
+        assert messages_in(err.decode())[-1] == "rankmill quantize: interrupted; nothing is left of it"
         assert not list(tmp_path.iterdir())
 
 
