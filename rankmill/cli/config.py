@@ -56,10 +56,10 @@ for command in (show, schema):
 
 def config_schema() -> dict[str, Any]:
     """Make the JSON schema of a config file: all settings, none of them required, and ``extends``."""
-    found = Settings.model_json_schema()
+    made = Settings.model_json_schema()
     for model in dict.fromkeys(extension_settings().values()):
-        found["properties"] |= model.model_json_schema()["properties"]
-    found["title"] = "rankmill config file"
-    found["properties"]["extends"] = {"type": "string", "title": "Config file that this one changes"}
-    del found["required"]
-    return found
+        made["properties"] |= model.model_json_schema()["properties"]
+    made["title"] = "rankmill config file"
+    made["properties"]["extends"] = {"type": "string", "title": "Config file that this one changes"}
+    del made["required"]
+    return made

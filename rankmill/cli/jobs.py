@@ -26,11 +26,11 @@ def jobs(client: redis.Redis, as_json: bool) -> None:
     A failed job has used up its attempts. A job is set aside when no worker can read it. Both stay in
     the counts of rankmill status until they expire or are cleared.
     """
-    found = failed_jobs(client)
+    failed = failed_jobs(client)
     if as_json:
-        echo(json.dumps([job.model_dump() for job in found]))
+        echo(json.dumps([job.model_dump() for job in failed]))
     else:
-        console().print(tables.failed_table(found, system.now()))
+        console().print(tables.failed_table(failed, system.now()))
 
 
 def _command(name: str, do: Callable[[redis.Redis, FailedJob], None], text: str) -> None:
@@ -58,12 +58,12 @@ def _command(name: str, do: Callable[[redis.Redis, FailedJob], None], text: str)
     jobs.add_command(options.command(name)(run))
 
 
-def _chosen(found: list[FailedJob], ids: tuple[str, ...]) -> list[FailedJob]:
+def _chosen(failed: list[FailedJob], ids: tuple[str, ...]) -> list[FailedJob]:
     """The jobs with these ids; without ids, all jobs."""
-    unknown = set(ids) - {job.id for job in found}
+    unknown = set(ids) - {job.id for job in failed}
     if unknown:
         raise InputError(f"no failed job is called {sorted(unknown)[0]}; rankmill jobs lists them")
-    return [job for job in found if not ids or job.id in ids]
+    return [job for job in failed if not ids or job.id in ids]
 
 
 _command(

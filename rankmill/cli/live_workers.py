@@ -29,7 +29,7 @@ _ORDER_SECONDS = 60
 @options.group("workers")
 @watch.as_json
 @watch.watching
-def workers(client: redis.Redis, **how: bool) -> None:
+def workers(client: redis.Redis, **shown_as: bool) -> None:
     """List the live workers; start, drain or warm some.
 
     The list shows the models that each worker has loaded, how much it uses of its host (CPU cores, memory;
@@ -39,7 +39,7 @@ def workers(client: redis.Redis, **how: bool) -> None:
     watch.View(
         lambda cluster: tables.live_table(cluster.workers),
         lambda cluster: json.dumps([worker.model_dump() for worker in cluster.workers]),
-    ).show(client, **how)
+    ).show(client, **shown_as)
 
 
 workers.add_command(score_workers, "start")
@@ -60,8 +60,8 @@ def _names_of_workers(context: click.Context, parameter: click.Parameter, begun:
 
 
 def _loaded_models(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    found = {model for worker in _reachable(context) if worker.report for model in worker.report.models}
-    return sorted(model for model in found if model.startswith(begun))
+    models = {model for worker in _reachable(context) if worker.report for model in worker.report.models}
+    return sorted(model for model in models if model.startswith(begun))
 
 
 def _names(*, required: bool) -> Callable[[options.Function], options.Function]:
@@ -100,7 +100,7 @@ def _order_command(
 
 
 @_order_command("drain", _names(required=True))
-def drain(client: redis.Redis, names: tuple[str, ...], **how: Any) -> None:
+def drain(client: redis.Redis, names: tuple[str, ...], **given: Any) -> None:
     """Let workers finish their chunks and take no more.
 
     NAME is a worker's name or the beginning of it. A drained worker stays alive, with its models loaded,
@@ -110,38 +110,38 @@ def drain(client: redis.Redis, names: tuple[str, ...], **how: Any) -> None:
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)]
     for queue in queues_without(every, [worker.name for worker in chosen]):
         echo(f"warning: no other worker takes the chunks of queue {queue!r}; they will wait", err=True)
-    _order(client, chosen, "drain", **how)
+    _order(client, chosen, "drain", **given)
 
 
 @_order_command("resume", _names(required=True))
-def resume(client: redis.Redis, names: tuple[str, ...], **how: Any) -> None:
+def resume(client: redis.Redis, names: tuple[str, ...], **given: Any) -> None:
     """Let drained workers take chunks again.
 
     NAME is a worker's name or the beginning of it.
     """
-    _order(client, _chosen(client, names), "resume", **how)
+    _order(client, _chosen(client, names), "resume", **given)
 
 
 @_order_command("warm", click.argument("model"), _names(required=False))
-def warm(client: redis.Redis, model: str, names: tuple[str, ...], **how: Any) -> None:
+def warm(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any) -> None:
     """Load a model before chunks need it.
 
     MODEL is a hub id, a directory on the workers' hosts, or 'demo'. It is loaded with the workers' own
     settings (precision, …). If necessary, it replaces the least recently used model. NAME is a worker's name
     or the beginning of it; without NAME all workers load the model.
     """
-    _order(client, _chosen(client, names), "warm", _model(model), **how)
+    _order(client, _chosen(client, names), "warm", _model(model), **given)
 
 
 @_order_command("unload", click.argument("model", shell_complete=_loaded_models), _names(required=False))
-def unload(client: redis.Redis, model: str, names: tuple[str, ...], **how: Any) -> None:
+def unload(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any) -> None:
     """Free the memory of a model.
 
     MODEL is the name that rankmill workers shows. A worker first scores the chunks that it has claimed. It
     loads the model again when another chunk needs it: drain the worker to prevent that. NAME is a worker's
     name or the beginning of it; without NAME all workers unload the model.
     """
-    _order(client, _chosen(client, names), "unload", _model(model), **how)
+    _order(client, _chosen(client, names), "unload", _model(model), **given)
 
 
 @options.command("forget")
@@ -156,11 +156,11 @@ def forget(settings: Settings, names: tuple[str, ...]) -> None:
     client = options.connection(settings)
     reports = last_reports(client)
     for name in names:
-        found = [report for report in reports if report.worker.startswith(name)]
-        if not found:
-            known = ", ".join(dict.fromkeys(report.worker for report in reports)) or "none"
-            raise InputError(f"no worker {name} has stopped for wrong scores; those that have: {known}")
-        for report in found:
+        begun_so = [report for report in reports if report.worker.startswith(name)]
+        if not begun_so:
+            stopped = ", ".join(dict.fromkeys(report.worker for report in reports)) or "none"
+            raise InputError(f"no worker {name} has stopped for wrong scores; those that have: {stopped}")
+        for report in begun_so:
             forget_last_report(client, report)
             echo(f"{report.worker}: forgotten")
 
@@ -185,18 +185,18 @@ def _model(name: str) -> str:
 def _order(
     client: redis.Redis,
     chosen: list[WorkerState],
-    what: OrderName,
+    order: OrderName,
     model: str | None = None,
     *,
     wait_seconds: float,
     as_json: bool,
 ) -> None:
     """Give the order and print its outcomes; exits with 1 unless all workers have carried it out."""
-    found = order_workers(client, chosen, what, model, wait_seconds=wait_seconds)
+    replies = order_workers(client, chosen, order, model, wait_seconds=wait_seconds)
     if as_json:
-        echo(json.dumps([outcome.model_dump() for outcome in found]))
-    for outcome in found:
+        echo(json.dumps([outcome.model_dump() for outcome in replies]))
+    for outcome in replies:
         if not as_json:
             echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
-    if wait_seconds and any(outcome.state != "done" for outcome in found):
+    if wait_seconds and any(outcome.state != "done" for outcome in replies):
         sys.exit(ExitCode.FAILED)

@@ -91,7 +91,7 @@ def _commands() -> dict[str, Listed]:
 
 def _purposes(commands: dict[str, Listed]) -> list[str]:
     used = dict.fromkeys(purpose for purpose, _, _ in commands.values())
-    return [*filter(used.__contains__, _PURPOSES), *(each for each in used if each not in _PURPOSES)]
+    return [*filter(used.__contains__, _PURPOSES), *(other for other in used if other not in _PURPOSES)]
 
 
 class _Commands(OneKindOfLine, click.Group):

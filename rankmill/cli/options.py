@@ -95,7 +95,7 @@ _FLAGS = {
 _SHOWN = {"precision": "auto|fp32|bf16|int8…"}
 """Values in --help where all of them are too long a line; the reference of settings has them."""
 
-DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}
+DEFAULTS = {name: setting.value for name, setting in merge_settings(environ={}).items()}
 
 
 class _Grouped(OneKindOfLine):
@@ -107,16 +107,16 @@ class _Grouped(OneKindOfLine):
         """The options, in the order of their groups."""
         order = [name for names in self.groups.values() for name in names.split()]
         places = {name: place for place, name in enumerate(order)}
-        return sorted(super().get_params(ctx), key=lambda each: places.get(each.name or "", len(order)))
+        return sorted(super().get_params(ctx), key=lambda option: places.get(option.name or "", len(order)))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         of = {name: title for title, names in self.groups.items() for name in names.split()}
         rest = "Other options" if self.groups else "Options"
-        found: dict[str, list[tuple[str, str]]] = {}
+        by_title: dict[str, list[tuple[str, str]]] = {}
         for option in self.get_params(ctx):
             if record := option.get_help_record(ctx):
-                found.setdefault(of.get(option.name or "", rest), []).append(record)
-        for title, records in found.items():
+                by_title.setdefault(of.get(option.name or "", rest), []).append(record)
+        for title, records in by_title.items():
             with formatter.section(title):
                 formatter.write_dl(records)
 
@@ -181,10 +181,10 @@ def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **de
                 values["log_level"] = "debug"
             if logs and given.get("quiet"):
                 values["log_level"] = "error"
-            found = load_settings(values, config)
+            loaded = load_settings(values, config)
             if logs:
-                set_up(found.log_level, found.log_format)
-            function(*args, settings=found, **given)
+                set_up(loaded.log_level, loaded.log_format)
+            function(*args, settings=loaded, **given)
 
         return flags(*names, **defaults)(run)
 
@@ -239,7 +239,7 @@ def _values(annotation: Any) -> tuple[list[str], bool]:
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)], False
     parts = [_values(part) for part in get_args(annotation)]
-    words = [word for found, _ in parts for word in found]
+    words = [word for some, _ in parts for word in some]
     return words, annotation is int or any(number for _, number in parts)
 
 

@@ -58,10 +58,10 @@ def _take_request(given: dict[str, Any]) -> FileRequest:
         given["run"] = given["run"] or dataset
     models = given.pop("models")
     given["model"] = models[0] if models else None
-    asked = {name: given.pop(name) for name in list(given) if name in FileRequest.model_fields}
-    asked["models"] = models if len(models) > 1 else ()
+    fields = {name: given.pop(name) for name in list(given) if name in FileRequest.model_fields}
+    fields["models"] = models if len(models) > 1 else ()
     try:
-        return FileRequest(**asked)
+        return FileRequest(**fields)
     except ValidationError as error:
         where = "".join(f"{part}: " for part in error.errors()[0]["loc"][:1])
         raise click.UsageError(f"{where}{options.reason(error)}") from None

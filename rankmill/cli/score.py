@@ -139,14 +139,14 @@ def _verify(
     quiet: bool,
 ) -> NoReturn:
     """Verify a scored file, and end the command."""
-    if unused := next((each for each in FileRequest.model_fields if request.is_given(each)), None):
-        what = "INPUT" if unused == "inputs" else f"--{unused.replace('_', '-')}"
-        raise click.UsageError(f"{what} has no effect with --verify, whose file says how it was made")
+    if unused := next((field for field in FileRequest.model_fields if request.is_given(field)), None):
+        shown = "INPUT" if unused == "inputs" else f"--{unused.replace('_', '-')}"
+        raise click.UsageError(f"{shown} has no effect with --verify, whose file says how it was made")
     from rankmill.score.verify import read_scored, verify
 
-    found = read_scored(name, settings, given)
-    with nullcontext() if settings.redis_url else EmbeddedCluster(found.settings) as cluster:
-        result = verify(found, sample, cluster)
+    before = read_scored(name, settings, given)
+    with nullcontext() if settings.redis_url else EmbeddedCluster(before.settings) as cluster:
+        result = verify(before, sample, cluster)
     if as_json:
         echo(json_of(result))
     elif result.differ or not quiet:
@@ -161,21 +161,21 @@ def _estimate(
     from rankmill.cluster.tables import duration, size
     from rankmill.score.estimate import estimate
 
-    found = estimate(request, settings, sample, cluster)
+    whole = estimate(request, settings, sample, cluster)
     if as_json:
-        echo(json_of(found))
+        echo(json_of(whole))
         return
-    cut = "" if found.truncated_share is None else f"; {found.truncated_share:.1%} of the pairs are truncated"
+    cut = "" if whole.truncated_share is None else f"; {whole.truncated_share:.1%} of the pairs are truncated"
     lines = [
-        f"{found.sampled:,} of {found.rows:,} rows scored at {found.pairs_per_second:,.0f} pairs/s "
-        f"(workers: {found.workers}; {found.backend}, {found.device}, {found.precision})",
-        f"all rows: about {duration(found.seconds)}, {found.tokens:,} tokens{cut}",
-        f"rows without a score: {found.error_share:.1%}, about {round(found.error_share * found.rows):,}",
-        f"memory of a worker: {size(found.worker_bytes)}",
+        f"{whole.sampled:,} of {whole.rows:,} rows scored at {whole.pairs_per_second:,.0f} pairs/s "
+        f"(workers: {whole.workers}; {whole.backend}, {whole.device}, {whole.precision})",
+        f"all rows: about {duration(whole.seconds)}, {whole.tokens:,} tokens{cut}",
+        f"rows without a score: {whole.error_share:.1%}, about {round(whole.error_share * whole.rows):,}",
+        f"memory of a worker: {size(whole.worker_bytes)}",
     ]
-    if found.int8_gain is not None:
+    if whole.int8_gain is not None:
         lines.append(
-            f"int8: about {duration(found.seconds / found.int8_gain)}, {found.int8_gain:.1f} times as fast; "
+            f"int8: about {duration(whole.seconds / whole.int8_gain)}, {whole.int8_gain:.1f} times as fast; "
             + _HOW_GOOD
         )
     echo("\n".join(lines))
@@ -194,7 +194,7 @@ def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
         raise click.UsageError("--long-stride has no effect without --long split")
 
 
-def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") -> str:
+def describe(summary: Summary, request: FileRequest, wanted: Precision = "auto") -> str:
     """The summary as text for a terminal."""
     place = "on standard output" if summary.output == STANDARD_STREAM else f"in {summary.output}"
     if not summary.rows:
@@ -217,7 +217,7 @@ def describe(summary: Summary, request: FileRequest, asked: Precision = "auto") 
     if summary.row_errors:
         why = f"; {summary.errors_file} says which and why" if summary.errors_file else ""
         lines.append(f"{summary.row_errors:,} rows have no score{why}")
-    if asked == "int8" and summary.precision in {"bf16", "fp32"}:
+    if wanted == "int8" and summary.precision in {"bf16", "fp32"}:
         lines.append(f"int8 is not worth it on these workers, so the scores are in {summary.precision}")
     if summary.int8_gain is not None and summary.int8_gain >= _WORTH_A_HINT:
         lines.append(f"int8 would be about {summary.int8_gain:.1f} times as fast here; {_HOW_GOOD}")

@@ -30,10 +30,10 @@ def console() -> Console:
     If neither a terminal nor ``COLUMNS`` sets a width, lines are not broken, so that programs read whole
     names.
     """
-    found = _Plain(markup=False, highlight=False, emoji=False)
-    if not found.is_terminal and "COLUMNS" not in os.environ:
-        found.width = _WIDE
-    return found
+    plain = _Plain(markup=False, highlight=False, emoji=False)
+    if not plain.is_terminal and "COLUMNS" not in os.environ:
+        plain.width = _WIDE
+    return plain
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
@@ -41,6 +41,6 @@ def echo(text: str = "", *, err: bool = False) -> None:
     click.echo(shown(text), err=err)
 
 
-def json_of(found: BaseModel, indent: int | None = None) -> str:
+def json_of(model: BaseModel, indent: int | None = None) -> str:
     """The JSON that ``--json`` prints for a model."""
-    return shown_json(found.model_dump_json(indent=indent))
+    return shown_json(model.model_dump_json(indent=indent))

@@ -29,7 +29,7 @@ _STATUS_RUNS = 5
 @options.settings("redis_url", "file_queue")
 @watch.as_json
 @watch.watching
-def status(run_id: str | None, settings: Settings, **how: bool) -> None:
+def status(run_id: str | None, settings: Settings, **shown_as: bool) -> None:
     """Show queues, workers and runs; or a submitted run.
 
     RUN is the id of a submitted run, or the beginning of it.
@@ -42,15 +42,15 @@ def status(run_id: str | None, settings: Settings, **how: bool) -> None:
                 f"there is no submitted run {run_id}: it has expired, the server has lost its data, or there "
                 "never was one"
             )
-        found = run.status()
-        echo(json_of(found.data) if how["as_json"] else found.text)
+        state = run.status()
+        echo(json_of(state.data) if shown_as["as_json"] else state.text)
         return
-    known = {"durability": read_durability(client)}
+    durability = {"durability": read_durability(client)}
     view = View(
-        lambda cluster: tables.Overview(cluster.model_copy(update=known), _STATUS_RUNS),
-        lambda cluster: json_of(with_verdict(cluster.model_copy(update=known))),
+        lambda cluster: tables.Overview(cluster.model_copy(update=durability), _STATUS_RUNS),
+        lambda cluster: json_of(with_verdict(cluster.model_copy(update=durability))),
     )
-    view.show(client, **how)
+    view.show(client, **shown_as)
 
 
 @options.command("runs")
@@ -69,13 +69,13 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
     cluster = read_cluster(client, page=page - 1)
     added = [listed for listed in ask_extensions(lambda watch: watch.runs(client, settings)) if listed]
     if as_json:
-        found = [run.model_dump() for run in cluster.runs]
-        others = {each.name: [run.model_dump(mode="json") for run in each.data] for each in added}
-        echo(json.dumps({"total": cluster.runs_total, "page": page, "runs": found, **others}))
+        listed_runs = [run.model_dump() for run in cluster.runs]
+        others = {section.name: [run.model_dump(mode="json") for run in section.data] for section in added}
+        echo(json.dumps({"total": cluster.runs_total, "page": page, "runs": listed_runs, **others}))
         return
-    for each in added:
-        if each.data:
-            console().print(each.table)
+    for section in added:
+        if section.data:
+            console().print(section.table)
     console().print(tables.runs_table(cluster.runs, cluster.at))
     pages = -(-cluster.runs_total // PAGE_RUNS)
     if pages > 1:
@@ -116,32 +116,34 @@ def errors(run_id: str, settings: Settings, as_json: bool) -> None:
     run = _find(store, run_id)
     chunks = store.detached_chunks(run.id)
     if chunks is not None:
-        found, damaged = collect_detached(store, run, chunks).row_errors(), 0
+        failed_rows, damaged = collect_detached(store, run, chunks).row_errors(), 0
     else:
-        found, damaged = store.row_errors(run.id)
+        failed_rows, damaged = store.row_errors(run.id)
     if damaged:
         echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and are not shown", err=True)
     if as_json:
-        for error in found:
+        for error in failed_rows:
             echo(json_of(error))
         return
-    if not found and not damaged:
+    if not failed_rows and not damaged:
         echo(f"run {run.id}: every row finished so far has a score")
         return
-    console().print(tables.errors_table(found))
-    if chunks is None and len(found) >= MAX_ROW_ERRORS:
-        echo(f"these are the first {len(found)}; OUTPUT.errors.jsonl will list all when the run is done")
+    console().print(tables.errors_table(failed_rows))
+    if chunks is None and len(failed_rows) >= MAX_ROW_ERRORS:
+        echo(
+            f"these are the first {len(failed_rows)}; OUTPUT.errors.jsonl will list all when the run is done"
+        )
 
 
 def _find(store: RunStore, prefix: str) -> Run:
     """Find the run whose id begins with `prefix`; raises `InputError` unless there is exactly one."""
-    found = store.find(prefix)
-    if len(found) > 1:
+    ids = store.find(prefix)
+    if len(ids) > 1:
         raise InputError(
-            f"{len(found)} runs begin with {prefix}: {', '.join(found[:5])}; give more characters of the id"
+            f"{len(ids)} runs begin with {prefix}: {', '.join(ids[:5])}; give more characters of the id"
         )
     exact = [prefix] if prefix.isalnum() else []  # detached runs are not listed
-    run = store.load(*(found or exact)) if found or exact else None
+    run = store.load(*(ids or exact)) if ids or exact else None
     if run is None:
         raise InputError(
             f"there is no run {prefix}: it has finished, was cancelled or has expired; score-file lists the "

@@ -51,16 +51,16 @@ class View:
                 live.update(self._shown(_look(client)), refresh=True)
                 system.sleep(LOOK_SECONDS)
 
-    def _shown(self, found: Snapshot | str) -> RenderableType:
-        return Text(found, style="bold red") if isinstance(found, str) else self.table(found)
+    def _shown(self, cluster: Snapshot | str) -> RenderableType:
+        return Text(cluster, style="bold red") if isinstance(cluster, str) else self.table(cluster)
 
-    def _print(self, found: Snapshot | str, as_json: bool) -> None:
+    def _print(self, cluster: Snapshot | str, as_json: bool) -> None:
         if not as_json:
-            console().print(self._shown(found))
-        elif isinstance(found, str):
-            click.echo(json.dumps({"error": found}))
+            console().print(self._shown(cluster))
+        elif isinstance(cluster, str):
+            click.echo(json.dumps({"error": cluster}))
         else:
-            click.echo(self.text(found))
+            click.echo(self.text(cluster))
 
 
 def _look(client: redis.Redis) -> Snapshot | str:

@@ -71,11 +71,11 @@ def estimate(
             "--estimate is for files, one model and one score of a row: save standard input, or name one"
         )
     settings = with_inputs(request, settings)
-    found = find_input(request)
-    find_target(request, found.files).check(found.files, settings)
+    input_files = find_input(request)
+    find_target(request, input_files.files).check(input_files.files, settings)
     with ExitStack() as stack:
-        found.identify(Path(), stack)
-        source = found.open()
+        input_files.identify(Path(), stack)
+        source = input_files.open()
         table = _sampled(source, sample)
         session = stack.enter_context(Session(settings, cluster))
         truncates = settings.long == "truncate"
@@ -84,23 +84,23 @@ def estimate(
         reports = {}
         with suppress(WireError):  # of another format
             reports = worker_reports(session.client.store.redis, timed.workers)
-    lost, over = (int(np.isnan(each.scores).sum()) for each in (timed, first))
+    lost, over = (int(np.isnan(scored.scores).sum()) for scored in (timed, first))
     speed, stats = len(table) / timed.seconds, timed.stats
-    gains = [each.int8_gain for each in stats if each.int8_gain is not None]
+    gains = [chunk.int8_gain for chunk in stats if chunk.int8_gain is not None]
     return Estimate(
         rows=source.rows,
         sampled=len(table),
         workers=len(timed.workers),
         pairs_per_second=round(speed, 1),
         seconds=round(source.rows / speed, 3),
-        tokens=round(sum(each.tokens for each in stats) / len(table) * source.rows),
+        tokens=round(sum(chunk.tokens for chunk in stats) / len(table) * source.rows),
         truncated_share=(over - lost) / len(table) if truncates else None,
         error_share=lost / len(table),
         worker_bytes=max((report.resident_bytes for report in reports.values()), default=0),
         model=settings.model,
-        backend=", ".join(sorted({each.backend for each in stats})),
-        device=", ".join(sorted({each.device for each in stats})),
-        precision=", ".join(sorted({each.precision for each in stats})),
+        backend=", ".join(sorted({chunk.backend for chunk in stats})),
+        device=", ".join(sorted({chunk.device for chunk in stats})),
+        precision=", ".join(sorted({chunk.precision for chunk in stats})),
         int8_gain=round(min(gains), 2) if gains else None,
     )
 

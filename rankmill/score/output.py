@@ -43,14 +43,14 @@ class OutputTarget:
     @property
     def form(self) -> OutputFormat:
         """The format of the output."""
-        asked = self.request
+        request = self.request
         return OutputFormat(
-            asked.output_format,
-            asked.top_k,
-            asked.rank_column,
-            asked.query_id_column,
-            asked.passage_id_column,
-            asked.tag,
+            request.output_format,
+            request.top_k,
+            request.rank_column,
+            request.query_id_column,
+            request.passage_id_column,
+            request.tag,
         )
 
     @property
@@ -129,23 +129,23 @@ class OutputTarget:
         if request.mean and request.shard:
             raise InputError("--mean is over all passages of a query, and a shard may have some of them")
 
-    def refuse_unused(self, found: FoundInput) -> None:
+    def refuse_unused(self, input_files: FoundInput) -> None:
         """Raise `InputError` if an option of the request has no effect on the output of its input."""
-        for name, why in [*self._unused_by_input(found), *self._unused_by_output()]:
+        for name, why in [*self._unused_by_input(input_files), *self._unused_by_output()]:
             if self.request.is_given(name):
                 raise InputError(f"--{name.replace('_', '-')} has no effect here: {why}; leave it out")
 
-    def _unused_by_input(self, found: FoundInput) -> Iterator[tuple[str, str]]:
+    def _unused_by_input(self, input_files: FoundInput) -> Iterator[tuple[str, str]]:
         """Yield options that have no effect with this input, and why."""
         delimited = ("delimiter", "max_field_mib")
-        if found.run:
+        if input_files.run:
             of_pairs = ("query_column", "passage_column", "text_columns", "list_columns", *delimited)
             yield from ((name, "it is for files of pairs, not for a run") for name in of_pairs)
-            if not any(file.format in (CSV, TSV) for file in found.run.corpus):
+            if not any(file.format in (CSV, TSV) for file in input_files.run.corpus):
                 yield "columns", "no file of the corpus is CSV or TSV"
-        elif not any(file.format in (CSV, TSV) for file in found.files):
+        elif not any(file.format in (CSV, TSV) for file in input_files.files):
             yield from ((name, "no file of the input is CSV or TSV") for name in (*delimited, "columns"))
-        elif all(file.format in (CSV, TSV) for file in found.files):
+        elif all(file.format in (CSV, TSV) for file in input_files.files):
             yield "text_columns", "all columns of CSV and TSV are text"
 
     def _unused_by_output(self) -> Iterator[tuple[str, str]]:
@@ -227,7 +227,7 @@ def named_columns(request: FileRequest) -> dict[str, str]:
     texts = text_columns(request)
     sides = {"texts": ["text"], "conversations": ["messages"]}.get(texts.inputs, ["query", "passage"])
     names = {"score": request.score_column, **dict(zip(sides, texts.names, strict=False))}
-    return {f"rankmill.{what}_column": name for what, name in names.items()}
+    return {f"rankmill.{role}_column": name for role, name in names.items()}
 
 
 def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
@@ -245,12 +245,12 @@ def _file_state(name: str) -> str:
     return f"{resolved(path)}, {fingerprint(path)}"
 
 
-def _columns_of_models(asked: str, models: Sequence[str]) -> list[str]:
-    names = asked.split(",")
+def _columns_of_models(option: str, models: Sequence[str]) -> list[str]:
+    names = option.split(",")
     if len(names) == 1:
-        names = [f"{asked}_{model.rstrip('/').rpartition('/')[2]}" for model in models]
+        names = [f"{option}_{model.rstrip('/').rpartition('/')[2]}" for model in models]
     if len(names) != len(models) or not all(names):
-        raise InputError(f"--score-column {asked} names {len(names)} columns for {len(models)} models")
+        raise InputError(f"--score-column {option} names {len(names)} columns for {len(models)} models")
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two models would be in column {name}; name each: --score-column NAME,NAME")

@@ -44,8 +44,8 @@ def _in_terminal(total: int) -> Iterator[Show]:
     task = bar.add_task("scoring", total=total, what="rows", workers=0)
 
     def show(progress: Progress, workers: int, doing: str) -> None:
-        what = f"rows, {doing or f'{_speed(progress)}, left {_left(progress, total)}'}"
-        bar.update(task, completed=progress.rows, what=what, workers=workers)
+        text = f"rows, {doing or f'{_speed(progress)}, left {_left(progress, total)}'}"
+        bar.update(task, completed=progress.rows, what=text, workers=workers)
 
     with bar:
         yield show
@@ -61,8 +61,8 @@ def _in_log(total: int) -> Iterator[Show]:
             return
         logged = system.monotonic()
         share = progress.rows / max(total, 1)
-        what = doing or f"{_speed(progress)}, time left: {_left(progress, total)}"
-        logger.info(f"{progress.rows:,} of {total:,} rows ({share:.0%}), {what}, workers: {workers}")
+        text = doing or f"{_speed(progress)}, time left: {_left(progress, total)}"
+        logger.info(f"{progress.rows:,} of {total:,} rows ({share:.0%}), {text}, workers: {workers}")
 
     yield show
 
@@ -74,5 +74,5 @@ def _speed(progress: Progress) -> str:
 
 def _left(progress: Progress, total: int) -> str:
     """The remaining time in hours, minutes and seconds."""
-    left = progress.seconds_left(total)
-    return "?" if left is None else str(timedelta(seconds=round(left)))
+    seconds = progress.seconds_left(total)
+    return "?" if seconds is None else str(timedelta(seconds=round(seconds)))

@@ -89,28 +89,28 @@ def score_file(
     settings = with_inputs(request, settings)
     _use_system_memory()
     # The request: files that exist, and an output that they can have.
-    found = find_input(request)
-    target = find_target(request, found.files)
-    target.check(found.files, settings)
+    input_files = find_input(request)
+    target = find_target(request, input_files.files)
+    target.check(input_files.files, settings)
     settings, earlier = earlier_scores(request, settings)
     with ExitStack() as stack:
-        asked = request.run_models(settings.model)
+        names = request.run_models(settings.model)
         work = stack.enter_context(
             Workspace(
-                target.place(), restart=request.restart, force=request.force, models=len(asked), made=made
+                target.place(), restart=request.restart, force=request.force, models=len(names), made=made
             )
         )
         # Everything that the scores depend on: if it is unchanged, an interrupted run is continued.
-        inputs, cache = found.identify(work.folder, stack), cache_folder(settings.cache_dir)
-        target.refuse_unused(found)
-        made_from = manifest(inputs, asked, row_options(request, settings), cache)
+        inputs, cache = input_files.identify(work.folder, stack), cache_folder(settings.cache_dir)
+        target.refuse_unused(input_files)
+        made_from = manifest(inputs, names, row_options(request, settings), cache)
         work.begin(made_from)
-        models = _with_versions(asked, settings, work)
+        models = _with_versions(names, settings, work)
         settings = settings.model_copy(update={"model": models[0]})
         # The pairs, and the columns that they get.
         session = stack.enter_context(Session(settings, cluster))
-        source = found.open(target.form.of(target.file))
-        logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
+        source = input_files.open(target.form.of(target.file))
+        logger.debug("%s rows in %d files", f"{source.rows:,}", len(input_files.files))
         revision = _revision(work.journal, settings)
         columns = target.score_columns(settings, partial(session.labels, revision=revision))
         plan = target.plan(source, columns, tokens_column)
@@ -121,8 +121,8 @@ def score_file(
         def about() -> dict[str, str]:
             part_of = request.shard or ((1, 1) if request.rows_per_part else None)
             made_with = {**made_from, "--model": ", ".join(models)}
-            about = metadata(settings, tally, several, columns) | named_columns(request)
-            return about | (shard_metadata(part_of, made_with) if part_of else {})
+            facts = metadata(settings, tally, several, columns) | named_columns(request)
+            return facts | (shard_metadata(part_of, made_with) if part_of else {})
 
         output: ScoredFile | ScoredParts = (
             ScoredParts(target.path, work, plan, source.rows, request.rows_per_part, about, tally.written)
@@ -192,14 +192,14 @@ def _use_system_memory() -> None:
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
     """The versions that the models stand for: those of an interrupted run, or else the present ones."""
-    found, names = [], ModelNames(settings)
-    for asked, journal in zip(models, work.journals, strict=True):
+    versions, resolver = [], ModelNames(settings)
+    for name, journal in zip(models, work.journals, strict=True):
         model = journal.model if work.resumes else None
         if model is None:
-            model = names.pin(asked)
+            model = resolver.pin(name)
             journal.keep_model(model)
-        found.append(model)
-    return found
+        versions.append(model)
+    return versions
 
 
 def _score(
@@ -221,10 +221,10 @@ def _score(
     `needed` are the input's columns that the output needs.
     """
     client, watch = session.client, session.watch
-    for each in work.journals:
-        _end_last_run(client.store, each)
+    for model_journal in work.journals:
+        _end_last_run(client.store, model_journal)
     journal = work.journal
-    tally.resumed_rows = min(each.rows for each in work.journals)
+    tally.resumed_rows = min(model_journal.rows for model_journal in work.journals)
     if tally.resumed_rows:
         logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
 
@@ -243,7 +243,7 @@ def _score(
     }
     revision = _revision(journal, client.settings)
     if models:
-        others = [each.first and each.first.revision for each in work.journals[1:]]
+        others = [model_journal.first and model_journal.first.revision for model_journal in work.journals[1:]]
         options |= {"models": models, "journals": work.journals, "revisions": [revision, *others]}
         options["apart"] = not request.models
     else:
@@ -260,9 +260,9 @@ def _score(
                 output.write(source.explain(part))
                 watch.look()
                 look()
-            for each in work.journals:
-                if why := client.store.wrong(each.runs):
-                    raise each.distrust(why)
+            for model_journal in work.journals:
+                if why := client.store.wrong(model_journal.runs):
+                    raise model_journal.distrust(why)
         return run.scoring_since
     except RunFailed as error:
         if output.rows or isinstance(error, WrongScores):

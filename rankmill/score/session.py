@@ -151,10 +151,10 @@ class Session:
         columns = USUAL_COLUMNS[inputs]
         text = '[{"role": "user", "content": "a"}]' if inputs == "conversations" else "a"
         row = pa.table({name: [text] for name in columns})
-        found = self.score(row, columns, all_labels=True, **options)
-        if not found.stats:
+        scored = self.score(row, columns, all_labels=True, **options)
+        if not scored.stats:
             raise InputError("no worker could score a pair to say which labels the model has")
-        return found.stats[0].labels
+        return scored.stats[0].labels
 
     def score(
         self, table: pa.Table, columns: tuple[str, ...], *, chunk_size: int | None = None, **options: Any

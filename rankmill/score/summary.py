@@ -111,7 +111,7 @@ class Tally:
     def made_with(self) -> dict[str, str]:
         """Backend, device and precision; joined with commas if workers differ."""
         names = ("backend", "device", "precision")
-        return {name: ", ".join(sorted({how[at] for how in self.how})) for at, name in enumerate(names)}
+        return {name: ", ".join(sorted({kind[at] for kind in self.how})) for at, name in enumerate(names)}
 
     @property
     def kind(self) -> str | None:
@@ -122,8 +122,8 @@ class Tally:
         """The proven bound, its reference and the kind, as metadata writes them, if they are known."""
         bound = worst(self.bounds)
         stated = None if bound is None else f"{bound:g}"
-        known = {"bound": stated, "reference": self.reference, "kind": self.kind}
-        return {name: value for name, value in known.items() if value}
+        facts = {"bound": stated, "reference": self.reference, "kind": self.kind}
+        return {name: value for name, value in facts.items() if value}
 
     @property
     def revision(self) -> str | None:
@@ -144,11 +144,16 @@ def metadata(
     spec = settings.spec().model_dump(exclude_defaults=True)
     made_with, own = tally.made_with(), {}
     if models:
-        how = [
-            {"model": model, "revision": each.revision or "", **each.made_with(), **each.proven()}
-            for model, each in zip(models, tally.each, strict=True)
+        columns_made = [
+            {
+                "model": model,
+                "revision": own_tally.revision or "",
+                **own_tally.made_with(),
+                **own_tally.proven(),
+            }
+            for model, own_tally in zip(models, tally.each, strict=True)
         ]
-        own["rankmill.columns"] = json.dumps(dict(zip(columns, how, strict=True)))
+        own["rankmill.columns"] = json.dumps(dict(zip(columns, columns_made, strict=True)))
     return {
         "rankmill.version": version("rankmill"),
         **{f"rankmill.{name}": str(value) for name, value in spec.items()},

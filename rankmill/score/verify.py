@@ -94,12 +94,12 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
     path = as_path(name)
     if not path.is_file():
         raise InputError(f"{path}: no such file (--verify)")
-    about = metadata_of(path)
-    if "rankmill.version" not in about:
+    metadata = metadata_of(path)
+    if "rankmill.version" not in metadata:
         raise InputError(f"{path}: --verify needs an output of score-file, which says how it was made")
-    if "rankmill.columns" in about or about.get("rankmill.all_labels") == "True":
+    if "rankmill.columns" in metadata or metadata.get("rankmill.all_labels") == "True":
         raise InputError(f"{path}: its rows have several scores, and --verify compares one")
-    spec = _spec(path, about)
+    spec = _spec(path, metadata)
     for option in ScoreSpec.model_fields:
         if given.get(option) is not None and (made := getattr(spec, option)) != given[option]:
             raise InputError(
@@ -112,32 +112,32 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
             f"{path}: it was scored with other files of model {spec.model}: their content was "
             f"{spec.revision:.12}, and is {content:.12} now"
         )
-    found = ScoredBefore(path, about, settings.model_copy(update=spec.model_dump()))
-    if found.bound is None and found.kind is None:
+    before = ScoredBefore(path, metadata, settings.model_copy(update=spec.model_dump()))
+    if before.bound is None and before.kind is None:
         raise InputError(
             f"{path}: nothing was proven of its scores, so no difference would mean anything: score it anew "
             "with --deterministic"
         )
-    return found
+    return before
 
 
 def _shown(value: object) -> object:
     return "none" if value is None else value
 
 
-def _spec(path: AnyPath, about: Mapping[str, str]) -> ScoreSpec:
+def _spec(path: AnyPath, metadata: Mapping[str, str]) -> ScoreSpec:
     """The spec that the metadata of an output name."""
-    written = {name: about.get(f"rankmill.{name}") for name in ScoreSpec.model_fields}
-    known = {name: value for name, value in written.items() if value not in (None, "", "None")}
-    known["precision"] = (known.get("precision") or "auto").partition(" ")[0]
+    written = {name: metadata.get(f"rankmill.{name}") for name in ScoreSpec.model_fields}
+    named = {name: value for name, value in written.items() if value not in (None, "", "None")}
+    named["precision"] = (named.get("precision") or "auto").partition(" ")[0]
     try:
-        return ScoreSpec.model_validate(known)
+        return ScoreSpec.model_validate(named)
     except ValidationError as error:
         where = error.errors()[0]["loc"][0]
-        raise InputError(f"{path}: its metadata rankmill.{where} is {known.get(str(where))!r:.80}") from None
+        raise InputError(f"{path}: its metadata rankmill.{where} is {named.get(str(where))!r:.80}") from None
 
 
-def verify(found: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = None) -> Verification:
+def verify(scored: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = None) -> Verification:
     """Score up to `sample` rows of a file again, chosen at random, and compare the scores.
 
     Raises
@@ -148,34 +148,34 @@ def verify(found: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = N
     RunFailed
         The workers cannot score with the file's model.
     """
-    *texts, score = found.columns
-    places, table, rows = _sampled(found, sample)
+    *texts, score = scored.columns
+    places, table, rows = _sampled(scored, sample)
     before = as_array(table[score].combine_chunks().cast(pa.float32()))
-    with Session(found.settings, cluster) as session:
+    with Session(scored.settings, cluster) as session:
         again = session.score(table.select(texts), tuple(texts))
-    kinds = {each.kind for each in again.stats}
-    if found.kind and kinds - {found.kind}:
+    kinds = {chunk.kind for chunk in again.stats}
+    if scored.kind and kinds - {scored.kind}:
         raise InputError(
-            f"{found.path}: its scores have the bits of {found.kind}, and the workers here have those of "
+            f"{scored.path}: its scores have the bits of {scored.kind}, and the workers here have those of "
             f"{', '.join(map(str, kinds))}: verify it on workers of that kind"
         )
     with np.errstate(invalid="ignore"):
         apart = np.abs(again.scores.astype(np.float64) - before)
-    if found.kind:
+    if scored.kind:
         allowed, wrong = 0.0, _bits(again.scores) != _bits(before)
     else:
-        own = found.bound or 0.0
-        allowed = own + max(own, worst([each.bound for each in again.stats]) or 0.0)
+        own = scored.bound or 0.0
+        allowed = own + max(own, worst([chunk.bound for chunk in again.stats]) or 0.0)
         wrong = ~(apart <= allowed)  # also if a row has no score now
     return Verification(
-        file=str(found.path),
+        file=str(scored.path),
         rows=rows,
         sampled=len(places),
         differ=int(wrong.sum()),
         first=int(places[wrong][0]) if wrong.any() else None,
         largest=float(np.nanmax(apart, initial=0.0)),
         allowed=allowed,
-        deterministic=found.kind is not None,
+        deterministic=scored.kind is not None,
     )
 
 
@@ -183,10 +183,10 @@ def _bits(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(scores, np.float32).view(np.uint32)
 
 
-def _sampled(found: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
+def _sampled(before: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
     """A random sample of scored rows: their numbers, a table of texts and scores, and the total of rows."""
-    *_, score = found.columns
-    scored = scored_rows(found.path, found.columns, "--verify")
+    *_, score = before.columns
+    scored = scored_rows(before.path, before.columns, "--verify")
     chance = np.random.default_rng(int(system.unique_id(), 16))
     chosen = np.sort(chance.choice(scored.rows, min(sample, scored.rows), replace=False))
     parts, places, first = [scored.schema.empty_table()], [chosen[:0]], 0

@@ -114,7 +114,7 @@ def evaluate(
     ConfigError
         ir-measures is not installed.
     """
-    known = [_measure(name) for name in measures]
+    metrics = [_measure(name) for name in measures]
     judged = set(qrels["query_id"])
     if not judged & set(after["query_id"]):
         raise InputError("no query of the ranking has a judgement; do the ids of queries belong together?")
@@ -123,8 +123,8 @@ def evaluate(
         logger.warning(
             "%d of %d judged queries are not in the ranking; they count as 0", missing, len(judged)
         )
-    new = _values(known, qrels, after)
-    old = None if before is None else _values(known, qrels, before)
+    new = _values(metrics, qrels, after)
+    old = None if before is None else _values(metrics, qrels, before)
     ranked = sorted(judged & set(after["query_id"]))
     return [_result(measure, new[measure], old[measure] if old else {}, ranked) for measure in new]
 
@@ -136,13 +136,13 @@ def plot(results: Sequence[Result], path: Path) -> None:
     figure = Figure(figsize=(9, 4), layout="constrained")
     means, queries = figure.subplots(1, 2, width_ratios=[1, 2])
     places = range(len(results))
-    means.barh([place + 0.2 for place in places], [each.after for each in results], 0.4, label="after")
-    if all(each.before is not None for each in results):
+    means.barh([place + 0.2 for place in places], [result.after for result in results], 0.4, label="after")
+    if all(result.before is not None for result in results):
         means.barh(
-            [place - 0.2 for place in places], [each.before or 0 for each in results], 0.4, label="before"
+            [place - 0.2 for place in places], [result.before or 0 for result in results], 0.4, label="before"
         )
         means.legend()
-    means.set_yticks(list(places), [each.measure for each in results])
+    means.set_yticks(list(places), [result.measure for result in results])
     first = results[0]
     change = sorted(now - (was or 0) for was, now in first.by_query.values())
     queries.bar(range(len(change)), change, width=1)
@@ -165,11 +165,11 @@ def _measure(name: str) -> Any:
 def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> dict[str, dict[str, float]]:
     import ir_measures
 
-    found: dict[str, dict[str, float]] = {str(measure): {} for measure in measures}
+    by_measure: dict[str, dict[str, float]] = {str(measure): {} for measure in measures}
     for metric in ir_measures.iter_calc(measures, qrels, run):
-        found[str(metric.measure)][metric.query_id] = float(metric.value)
+        by_measure[str(metric.measure)][metric.query_id] = float(metric.value)
     queries = sorted(set(qrels["query_id"]))
-    return {name: {query: values.get(query, 0.0) for query in queries} for name, values in found.items()}
+    return {name: {query: values.get(query, 0.0) for query in queries} for name, values in by_measure.items()}
 
 
 def _result(measure: str, new: dict[str, float], before: dict[str, float], ranked: Sequence[str]) -> Result:

@@ -85,19 +85,19 @@ def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = Non
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    found = read_rows(path, score, has_labels=qrels is None) if is_table(path, score) else _of_run(path)
-    check_once(found, path)
-    found["place"] = _places(found)
+    rows = read_rows(path, score, has_labels=qrels is None) if is_table(path, score) else _of_run(path)
+    check_once(rows, path)
+    rows["place"] = _places(rows)
     if qrels is not None:
         judged, pairs = read_qrels(qrels), ["query_id", "doc_id"]
-        lacking = judged[(judged["relevance"] > 0) & judged["query_id"].isin(found["query_id"])]
-        lacking = lacking.merge(found[pairs], "left", pairs, indicator=True).query("_merge == 'left_only'")
-        found = found.drop(columns="relevance", errors="ignore").merge(judged, "left", pairs)
-        lacking = lacking.drop(columns="_merge").assign(score=np.nan, in_run=False, place=len(found))
-        found = pd.concat([found, lacking], ignore_index=True) if len(lacking) else found
-    elif "relevance" not in found:
+        lacking = judged[(judged["relevance"] > 0) & judged["query_id"].isin(rows["query_id"])]
+        lacking = lacking.merge(rows[pairs], "left", pairs, indicator=True).query("_merge == 'left_only'")
+        rows = rows.drop(columns="relevance", errors="ignore").merge(judged, "left", pairs)
+        lacking = lacking.drop(columns="_merge").assign(score=np.nan, in_run=False, place=len(rows))
+        rows = pd.concat([rows, lacking], ignore_index=True) if len(lacking) else rows
+    elif "relevance" not in rows:
         raise InputError(f"{path}: no column 'relevance'; name the judgements with --qrels")
-    return found
+    return rows
 
 
 def _of_run(path: AnyPath) -> pd.DataFrame:
@@ -108,15 +108,15 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
     return frame.assign(score=frame["run_score"], in_run=True)
 
 
-def _places(found: pd.DataFrame) -> npt.NDArray[np.int64]:
+def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
     """The place of each row in the order of the run: by its scores, else by its ranks, else as rows come."""
-    numbers = pd.factorize(found["query_id"])[0]
-    scores = run_scores(found)
+    numbers = pd.factorize(rows["query_id"])[0]
+    scores = run_scores(rows)
     if scores is None:
-        return np.arange(len(found))
-    order = best_first(numbers, scores.to_numpy(np.float64), pa.array(found["doc_id"], pa.string()))
-    places = np.empty(len(found), np.int64)
-    places[order] = np.arange(len(found))
+        return np.arange(len(rows))
+    order = best_first(numbers, scores.to_numpy(np.float64), pa.array(rows["doc_id"], pa.string()))
+    places = np.empty(len(rows), np.int64)
+    places[order] = np.arange(len(rows))
     return places
 
 

@@ -88,14 +88,14 @@ class _Query:
     negatives: list[_Passage]
 
 
-def with_rows(found: Iterable[Mined], form: Form, num_negatives: int) -> list[Mined]:
+def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mined]:
     """The mined queries from which `training_rows` makes rows.
 
     Labeled pairs need no negatives. n-tuples and pylate's lists are of one length, so they need all
     `num_negatives`; the other forms need one.
     """
     needed = {"labeled-pair": 0, "n-tuple": num_negatives, "pylate": num_negatives}.get(form, 1)
-    return [each for each in found if len(each.negatives) >= needed]
+    return [query for query in mined if len(query.negatives) >= needed]
 
 
 def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
@@ -114,13 +114,13 @@ def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
     for batch in open_reader(source, _IN_SCORED.names).batches(_IN_SCORED, _ROWS):
         keys.append((_hashes(batch["query"]), _hashes(batch["passage"])))
     lacking = np.zeros(
-        len(ids) - sum(len(each) for each, _ in keys), np.uint64
+        len(ids) - sum(len(part) for part, _ in keys), np.uint64
     )  # judged, and not in the file
     return TextKeys(*(_apart(np.concatenate([*side, lacking])) for side in zip(*keys, strict=True)))
 
 
 def training_rows(
-    found: Sequence[Mined],
+    mined: Sequence[Mined],
     ids: pd.DataFrame,
     source: AnyPath | Corpus,
     form: Form,
@@ -138,7 +138,7 @@ def training_rows(
     InputError
         A text is not there.
     """
-    rows = np.unique(np.concatenate([np.r_[each.positives, each.negatives] for each in found] or [[]]))
+    rows = np.unique(np.concatenate([np.r_[chosen.positives, chosen.negatives] for chosen in mined] or [[]]))
     rows = rows.astype(np.int64)
     if form == "msmarco":
         queries, passages = dict.fromkeys(rows.tolist(), ""), dict.fromkeys(rows.tolist(), "")
@@ -152,13 +152,13 @@ def training_rows(
         return [_Passage(names[row], passages[row], scores[row]) for row in rows.tolist()]
 
     made: list[_Row] = []
-    for each in found:
-        first = int(each.positives[0])
+    for chosen in mined:
+        first = int(chosen.positives[0])
         query = _Query(
             str(ids["query_id"].iloc[first]),
             queries[first],
-            passages_of(each.positives),
-            passages_of(each.negatives),
+            passages_of(chosen.positives),
+            passages_of(chosen.negatives),
         )
         made.extend(_rows_of(query, form, with_scores))
     return pa.Table.from_pylist(made)
@@ -167,23 +167,23 @@ def training_rows(
 def _rows_of(query: _Query, form: Form, with_scores: bool) -> Iterator[_Row]:
     if form == "labeled-pair":
         for label, passages in ((1, query.positives), (0, query.negatives)):
-            for each in passages:
-                value = {"score": each.score} if with_scores else {"label": label}
-                yield {"anchor": query.text, "passage": each.text, **value}
+            for passage in passages:
+                value = {"score": passage.score} if with_scores else {"label": label}
+                yield {"anchor": query.text, "passage": passage.text, **value}
     elif form == "flagembedding":
         yield {
             "query": query.text,
-            "pos": [each.text for each in query.positives],
-            "neg": [each.text for each in query.negatives],
-            "pos_scores": [each.score for each in query.positives],
-            "neg_scores": [each.score for each in query.negatives],
+            "pos": [passage.text for passage in query.positives],
+            "neg": [passage.text for passage in query.negatives],
+            "pos_scores": [passage.score for passage in query.positives],
+            "neg_scores": [passage.score for passage in query.negatives],
         }
     elif form == "tevatron":
         yield {
             "query_id": query.id,
             "query": query.text,
-            "positive_passages": [_of_tevatron(each, with_scores) for each in query.positives],
-            "negative_passages": [_of_tevatron(each, with_scores) for each in query.negatives],
+            "positive_passages": [_of_tevatron(passage, with_scores) for passage in query.positives],
+            "negative_passages": [_of_tevatron(passage, with_scores) for passage in query.negatives],
         }
     else:
         for positive in query.positives:
@@ -196,14 +196,14 @@ def _rows_of(query: _Query, form: Form, with_scores: bool) -> Iterator[_Row]:
 
 def _row(query: _Query, passages: list[_Passage], form: Form, with_scores: bool) -> _Row:
     """A row of one positive, which comes first, and its negatives."""
-    texts, scores = [each.text for each in passages], [each.score for each in passages]
+    texts, scores = [passage.text for passage in passages], [passage.score for passage in passages]
     if form == "msmarco":
         margin = {"score": scores[0] - scores[1]} if with_scores else {}
         return {
             "query_id": query.id, "positive_id": passages[0].id, "negative_id": passages[1].id, **margin
         }  # fmt: skip
     if form == "pylate":
-        names = [each.id for each in passages]
+        names = [passage.id for passage in passages]
         return {
             "query": query.text, "documents": texts, "scores": scores,
             "query_id": query.id, "document_ids": names,

@@ -99,14 +99,16 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     InputError
         No files are found, or a file has 0 bytes or a format that cannot be read.
     """
-    found = [file for name in inputs for file in _found(name, inputs)]
-    files = [file for file in found if not _is_left_behind(file.path)]
+    named_files = [file for name in inputs for file in _found(name, inputs)]
+    files = [file for file in named_files if not _is_left_behind(file.path)]
     named = {as_path(name) for name in inputs}
     kept = [file for file in files if file.path in named or not _is_output(file.path, output)]
     if not kept:
         raise InputError(f"{', '.join(inputs)}: holds only what rankmill itself has left there")
-    if len(kept) < len(found):
-        logger.info("left out of the input: %d files that rankmill itself wrote", len(found) - len(kept))
+    if len(kept) < len(named_files):
+        logger.info(
+            "left out of the input: %d files that rankmill itself wrote", len(named_files) - len(kept)
+        )
     for file in kept:
         check_readable(file.path)
     if empty := [file.path for file in kept if is_empty_here(file.path)]:
@@ -124,8 +126,8 @@ def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
             raise InputError(f"{name}: no file with one of the endings {read_endings()} in this directory")
     elif path.exists():
         files, root = [path], path.parent if is_url(name) else _common_folder(inputs)
-    elif found := matches(path):
-        files, root = without_hidden(found, path), fixed_part(path)
+    elif matched := matches(path):
+        files, root = without_hidden(matched, path), fixed_part(path)
     else:
         way_out = "; for the files in directories of such names, add /*" if glob.has_magic(name) else ""
         raise InputError(f"{name}: no such {'object' if is_url(name) else 'file'}{way_out}")
@@ -149,8 +151,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
         All matches are hidden.
     """
     root = fixed_part(pattern)
-    asked = pattern.parts[len(root.parts) :]
-    kept = [file for file in files if not _is_hidden(file.parts[len(root.parts) :], asked)]
+    wanted = pattern.parts[len(root.parts) :]
+    kept = [file for file in files if not _is_hidden(file.parts[len(root.parts) :], wanted)]
     if files and not kept:
         raise InputError(
             f"{pattern}: holds only hidden files, such as {files[0]}: their names, or those of "
@@ -170,8 +172,8 @@ def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
         pattern = [*pattern[:before], *["**"] * between, *pattern[behind:]]
     last = len(parts) - 1
     return any(
-        name.startswith((".", "_")) and name[0] != asked[:1] and not (place < last and _is_partition(name))
-        for place, (name, asked) in enumerate(zip_longest(parts, pattern, fillvalue=""))
+        name.startswith((".", "_")) and name[0] != wanted[:1] and not (place < last and _is_partition(name))
+        for place, (name, wanted) in enumerate(zip_longest(parts, pattern, fillvalue=""))
     )
 
 
@@ -223,9 +225,9 @@ def _is_output(path: AnyPath, output: str | None) -> bool:
     A file of the user's own at that path is an input, so that the run ends with an error.
     """
     whole = resolved(path.parent if part_of(path.name) else path)
-    asked = output is not None and whole == resolved(as_path(output))
+    is_named = output is not None and whole == resolved(as_path(output))
     is_unfinished = workspace_of(whole).is_dir()
-    if not (asked or is_unfinished):
+    if not (is_named or is_unfinished):
         return False
     if format_of(path) is not PARQUET:
         return is_unfinished  # other formats have no place for metadata

@@ -30,8 +30,8 @@ _SHOWN = 3
 def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, str]:
     """The input's files in order, each with its `fingerprint`, for `manifest`."""
     return {
-        f"input {number} ({resolved(file.path)})": found
-        for number, (file, found) in enumerate(zip(files, fingerprints, strict=True), 1)
+        f"input {number} ({resolved(file.path)})": mark
+        for number, (file, mark) in enumerate(zip(files, fingerprints, strict=True), 1)
     }
 
 
@@ -58,10 +58,10 @@ def manifest(
     """
     texts = {name: str(value) for name, value in options.items()}
     texts |= {name: _in_a_line(texts[name]) for name in _PROMPTS & texts.keys()}
-    found = {f"--{name.replace('_', '-')}": text for name, text in texts.items()}
+    facts = {f"--{name.replace('_', '-')}": text for name, text in texts.items()}
     for model in models:
-        found |= _model_files(model, cache)
-    return {**found, **inputs}
+        facts |= _model_files(model, cache)
+    return {**facts, **inputs}
 
 
 def content_here(model: str, cache: Path) -> str | None:

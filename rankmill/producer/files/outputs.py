@@ -35,8 +35,8 @@ class OutputPart:
 
 def part_of(name: str) -> OutputPart | None:
     """The part that a file's name describes; ``None`` if it is not the name of a part."""
-    found = _NAME.fullmatch(name)
-    return found and OutputPart(int(found[1]), int(found[2]))
+    match = _NAME.fullmatch(name)
+    return match and OutputPart(int(match[1]), int(match[2]))
 
 
 def errors_name(name: str) -> str:
@@ -97,27 +97,27 @@ class OutputFormat:
         ending, compression = split_ending(path)
         named = of_ending(ending)
         named = named if named and named.writer else None
-        found = named if self.kind is None else self._asked()
-        if found is None:
-            endings = ", ".join(ending for each in written_formats() for ending in each.endings)
+        form = named if self.kind is None else self._asked()
+        if form is None:
+            endings = ", ".join(ending for written in written_formats() for ending in written.endings)
             raise InputError(
                 f"{path}: cannot tell the format from the name; end it in {endings} (text also "
                 "in .gz or .zst), or name it with --output-format"
             )
-        if named not in (None, found):
-            raise InputError(f"{path}: --output-format {found.name} does not fit the name's ending {ending}")
-        if compression and not found.is_text:
+        if named not in (None, form):
+            raise InputError(f"{path}: --output-format {form.name} does not fit the name's ending {ending}")
+        if compression and not form.is_text:
             raise InputError(
-                f"{path}: {found.name.capitalize()} is compressed inside; leave {path.suffix} out of the name"
+                f"{path}: {form.name.capitalize()} is compressed inside; leave {path.suffix} out of the name"
             )
-        return found
+        return form
 
     def _asked(self) -> Format:
-        found = of_ending(f".{self.kind}")
-        if found is None or found.name != self.kind or found.writer is None:
-            known = ", ".join(each.name for each in written_formats())
-            raise InputError(f"--output-format {self.kind}: nothing installed writes it; use one of {known}")
-        return found
+        form = of_ending(f".{self.kind}")
+        if form is None or form.name != self.kind or form.writer is None:
+            names = ", ".join(written.name for written in written_formats())
+            raise InputError(f"--output-format {self.kind}: nothing installed writes it; use one of {names}")
+        return form
 
     def ranks(self, path: AnyPath) -> bool:
         """Whether the rows are ranked by score within their query."""
@@ -135,7 +135,7 @@ class OutputFormat:
         InputError
             There is no such column.
         """
-        found = []
+        columns = []
         for option, named, usual in (
             ("--query-id-column", self.query_id, QUERY_IDS),
             ("--passage-id-column", self.passage_id, PASSAGE_IDS),
@@ -146,17 +146,17 @@ class OutputFormat:
                     f"a TREC run needs ids, and the input has no column {' or '.join(usual)}; "
                     f"name the column with {option}"
                 )
-            found.append(name)
-        return found[0], found[1]
+            columns.append(name)
+        return columns[0], columns[1]
 
     def writer(self, path: AnyPath, target: AnyPath, schema: pa.Schema, score: str) -> Writer:
         """Open `path` for writing; it will become the file at `target`."""
-        found, compression = self.of(target), split_ending(target)[1]
-        assert found.writer
-        if found is not TREC:
-            return found.writer(path, schema, compression)
+        form, compression = self.of(target), split_ending(target)[1]
+        assert form.writer
+        if form is not TREC:
+            return form.writer(path, schema, compression)
         columns = (*self.ids(schema), self.rank_column, score)
-        return found.writer(path, schema, compression, columns, self.tag)
+        return form.writer(path, schema, compression, columns, self.tag)
 
 
 def check_target(path: AnyPath, form: OutputFormat) -> None:
@@ -169,26 +169,28 @@ def check_target(path: AnyPath, form: OutputFormat) -> None:
     check_writable(path)
 
 
-def known_column(names: Sequence[str], known: Sequence[str], what: str, way_out: str) -> str | None:
-    """The column with one of the `known` names; ``None`` if there is none.
+def known_column(names: Sequence[str], usual: Sequence[str], subject: str, way_out: str) -> str | None:
+    """The column with one of the `usual` names; ``None`` if there is none.
 
     Raises
     ------
     InputError
-        Several columns have such names. The message begins with `what`, the thing looked for, and ends with
+        Several columns have such names. The message begins with `subject`, what is looked for, and ends with
         the `way_out`.
     """
-    found = [name for name in known if name in names]
-    if len(found) > 1:
-        raise InputError(f"{what} could be in column {' or '.join(map(repr, found))}: {way_out}")
-    return found[0] if found else None
+    present = [name for name in usual if name in names]
+    if len(present) > 1:
+        raise InputError(f"{subject} could be in column {' or '.join(map(repr, present))}: {way_out}")
+    return present[0] if present else None
 
 
 def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], option: str) -> str | None:
     if named is not None and named not in schema.names:
         raise InputError(f"{option}: no column {named!r} in the input")
-    what = "the query's id" if usual is QUERY_IDS else "the passage's id"
-    found = named or known_column(schema.names, usual, what, f"name it with {option}")
-    if found and pa.types.is_nested(schema.field(found).type):
-        raise InputError(f"column {found!r} holds {schema.field(found).type}, not ids; choose with {option}")
-    return found
+    subject = "the query's id" if usual is QUERY_IDS else "the passage's id"
+    column = named or known_column(schema.names, usual, subject, f"name it with {option}")
+    if column and pa.types.is_nested(schema.field(column).type):
+        raise InputError(
+            f"column {column!r} holds {schema.field(column).type}, not ids; choose with {option}"
+        )
+    return column

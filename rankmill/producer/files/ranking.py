@@ -142,8 +142,10 @@ class HeldRows:
     def _numbers_of(self, column: pa.ChunkedArray) -> Rows:
         """The number of each row's query; queries are numbered in order of appearance."""
         encoded = pc.dictionary_encode(undictionary(column.combine_chunks()), null_encoding="encode")
-        known = [self._known.setdefault(query, len(self._known)) for query in encoded.dictionary.to_pylist()]
-        numbers: Rows = np.array(known, np.int64)[encoded.indices.to_numpy()]
+        by_code = [
+            self._known.setdefault(query, len(self._known)) for query in encoded.dictionary.to_pylist()
+        ]
+        numbers: Rows = np.array(by_code, np.int64)[encoded.indices.to_numpy()]
         return numbers
 
     def _with_means(

@@ -69,8 +69,10 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
     """
     pieces = _in_order(list(_with_parts(paths)))
     left_out = {_NUMBER, _OF, _WHOLE, PART, PARTS}
-    about = max(pieces, key=lambda piece: piece.rows).about
-    kept = {key: value for key, value in about.items() if key.startswith("rankmill.") and key not in left_out}
+    metadata = max(pieces, key=lambda piece: piece.rows).about
+    kept = {
+        key: value for key, value in metadata.items() if key.startswith("rankmill.") and key not in left_out
+    }
     errors = target.with_name(f"{target.name}.errors.jsonl")
     rows = row_errors = first = 0
     with whole_file(target) as partial, tempfile.TemporaryFile("w+b") as listed:
@@ -110,35 +112,36 @@ class _Piece:
     def __init__(self, path: AnyPath) -> None:
         self.path = path
         self.reader = ParquetReader(path, (), ReadOptions())
-        found = self.reader.survey(find_nulls=False)
-        self.rows, self.schema = found.rows, found.schema
-        self.about = about = metadata_of(path)
-        if not all(about.get(name, "").isdecimal() for name in (_NUMBER, _OF)):
+        survey = self.reader.survey(find_nulls=False)
+        self.rows, self.schema = survey.rows, survey.schema
+        self.about = metadata = metadata_of(path)
+        if not all(metadata.get(name, "").isdecimal() for name in (_NUMBER, _OF)):
             raise InputError(f"{path} is no shard; make shards with score-file --shard 1/8, 2/8 and so on")
-        if not all(about.get(name, "1").isdecimal() for name in (PART, PARTS)):
+        if not all(metadata.get(name, "1").isdecimal() for name in (PART, PARTS)):
             raise InputError(f"{path}: its metadata is damaged; make it again")
-        self.shard, self.shards = int(about[_NUMBER]), int(about[_OF])
-        self.part, self.parts = int(about.get(PART, 1)), int(about.get(PARTS, 1))
+        self.shard, self.shards = int(metadata[_NUMBER]), int(metadata[_OF])
+        self.part, self.parts = int(metadata.get(PART, 1)), int(metadata.get(PARTS, 1))
 
 
 def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
     """The shards by number; raises `InputError` unless each is given once and all belong to one output."""
-    found: dict[tuple[int, int], _Piece] = {}
+    by_place: dict[tuple[int, int], _Piece] = {}
     first: dict[str, _Piece] = {}
     for piece in map(_Piece, paths):
         for name in (_WHOLE, _OF, *(_SAME if piece.rows else ())):  # without rows, nothing was scored
             other = first.setdefault(name, piece)
             if piece.about.get(name, "") != other.about.get(name, ""):
-                what = f"another {name[9:]}" if name in _SAME else "another input or other options"
+                difference = f"another {name[9:]}" if name in _SAME else "another input or other options"
                 raise InputError(
-                    f"{piece.path} and {other.path} are not shards of one output: one was made with {what}"
+                    f"{piece.path} and {other.path} are not shards of one output: one was made with "
+                    f"{difference}"
                 )
-        same = found.setdefault((piece.shard, piece.part), piece)
+        same = by_place.setdefault((piece.shard, piece.part), piece)
         if same is not piece:
             part = f"part {piece.part} of " if piece.parts > 1 else ""
             raise InputError(f"{piece.path} and {same.path} are both {part}shard {piece.shard}; name it once")
-    _check_complete(list(found.values()))
-    return [found[place] for place in sorted(found)]
+    _check_complete(list(by_place.values()))
+    return [by_place[place] for place in sorted(by_place)]
 
 
 def _check_complete(pieces: Sequence[_Piece]) -> None:

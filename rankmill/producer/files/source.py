@@ -161,12 +161,12 @@ class FileSource(PairSource):
         as_text: Collection[str] = (),
     ) -> None:
         self.columns, self.schema, self._opened, self._as_text = columns, schema, opened, as_text
-        self.carries = all(each.survey.as_asked for each in opened)
-        rows = sum(each.survey.rows for each in opened)
+        self.carries = all(opened_file.survey.as_asked for opened_file in opened)
+        rows = sum(opened_file.survey.rows for opened_file in opened)
         self._is_whole = limit is None and shard is None
         super().__init__(
-            [each.file for each in opened],
-            [each.fingerprint for each in opened],
+            [opened_file.file for opened_file in opened],
+            [opened_file.fingerprint for opened_file in opened],
             rows if limit is None else min(rows, limit),
             shard,
         )
@@ -188,7 +188,7 @@ class FileSource(PairSource):
         if self._is_whole and not start:  # read to the end of the last file, which may have grown
             return self._all_rows(self._opened, size, schema)
         first = self._start + start
-        ends = list(accumulate((each.survey.rows for each in self._opened), initial=0))
+        ends = list(accumulate((opened_file.survey.rows for opened_file in self._opened), initial=0))
         skipped = max(bisect_right(ends, first) - 1, 0)
         rows = self._all_rows(self._opened[skipped:], size, schema)
         return cut_range(rows, first - ends[skipped], self._stop - ends[skipped])
@@ -196,21 +196,21 @@ class FileSource(PairSource):
     def _all_rows(
         self, opened: Sequence[_OpenFile], size: int, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        for each in opened:
-            path, found = each.file.path, 0
+        for opened_file in opened:
+            path, count = opened_file.file.path, 0
             try:
-                for batch in each.reader.batches(_to_ask_for(each.survey, schema), size):
-                    found += batch.num_rows
-                    self._check_texts(path, batch, found)
-                    yield self._conform(batch, schema, each.file)
+                for batch in opened_file.reader.batches(_to_ask_for(opened_file.survey, schema), size):
+                    count += batch.num_rows
+                    self._check_texts(path, batch, count)
+                    yield self._conform(batch, schema, opened_file.file)
             except (InputError, pa.ArrowException) as error:
-                _check_file_unchanged(path, each.fingerprint)
+                _check_file_unchanged(path, opened_file.fingerprint)
                 if isinstance(error, InputError):
                     raise
                 raise InputError(f"{path}: {text_of(error)}") from None
-            _check_file_unchanged(path, each.fingerprint)
-            if found != each.survey.rows:
-                raise _changed(path, f"{each.survey.rows:,} rows", f"{found:,} rows")
+            _check_file_unchanged(path, opened_file.fingerprint)
+            if count != opened_file.survey.rows:
+                raise _changed(path, f"{opened_file.survey.rows:,} rows", f"{count:,} rows")
 
     def _conform(self, batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.RecordBatch:
         """Convert a batch of `file`, which may lack columns or have narrower types, to `schema`."""
@@ -243,10 +243,10 @@ class FileSource(PairSource):
             name: pa.scalar(text).cast(self.schema.field(name).type).as_py()
             for name, text in constant.items()
         }
-        found = rows.to_pylist()
+        texts = rows.to_pylist()
         if self._as_text:
-            found = [with_text(row, self._as_text) for row in found]
-        return pa.array([with_keys(row, added) for row in found], pa.string())
+            texts = [with_text(row, self._as_text) for row in texts]
+        return pa.array([with_keys(row, added) for row in texts], pa.string())
 
     def _check_texts(self, path: AnyPath, batch: pa.RecordBatch, rows: int) -> None:
         for name in self.columns.names:
@@ -340,17 +340,17 @@ def open_source(
         A file cannot be scored; the message names the file, column and row, and how to fix it.
     """
     opened: list[_OpenFile] = []
-    rows, what = 0, "query or passage" if columns.inputs == "pairs" else "text"
+    rows, missing = 0, "query or passage" if columns.inputs == "pairs" else "text"
     for file, before in zip(files, fingerprints or [fingerprint(file.path) for file in files], strict=True):
         reader = open_reader(file.path, columns.texts, replace(options, messages=columns.messages))
-        found = reader.survey(find_nulls=not allow_nulls)
-        survey = _with_partition(file, found)
-        if found.schema.names or found.rows:
+        surveyed = reader.survey(find_nulls=not allow_nulls)
+        survey = _with_partition(file, surveyed)
+        if surveyed.schema.names or surveyed.rows:
             _check_columns(file.path, survey.schema, columns)
         null = survey.first_null
         if null is not None and not allow_nulls and (limit is None or rows + null < limit):
             raise InputError(
-                f"{file.path}: row {null} (counted from 0) has a null {what}; "
+                f"{file.path}: row {null} (counted from 0) has a null {missing}; "
                 "remove it, or leave out --on-null fail to have it reported as a row error"
             )
         rows += survey.rows
@@ -433,62 +433,63 @@ def _unify(
             incompatible.
     """
     having: dict[str, list[tuple[_OpenFile, pa.Field]]] = {}
-    for each in opened:
-        for field in each.survey.schema:
-            having.setdefault(field.name, []).append((each, field))
+    for opened_file in opened:
+        for field in opened_file.survey.schema:
+            having.setdefault(field.name, []).append((opened_file, field))
     if having and (unknown := set(as_text) - having.keys()):
         raise InputError(f"--text-columns: no column {min(unknown)!r} in the input")
-    mixed = {name for each in opened for name in each.survey.mixed}
+    mixed = {name for opened_file in opened for name in opened_file.survey.mixed}
     fields = []
-    for name, found in having.items():
-        kind, is_mixed = _common_type(name, found, is_text_asked=name in as_text)
+    for name, having_it in having.items():
+        kind, is_mixed = _common_type(name, having_it, is_text_asked=name in as_text)
         mixed |= {name} if is_mixed else set()
-        first = found[0][1].with_type(kind)
-        fields.append(first if len(found) == len(opened) == 1 else first.with_nullable(True))
+        first = having_it[0][1].with_type(kind)
+        fields.append(first if len(having_it) == len(opened) == 1 else first.with_nullable(True))
     if mixed := mixed - set(as_text):
         names = ", ".join(map(repr, sorted(mixed)))
         logger.warning("no one type fits all values of column %s: the output has their text", names)
-    about = (each.survey.schema.metadata for each in opened)
-    found_about = next((metadata for metadata in about if metadata), None)
+    metadata_of_files = (opened_file.survey.schema.metadata for opened_file in opened)
+    first_metadata = next((metadata for metadata in metadata_of_files if metadata), None)
     if not fields:
         fields = [pa.field(name, pa.string()) for name in query_and_passage]
-    return pa.schema(fields, metadata=found_about)
+    return pa.schema(fields, metadata=first_metadata)
 
 
 def _common_type(
-    name: str, found: Sequence[tuple[_OpenFile, pa.Field]], *, is_text_asked: bool
+    name: str, having_it: Sequence[tuple[_OpenFile, pa.Field]], *, is_text_asked: bool
 ) -> tuple[pa.DataType, bool]:
     """The type for a column of several files, and whether it is text because no other type fits all."""
-    partitions = [dict(each.file.partition) for each, _ in found]
+    partitions = [dict(opened_file.file.partition) for opened_file, _ in having_it]
     if all(name in partition for partition in partitions) and not is_text_asked:
         values = {text for partition in partitions if (text := partition[name]) is not None}
         return (pa.int64() if all(map(_INTEGER.fullmatch, values)) else pa.string()), False
-    kinds = [field.type for _, field in found]
+    kinds = [field.type for _, field in having_it]
     if is_text_asked:
-        kinds = [_text_of_column(each, field) for each, field in found]
+        kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
     if (common := _unified(kinds)) is not None:
         return common, False
-    if any(not each.survey.typed for each, _ in found):  # a file without types can be read as text
+    # A file without types can be read as text.
+    if not all(opened_file.survey.typed for opened_file, _ in having_it):
         with suppress(InputError):
-            kinds = [_text_of_column(each, field) for each, field in found]
+            kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
             if (common := _unified(kinds)) is not None:
                 return common, True
     place = next(at for at in range(1, len(kinds)) if _unified(kinds[: at + 1]) is None)
     raise InputError(
-        f"{found[place][0].file.path}: its columns do not fit those of the files before it: {name!r} holds "
-        f"{kinds[place]}, not {_unified(kinds[:place])} (--text-columns NAME reads a column as text)"
+        f"{having_it[place][0].file.path}: its columns do not fit those of the files before it: {name!r} "
+        f"holds {kinds[place]}, not {_unified(kinds[:place])} (--text-columns NAME reads a column as text)"
     )
 
 
-def _text_of_column(each: _OpenFile, field: pa.Field) -> pa.DataType:
+def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
     """The type of a column that must become text; raises `InputError` if it cannot."""
     kind = field.type
     if is_text(kind):
         return kind
     is_plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
-    if each.survey.as_asked or is_plain:
+    if opened_file.survey.as_asked or is_plain:
         return pa.string()
-    raise InputError(f"--text-columns: column {field.name!r} of {each.file.path} holds {kind}")
+    raise InputError(f"--text-columns: column {field.name!r} of {opened_file.file.path} holds {kind}")
 
 
 def _unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:

@@ -80,9 +80,9 @@ class PartsFolder(OutputFile):
 
         The part after the known ones may be of the run, too, if its process died before the journal noted it.
         """
-        known = journal.finished.parts + 1 if journal.rows else 0
+        own = journal.finished.parts + 1 if journal.rows else 0
         parts = {path: part for path in self.there() if (part := part_of(path.name))}
-        return next((path for path in sorted(parts) if parts[path].number > known), None)
+        return next((path for path in sorted(parts) if parts[path].number > own), None)
 
     def check(self, journal: Journal) -> None:
         """Check that all parts exist that the journal knows; raises `InputError` if not."""

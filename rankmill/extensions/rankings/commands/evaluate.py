@@ -69,22 +69,22 @@ def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
 
 
 def _table(results: list[Result]) -> list[str]:
-    lines = [_figures(each.measure, each.before, each.after) for each in results]
+    lines = [_figures(result.measure, result.before, result.after) for result in results]
     if results[0].before is not None:
         lines = [
-            f"{line}{_p(each)}  {each.better}, {each.worse}"
-            for line, each in zip(lines, results, strict=True)
+            f"{line}{_p(result)}  {result.better}, {result.worse}"
+            for line, result in zip(lines, results, strict=True)
         ]
         lines.insert(0, f"{'':<12}{'before':>9}{'after':>9}{'change':>9}{'p':>9}  queries better, worse")
     if results[0].ranked < results[0].judged:
         lines.append(f"of the {results[0].ranked:,} of {results[0].judged:,} judged queries that are ranked:")
-        lines += [_figures(each.measure, each.before_ranked, each.after_ranked) for each in results]
+        lines += [_figures(result.measure, result.before_ranked, result.after_ranked) for result in results]
     return lines
 
 
 def _figures(measure: str, before: float | None, after: float) -> str:
-    known = "" if before is None else f"{before:>9.4f}"
-    return f"{measure:<12}{known}{after:>9.4f}" + ("" if before is None else f"{after - before:>+9.4f}")
+    old = "" if before is None else f"{before:>9.4f}"
+    return f"{measure:<12}{old}{after:>9.4f}" + ("" if before is None else f"{after - before:>+9.4f}")
 
 
 def _p(result: Result) -> str:

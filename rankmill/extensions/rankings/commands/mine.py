@@ -132,8 +132,8 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
         qrels = source_path(asked.qrels, "qrels") if asked.qrels else None
         ids = read_scored(scored, asked.score_column, qrels)
         keys = text_keys(source, ids)
-        found = list(mine(ids, asked.rules, keys))
-        used = with_rows(found, form, asked.num_negatives)
+        mined = list(mine(ids, asked.rules, keys))
+        used = with_rows(mined, form, asked.num_negatives)
         table = training_rows(used, ids, source, form, with_scores=asked.with_scores)
         if not len(table):
             raise InputError(f"{scored}: no negatives are left; are the margins or thresholds too strict?")
@@ -146,14 +146,14 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
     place = f"in {output}" if output == asked.output else "on standard output"
     say(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are {place}")
     say(_positives(used, ids, asked.min_relevance))
-    if line := _same_texts(found) if keys else f"texts are not compared, as {scored} has none":
+    if line := _same_texts(mined) if keys else f"texts are not compared, as {scored} has none":
         say(line)
     for files, columns in source.taken.items() if isinstance(source, Corpus) else ():
         say(f"{files}: {columns}")
     if len(used) < queries:
         say(
-            f"without rows: {queries - len(found):,} queries that have no scored relevant passage, and "
-            f"{len(found) - len(used):,} that have too few negatives"
+            f"without rows: {queries - len(mined):,} queries that have no scored relevant passage, and "
+            f"{len(mined) - len(used):,} that have too few negatives"
         )
 
 
@@ -164,9 +164,9 @@ def _writer(unfinished: Path, target: OutputFormat, output: AnyPath, schema: pa.
     return target.writer(unfinished, output, schema, "score")
 
 
-def _same_texts(found: list[Mined]) -> str:
+def _same_texts(mined: list[Mined]) -> str:
     """What was left out as its text was there already; nothing if there is none."""
-    copies, repeats = sum(each.copies for each in found), sum(each.repeats for each in found)
+    copies, repeats = sum(query.copies for query in mined), sum(query.repeats for query in mined)
     if not copies and not repeats:
         return ""
     return (
@@ -177,7 +177,7 @@ def _same_texts(found: list[Mined]) -> str:
 
 def _positives(used: list[Mined], ids: pd.DataFrame, min_relevance: int) -> str:
     """What counted as relevant, by grade."""
-    rows = np.concatenate([each.positives for each in used])
+    rows = np.concatenate([query.positives for query in used])
     grades, numbers = np.unique(ids["relevance"].to_numpy()[rows].astype(int), return_counts=True)
     by_grade = ", ".join(
         f"{number:,} of grade {grade}" for grade, number in zip(grades, numbers, strict=True)

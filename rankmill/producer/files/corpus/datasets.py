@@ -52,25 +52,25 @@ def _dataset_file(name: str, part: DatasetPart) -> Path:
         import ir_datasets
     except ImportError:
         raise ConfigError(f"{DATASET}{name} needs ir_datasets: {install_line('irds')}") from None
-    what = f"{DATASET}{name}"
+    dataset_name = f"{DATASET}{name}"
     try:
         dataset = ir_datasets.load(name)
     except KeyError:
-        raise InputError(f"{what}: ir_datasets has no such dataset") from None
+        raise InputError(f"{dataset_name}: ir_datasets has no such dataset") from None
     if not dataset.has(part):
         lacks = {"docs": "passages", "scoreddocs": "run; name one with --run"}.get(part, part)
-        raise InputError(f"{what} has no {lacks}")
-    whole = _asked(what, lambda: ir_datasets.parent_id(name, ir_datasets.EntityType(part)))
+        raise InputError(f"{dataset_name} has no {lacks}")
+    whole = _asked(dataset_name, lambda: ir_datasets.parent_id(name, ir_datasets.EntityType(part)))
     home = of_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME")
     file = home / "rankmill" / "datasets" / f"{whole.replace('/', '--')}.{part}.parquet"
     if roots := confined():
         roots.also_read(file.parent)
     if not file.exists():
-        _write(file, what, part, _asked(what, getattr(dataset, f"{part}_iter")))
+        _write(file, dataset_name, part, _asked(dataset_name, getattr(dataset, f"{part}_iter")))
     return file
 
 
-def _write(file: Path, what: str, part: DatasetPart, items: Iterator[Any]) -> None:
+def _write(file: Path, dataset: str, part: DatasetPart, items: Iterator[Any]) -> None:
     """Write the rows; the file appears complete or not at all, since another process may write it too."""
     import pyarrow.parquet as pq
 
@@ -80,7 +80,7 @@ def _write(file: Path, what: str, part: DatasetPart, items: Iterator[Any]) -> No
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=".making-") as making:
             new = Path(making) / file.name
             with pq.ParquetWriter(new, schema, compression="zstd", write_page_checksum=True) as writer:
-                while rows := _asked(what, lambda: [_row(part, each) for each in islice(items, _ROWS)]):
+                while rows := _asked(dataset, lambda: [_row(part, item) for item in islice(items, _ROWS)]):
                     writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
             new.replace(file)
     except OSError as error:
@@ -94,7 +94,7 @@ def _row(part: DatasetPart, item: Any) -> dict[str, object]:
     return {name: getattr(item, name) for name in _SCHEMAS[part].names}
 
 
-def _asked(what: str, ask: Callable[[], _T]) -> _T:
+def _asked(dataset: str, ask: Callable[[], _T]) -> _T:
     """Call ir_datasets; raise whatever it raises, such as a failed download, as an error of one line."""
     try:
         return ask()
@@ -102,4 +102,4 @@ def _asked(what: str, ask: Callable[[], _T]) -> _T:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise InputError(f"{what} cannot be read by ir_datasets: {reason}") from None
+        raise InputError(f"{dataset} cannot be read by ir_datasets: {reason}") from None

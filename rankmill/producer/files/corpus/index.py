@@ -72,17 +72,17 @@ class TextIndex:
         order = np.argsort(wanted)  # sorted ids are found several times as fast
         places = np.empty(len(wanted), np.int64)
         places[order] = np.searchsorted(self.hashes, wanted[order])
-        found = np.full(len(wanted), -1, np.int64)
-        left = np.arange(len(wanted))
-        while len(left):  # repeats only where two ids have the same hash
-            left = left[places[left] < len(self.hashes)]
-            left = left[self.hashes[places[left]] == wanted[left]]
-            rows = np.asarray(self.rows[places[left]])
-            same = np.asarray(pc.equal(self.ids(rows), ids.take(pa.array(left)))).astype(bool)
-            found[left[same]] = rows[same]
-            left = left[~same]
-            places[left] += 1
-        return found
+        rows_found = np.full(len(wanted), -1, np.int64)
+        undecided = np.arange(len(wanted))
+        while len(undecided):  # repeats only where two ids have the same hash
+            undecided = undecided[places[undecided] < len(self.hashes)]
+            undecided = undecided[self.hashes[places[undecided]] == wanted[undecided]]
+            rows = np.asarray(self.rows[places[undecided]])
+            same = np.asarray(pc.equal(self.ids(rows), ids.take(pa.array(undecided)))).astype(bool)
+            rows_found[undecided[same]] = rows[same]
+            undecided = undecided[~same]
+            places[undecided] += 1
+        return rows_found
 
     def ids(self, rows: Rows) -> pa.StringArray:
         """The ids of rows."""
@@ -96,8 +96,8 @@ class TextIndex:
         self._touched += texts.nbytes
         if self._touched > _RELEASE_BYTES:
             self._touched = 0
-            for each in self.maps:
-                each.madvise(mmap.MADV_DONTNEED)
+            for mapped in self.maps:
+                mapped.madvise(mmap.MADV_DONTNEED)
         return texts
 
     def _taken(self, rows: Rows, name: str) -> pa.StringArray:
@@ -120,12 +120,12 @@ def in_memory(
         A file cannot be read, or an id has two texts.
     """
     by_file = [[_batch(*part) for part in read_texts(file, fields)] for file in files]
-    batches = [batch for each in by_file for batch in each]
+    batches = [batch for of_file in by_file for batch in of_file]
     hashes = np.concatenate([np.zeros(0, np.uint64), *(_hashes(batch["id"]) for batch in batches)])
     rows = _in_order(hashes, on_duplicate)
     index = TextIndex(batches, hashes[rows], rows)
     if on_duplicate == "error":
-        _check_unique(index, files, [sum(map(len, each)) for each in by_file])
+        _check_unique(index, files, [sum(map(len, of_file)) for of_file in by_file])
     return index
 
 
@@ -147,17 +147,17 @@ def on_disk(
     OutputError
         The index cannot be written.
     """
-    about: dict[str, object] = {"format": _FORMAT, "files": [[str(resolved(file)), mark] for file, mark in
+    facts: dict[str, object] = {"format": _FORMAT, "files": [[str(resolved(file)), mark] for file, mark in
                                           zip(files, fingerprints, strict=True)]}  # fmt: skip
-    about |= {"on_duplicate": on_duplicate, "fields": [str(taken_fields(file, fields)) for file in files]}
-    about |= {"columns": list(fields.columns)} if fields.columns else {}
+    facts |= {"on_duplicate": on_duplicate, "fields": [str(taken_fields(file, fields)) for file in files]}
+    facts |= {"columns": list(fields.columns)} if fields.columns else {}
     name = hashlib.sha256(str(resolved(files[0])).encode()).hexdigest()[:16]
     cache = cache_folder("auto")
     kept = cache / "corpora" / name
     first = files[0]
     beside = first.with_name(first.name + SUFFIX) if isinstance(first, Path) else kept
     for folder in (beside, kept):
-        if _about(folder) == about:
+        if _about(folder) == facts:
             _check_owners(folder, kept, cache)
             return _open(folder)
     roots = confined()
@@ -169,7 +169,7 @@ def on_disk(
         new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=SUFFIX, dir=folder.parent))
         try:
             _build(new, files, on_duplicate, fields)
-            (new / "about.json").write_text(json.dumps(about))
+            (new / "about.json").write_text(json.dumps(facts))
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(FileExistsError):
                 new.rename(folder)
@@ -205,7 +205,7 @@ def _build(folder: Path, files: Sequence[AnyPath], on_duplicate: OnDuplicate, fi
             for part in read_texts(file, fields):
                 held.append(_batch(*part))
                 hashes.append(_hashes(held[-1]["id"]))
-                if sum(each.nbytes for each in held) >= _BATCH_BYTES:
+                if sum(batch.nbytes for batch in held) >= _BATCH_BYTES:
                     stream.write_batch(pa.concat_batches(held))
                     held = []
                     logger.info("indexing %s: %s texts", file, f"{sum(map(len, hashes)):,}")

@@ -78,7 +78,7 @@ class RankingSource(PairSource):
         self._input, self._ranking = files, files.ranking.path
         self._limit = limit
         marks = tuple(fingerprints)
-        paths = [[file.path for file in each] for each in (files.queries, files.corpus)]
+        paths = [[file.path for file in side] for side in (files.queries, files.corpus)]
         first = 1 + len(files.queries)
         self._queries = in_memory(paths[0], on_duplicate, queries)
         self._corpus = on_disk(paths[1], marks[first : first + len(paths[1])], on_duplicate, corpus)
@@ -131,20 +131,20 @@ class RankingSource(PairSource):
 
     def _labelled(self, batches: Iterator[pa.RecordBatch], labels: _Labels) -> Iterator[pa.RecordBatch]:
         """Add the judgements, and the relevant passages that the run lacks."""
-        left = {pair: label for pair, label in labels.items() if label > 0}
+        lacking = {pair: label for pair, label in labels.items() if label > 0}
         queries: set[str] = set()
         for batch in batches:
             pairs = list(zip(batch["query_id"].to_pylist(), batch["doc_id"].to_pylist(), strict=True))
-            found = [labels.get(pair) for pair in pairs]
-            for pair, label in zip(pairs, found, strict=True):
+            grades = [labels.get(pair) for pair in pairs]
+            for pair, label in zip(pairs, grades, strict=True):
                 if label:
-                    left.pop(pair, None)
+                    lacking.pop(pair, None)
             queries.update(pc.unique(batch["query_id"]).to_pylist())
-            added = [pa.array(found, pa.int64()), pa.array([True] * len(batch))]
+            added = [pa.array(grades, pa.int64()), pa.array([True] * len(batch))]
             yield pa.record_batch([*batch.columns, *added], schema=self._id_schema)
         rows = [
             {"query_id": query, "doc_id": doc, "relevance": label, "in_run": False}
-            for (query, doc), label in left.items()
+            for (query, doc), label in lacking.items()
             if query in queries
         ]
         if rows:

@@ -130,16 +130,19 @@ def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str
     InputError
         No column has such a name, or several have.
     """
-    found = _column_with(path, names, usual)
-    if found is None:
+    column = _column_with(path, names, usual)
+    if column is None:
         every = " or ".join(chain.from_iterable(usual))
         raise InputError(f"{path}: no column {every}; it has {', '.join(map(repr, names))}")
-    return found
+    return column
 
 
 def _column_with(path: AnyPath, names: Sequence[str], usual: Sequence[Sequence[str]]) -> str | None:
-    what, way_out = f"{path}: {usual[0][0]}", "leave one out of the file, or rename it"
-    return next((found for each in usual if (found := known_column(names, each, what, way_out))), None)
+    subject, way_out = f"{path}: {usual[0][0]}", "leave one out of the file, or rename it"
+    return next(
+        (column for known_names in usual if (column := known_column(names, known_names, subject, way_out))),
+        None,
+    )
 
 
 def frame_of(table: pa.Table, names: list[str], path: AnyPath) -> pd.DataFrame:
@@ -152,8 +155,8 @@ def frame_of(table: pa.Table, names: list[str], path: AnyPath) -> pd.DataFrame:
         ]
     except pa.ArrowInvalid as error:
         raise InputError(f"{path}: column {names[2]!r} holds no numbers: {error}") from None
-    found: pd.DataFrame = pa.table(columns, names=["query_id", "doc_id", "score"]).to_pandas()
-    return found.dropna()
+    frame: pd.DataFrame = pa.table(columns, names=["query_id", "doc_id", "score"]).to_pandas()
+    return frame.dropna()
 
 
 def _judgements(path: AnyPath) -> pd.DataFrame:
@@ -172,10 +175,10 @@ def _judgements(path: AnyPath) -> pd.DataFrame:
                 f"{path}: row {row} (counted from 0): {names[2]} is {wrong[row]}, no whole number"
             )
         return frame.astype({"relevance": int})
-    found: pd.DataFrame = pa.Table.from_batches(read_lines(path, _QRELS), _QRELS.schema).to_pandas()
-    if not len(found):
+    read: pd.DataFrame = pa.Table.from_batches(read_lines(path, _QRELS), _QRELS.schema).to_pandas()
+    if not len(read):
         raise InputError(f"{path}: holds no judgements")
-    return found
+    return read
 
 
 def _records(path: AnyPath) -> Iterator[pa.RecordBatch]:
@@ -186,9 +189,9 @@ def _records(path: AnyPath) -> Iterator[pa.RecordBatch]:
     names = _named(path, schema.names)
     fields = [schema.field(name) for name in schema.names if name in names.values()]
     lists = [field.name for field in fields if pa.types.is_list(field.type)]
-    asked = [field.with_type(field.type.value_type) if field.name in lists else field for field in fields]
+    unrolled = [field.with_type(field.type.value_type) if field.name in lists else field for field in fields]
     reader, row = open_reader(path, options=ReadOptions(lists=lists)), 0
-    for batch in reader.batches(pa.schema(asked), _ROWS):
+    for batch in reader.batches(pa.schema(unrolled), _ROWS):
         columns = [
             _column(path, batch[names[field.name]] if field.name in names else None, field, len(batch), row)
             for field in SCHEMA
@@ -201,13 +204,13 @@ def _column(path: AnyPath, column: pa.Array | None, field: pa.Field, rows: int, 
     if column is None:
         return pa.nulls(rows, field.type)
     try:
-        found = column.cast(field.type)
+        converted = column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InputError(f"{path}: {field.name} holds {column.type}, not {field.type}") from None
-    if field.name in {"query_id", "doc_id"} and found.null_count:
-        row = first + pc.index(pc.is_null(found), True).as_py()
+    if field.name in {"query_id", "doc_id"} and converted.null_count:
+        row = first + pc.index(pc.is_null(converted), True).as_py()
         raise InputError(f"{path}: row {row} (counted from 0) has no {field.name}")
-    return found
+    return converted
 
 
 def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:

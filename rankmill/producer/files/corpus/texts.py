@@ -68,7 +68,7 @@ class TextFields:
             The file lacks a column, or no name is known, or several are.
         """
         is_json = format_of(path) in {JSON, JSONL}  # in JSON, the first record may lack some names
-        for option, name in (("id", self.id), *(("text", each) for each in self.texts)):
+        for option, name in (("id", self.id), *(("text", text_name) for text_name in self.texts)):
             if name and name not in names and not is_json:
                 raise InputError(
                     f"{path}: no column {name!r} (--{self.side}-{option}); it has {_listed(names)}"
@@ -81,15 +81,17 @@ class TextFields:
             texts = (_TITLE, text) if has_title else (text,)
         return TextFields(self.side, key, texts, self.columns)
 
-    def _guessed(self, path: AnyPath, names: Sequence[str], what: str, known: Sequence[str]) -> str:
-        option = f"--{self.side}-{what}"
-        found = known_column(names, known, f"{path}: the {what} of the {self.side}", f"name it with {option}")
-        if found is None:
+    def _guessed(self, path: AnyPath, names: Sequence[str], role: str, usual: Sequence[str]) -> str:
+        option = f"--{self.side}-{role}"
+        column = known_column(
+            names, usual, f"{path}: the {role} of the {self.side}", f"name it with {option}"
+        )
+        if column is None:
             raise InputError(
-                f"{path}: which of its columns ({_listed(names)}) is the {what} of the {self.side}? "
+                f"{path}: which of its columns ({_listed(names)}) is the {role} of the {self.side}? "
                 f"Name it with {option}"
             )
-        return found
+        return column
 
 
 QUERIES, CORPUS = TextFields("queries"), TextFields("corpus")
@@ -131,15 +133,15 @@ def taken_fields(path: AnyPath, fields: TextFields) -> TextFields | None:
 
 def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
     """The columns that are read from files, in words, by the option that names the files."""
-    found = dict.fromkeys(str(each) for path in paths if (each := taken_fields(path, fields)))
-    return {fields.side: "; ".join(found)}
+    columns = dict.fromkeys(str(of_file) for path in paths if (of_file := taken_fields(path, fields)))
+    return {fields.side: "; ".join(columns)}
 
 
 def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
     """The texts with the values that go before them; null where the text is null."""
     whole = text
-    for each in reversed(before):
-        first = pc.utf8_trim_whitespace(pc.fill_null(each, ""))
+    for values in reversed(before):
+        first = pc.utf8_trim_whitespace(pc.fill_null(values, ""))
         both = pc.binary_join_element_wise(first, whole, " ")
         both = pc.if_else(pc.equal(pc.utf8_trim_whitespace(whole), ""), first, both)
         whole = pc.if_else(pc.equal(first, ""), whole, both)
@@ -151,12 +153,12 @@ def _open(path: AnyPath, fields: TextFields) -> tuple[TextFields, Iterator[pa.Re
     file.
     """
     options = ReadOptions(way_out="write the texts as Parquet", names=fields.columns)
-    found = format_of(path)
+    form = format_of(path)
     schema = open_reader(path, options=options).shown_columns()
     if not schema.names:
         return None
     is_named = fields.id or fields.texts or fields.columns
-    if found in {CSV, TSV} and not is_named and not set(_KNOWN_IDS[fields.side]) & set(schema.names):
+    if form in {CSV, TSV} and not is_named and not set(_KNOWN_IDS[fields.side]) & set(schema.names):
         if len(schema.names) != 2:
             raise InputError(
                 f"{path}: {len(schema.names)} columns and no header; without one there must be two, id and "
@@ -166,8 +168,8 @@ def _open(path: AnyPath, fields: TextFields) -> tuple[TextFields, Iterator[pa.Re
         schema = pa.schema([("id", pa.string()), ("text", pa.string())])
     taken = fields.among(path, schema.names)
     names = dict.fromkeys([taken.id, *taken.texts])
-    asked = [schema.field(name) if name in schema.names else pa.field(name, pa.string()) for name in names]
-    return taken, open_reader(path, taken.texts, options).batches(pa.schema(asked), _ROWS)
+    wanted = [schema.field(name) if name in schema.names else pa.field(name, pa.string()) for name in names]
+    return taken, open_reader(path, taken.texts, options).batches(pa.schema(wanted), _ROWS)
 
 
 def _listed(names: Sequence[str]) -> str:

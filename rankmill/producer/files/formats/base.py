@@ -61,8 +61,8 @@ class TextColumns:
     @property
     def options(self) -> tuple[str, ...]:
         """The options that name the columns."""
-        known = {"texts": ("--text-column",), "conversations": ("--messages-column",) * len(self.names)}
-        return known.get(self.inputs, ("--query-column", "--passage-column"))
+        of_kind = {"texts": ("--text-column",), "conversations": ("--messages-column",) * len(self.names)}
+        return of_kind.get(self.inputs, ("--query-column", "--passage-column"))
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ class Format:
 
 def first_null(batch: pa.RecordBatch | pa.Table, texts: Sequence[str]) -> int | None:
     """Return the first row of `batch` with a null in a column of `texts`, or ``None``."""
-    found = [
+    rows = [
         int(pa.compute.index(pa.compute.is_null(batch[name]), value=True).as_py())
         for name in texts
         if batch.schema.names.count(name) == 1 and batch[name].null_count
     ]
-    return min(found, default=None)
+    return min(rows, default=None)
 
 
 def line_blocks(

@@ -103,8 +103,8 @@ class _DelimitedReader:
         for batch in self._stream(types):
             schema = batch.schema
             if null is None:
-                found = first_null(batch, self._texts)
-                null = None if found is None else rows + found
+                first = first_null(batch, self._texts)
+                null = None if first is None else rows + first
             rows += batch.num_rows
         return Survey(schema, rows, null, typed=False)
 
@@ -235,12 +235,15 @@ class CsvReader(_DelimitedReader):
 
         Without a header, it is the delimiter with which the first row has as many fields as names were given.
         """
-        rows = {each: _first_row(beginning, each, has_quotes=True) or [] for each in DELIMITERS.values()}
+        rows = {
+            delimiter: _first_row(beginning, delimiter, has_quotes=True) or []
+            for delimiter in DELIMITERS.values()
+        }
         if names := self._options.names:
-            fitting = [each for each, row in rows.items() if len(row) == len(names)]
+            fitting = [delimiter for delimiter, row in rows.items() if len(row) == len(names)]
         else:
-            fitting = [each for each, row in rows.items() if set(self._texts) <= set(row)]
-        return fitting[0] if fitting else max(rows, key=lambda each: len(rows[each]))
+            fitting = [delimiter for delimiter, row in rows.items() if set(self._texts) <= set(row)]
+        return fitting[0] if fitting else max(rows, key=lambda delimiter: len(rows[delimiter]))
 
 
 class TsvReader(_DelimitedReader):
@@ -305,7 +308,7 @@ def _quoted(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     lines.
     """
     inside = pc.replace_substring(values, '"', '""')
-    quote, nothing = (pa.scalar(each).cast(values.type) for each in ('"', ""))
+    quote, nothing = (pa.scalar(text).cast(values.type) for text in ('"', ""))
     whole = pc.binary_join_element_wise(quote, inside, quote, nothing)
     return pc.if_else(pc.match_substring_regex(values, r'^$|[",\r\n]'), whole, values)
 

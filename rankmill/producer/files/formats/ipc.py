@@ -43,8 +43,8 @@ class ArrowReader:
         rows, null = 0, None
         with self._open(self._texts if find_nulls else []) as (schema, batches):
             for batch in batches:
-                if find_nulls and null is None and (found := first_null(batch, self._texts)) is not None:
-                    null = rows + found
+                if find_nulls and null is None and (first := first_null(batch, self._texts)) is not None:
+                    null = rows + first
                 rows += len(batch)
         return Survey(schema, rows, null)
 

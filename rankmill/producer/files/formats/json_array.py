@@ -145,6 +145,6 @@ def _in_one_line(raw: str, value: Any) -> str:
 
 
 def _end_of_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found
-    return found.end()
+    space = _SPACE.match(text, at)
+    assert space
+    return space.end()

@@ -103,27 +103,29 @@ class JsonlReader:
     def survey(self, *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; parses the file once, or twice if a nested column mixes kinds of numbers."""
         rows, null = 0, None
-        found = _Columns(self._path, self._texts, self._options)
+        columns = _Columns(self._path, self._texts, self._options)
         for part in _parts(self._path):
-            found.add(part)
+            columns.add(part)
             for name in self._options.messages:
                 part.values_of(name, (list, str), "a conversation: a list of {role, content}, or its JSON")
             texts = [part.values_of(name, (str,), f"text ({_WAY_OUT.format(name)})") for name in self._texts]
             if null is None and (lacking := [values.index(None) for values in texts if None in values]):
                 null = rows + min(lacking)
             rows += len(part.records)
-        if found.unsure:
+        if columns.unsure:
             for part in _parts(self._path):
-                found.check(part)
-        found.finish()
-        known = {
-            name: kind for name, kind in found.types.items() if found.has_type(name) or name in self._texts
+                columns.check(part)
+        columns.finish()
+        typed = {
+            name: kind
+            for name, kind in columns.types.items()
+            if columns.has_type(name) or name in self._texts
         }
         self._plain = {
-            name: kind for name, kind in known.items() if kind in _PLAIN_TYPES and name not in found.mixed
+            name: kind for name, kind in typed.items() if kind in _PLAIN_TYPES and name not in columns.mixed
         }
-        schema = pa.schema(list(found.types.items()))
-        return Survey(schema, rows, null, typed=False, as_asked=True, mixed=sorted(found.mixed))
+        schema = pa.schema(list(columns.types.items()))
+        return Survey(schema, rows, null, typed=False, as_asked=True, mixed=sorted(columns.mixed))
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """See `Reader.batches`; a batch is a part of a block of the file."""
@@ -155,7 +157,9 @@ class JsonlReader:
         if is_text(kind) and not pa.types.is_null(kind):
             return _array(list(map(value_as_text, values)), pa.string())
         if kind == pa.list_(pa.string()):
-            values = [list(map(value_as_text, each)) if isinstance(each, list) else each for each in values]
+            values = [
+                list(map(value_as_text, value)) if isinstance(value, list) else value for value in values
+            ]
         try:
             return _array(values, kind)
         except (pa.ArrowException, OverflowError):
@@ -180,7 +184,7 @@ class JsonlWriter(TextWriter):
             for name, column in zip(names, columns, strict=True)
         ]
         added = map(", ".join, zip(*named, strict=True))
-        lines: Iterable[str] = (f"{{{each}}}" for each in added)
+        lines: Iterable[str] = (f"{{{fields}}}" for fields in added)
         if ROW in self._schema.names:
             lines = map(_with_fields, table[ROW].to_pylist(), added)
         return "".join(f"{line}\n" for line in lines).encode()
@@ -238,7 +242,7 @@ class _Part:
         """The values of a key; raises `InputError` if a value is not null and has none of these types."""
         values = self.values(name)
         if not set(map(type, values)) <= {*kinds, type(None)}:
-            place = next(at for at, each in enumerate(values) if not isinstance(each, (*kinds, type(None))))
+            place = next(at for at, value in enumerate(values) if not isinstance(value, (*kinds, type(None))))
             raise self.error(place, name, wanted)
         return values
 
@@ -296,15 +300,15 @@ class _Columns:
 
     def _narrow(self, name: str, values: Sequence[Any]) -> None:
         """Widen the type of a column so that it fits more values."""
-        known, found = self.types[name], _type_of(values)
-        if found is not None and pa.types.is_integer(found):
-            numbers = [each for each in values if each is not None] if None in values else values
+        before, new = self.types[name], _type_of(values)
+        if new is not None and pa.types.is_integer(new):
+            numbers = [value for value in values if value is not None] if None in values else values
             self._largest[name] = max(self._largest.get(name, 0), *numbers, -min(numbers))
-        both = None if found is None else _unified(known, found)
+        both = None if new is None else _unified(before, new)
         if both is None or (pa.types.is_floating(both) and self._largest.get(name, 0) > _SAFE_INTEGER):
             self._mix(name)
             return
-        if pa.types.is_nested(both) and not pa.types.is_null(known) and not known == found == both:
+        if pa.types.is_nested(both) and not pa.types.is_null(before) and not before == new == both:
             self.unsure.add(name)
         self.types[name] = both
 
@@ -320,12 +324,12 @@ def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -
     if is_uniform:
         columns = zip(records[0], zip(*map(dict.values, records), strict=True), strict=True)
         return {name: values for name, values in columns if name in wanted}
-    found: dict[str, list[Any]] = {}
+    by_name: dict[str, list[Any]] = {}
     for record in records:
         for name, value in record.items():
             if name in wanted:
-                found.setdefault(name, []).append(value)
-    return found
+                by_name.setdefault(name, []).append(value)
+    return by_name
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
@@ -350,28 +354,28 @@ _PLAIN = {str: pa.string(), bool: pa.bool_(), float: pa.float64()}
 _PLAIN_TYPES = (*_PLAIN.values(), pa.int64())
 
 
-def _unified(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
+def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """A type that fits the values of both types; ``None`` if no type does."""
-    if known == found:
-        return known
+    if one == other:
+        return one
     try:
-        both = [pa.schema([("", kind)]) for kind in (known, found)]
+        both = [pa.schema([("", kind)]) for kind in (one, other)]
         unified = pa.unify_schemas(both, promote_options="permissive").field(0).type
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return None
     return unified if _width(unified) <= MAX_KEYS else None
 
 
-def _add_keys(value: Any, found: set[str]) -> None:
+def _add_keys(value: Any, keys: set[str]) -> None:
     """Add the keys of objects at any depth, until there are too many."""
     if isinstance(value, dict):
-        found.update(value)
+        keys.update(value)
         value = value.values()
-    for each in value:
-        if len(found) > MAX_KEYS:
+    for item in value:
+        if len(keys) > MAX_KEYS:
             return
-        if isinstance(each, dict | list):
-            _add_keys(each, found)
+        if isinstance(item, dict | list):
+            _add_keys(item, keys)
 
 
 def _holds_nothing(kind: pa.DataType) -> bool:
@@ -389,7 +393,7 @@ def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:  # the text has lone surrogates
-        return pa.array([_mended(each) for each in values], kind)
+        return pa.array([_mended(value) for value in values], kind)
 
 
 def _first_bad(values: Sequence[Any], kind: pa.DataType) -> int:
@@ -477,7 +481,7 @@ def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch |
         return None
     columns = dict(zip(fields.names, table.combine_chunks().columns, strict=True))
     if ROW in schema.names:
-        lines = [line for each in block.decode().split("\n") if (line := each.strip(_SPACES))]
+        lines = [line for raw in block.decode().split("\n") if (line := raw.strip(_SPACES))]
         columns[ROW] = pa.array(lines, pa.string())
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema).to_batches()[0]
 
@@ -485,11 +489,11 @@ def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch |
 def _records(path: AnyPath, lines: Sequence[str], numbers: Sequence[int]) -> list[Record]:
     """Parse lines; raises `InputError` if one of them is not a JSON object."""
     try:
-        found = [_scan(line, 0) for line in lines]
+        read = [_scan(line, 0) for line in lines]
     except (ValueError, StopIteration, RecursionError):
-        found = []
-    if [end for _, end in found] == list(map(len, lines)) and {type(record) for record, _ in found} == {dict}:
-        return [record for record, _ in found]
+        read = []
+    if [end for _, end in read] == list(map(len, lines)) and {type(record) for record, _ in read} == {dict}:
+        return [record for record, _ in read]
     return [_record(path, number, line) for number, line in zip(numbers, lines, strict=True)]
 
 
@@ -536,8 +540,8 @@ def _for_json(column: pa.ChunkedArray) -> list[Any]:
     """
     column = undictionary(column)
     if pa.types.is_float32(column.type):
-        found: list[Any] = column.cast(pa.string()).cast(pa.float64()).to_pylist()
-        return found
+        values: list[Any] = column.cast(pa.string()).cast(pa.float64()).to_pylist()
+        return values
     return values_for_text(column)
 
 

@@ -43,22 +43,22 @@ class ListReader:
     def survey(self, *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the lists once."""
         plain = [name for name in self._texts if name not in self._lists]
-        found = self._inner.survey(find_nulls=False)
-        if not found.schema.names:
-            return found
-        self._types = found.schema
-        schema = pa.schema([self._unrolled(field) for field in found.schema])
+        inner = self._inner.survey(find_nulls=False)
+        if not inner.schema.names:
+            return inner
+        self._types = inner.schema
+        schema = pa.schema([self._unrolled(field) for field in inner.schema])
         missing = [name for name in self._lists if name not in schema.names]
         if missing:
             raise InputError(f"{self._path}: --list-columns: no column {missing[0]!r} in the input")
         wanted = [name for name in schema.names if name in {*self._lists, *(plain if find_nulls else [])}]
         rows, null = 0, None
-        for batch in self._unroll(pa.schema([found.schema.field(name) for name in wanted])):
+        for batch in self._unroll(pa.schema([inner.schema.field(name) for name in wanted])):
             if find_nulls and null is None:
                 place = first_null(batch, self._texts)
                 null = None if place is None else rows + place
             rows += batch.num_rows
-        return replace(found, schema=schema, rows=rows, first_null=null)
+        return replace(inner, schema=schema, rows=rows, first_null=null)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """See `Reader.batches`; a batch has the pairs of a few rows of the file."""
@@ -113,6 +113,6 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _lengths(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    found: np.ndarray[tuple[int], np.dtype[np.int64]]
-    found = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
-    return found
+    lengths: np.ndarray[tuple[int], np.dtype[np.int64]]
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
+    return lengths

@@ -39,9 +39,9 @@ class ParquetReader:
                 present = [name for name in self._texts if name in schema.names]
                 start = 0
                 for batch in file.iter_batches(columns=present):
-                    found = first_null(batch, self._texts)
-                    if found is not None:
-                        null = start + found
+                    first = first_null(batch, self._texts)
+                    if first is not None:
+                        null = start + first
                         break
                     start += batch.num_rows
             return Survey(schema, file.metadata.num_rows, null)
@@ -50,8 +50,8 @@ class ParquetReader:
         """See `Reader.batches`."""
         with _open(self._path) as file, _reading(self._path):
             own = file.schema_arrow.names
-            asked = set(schema.names)
-            wanted = [name for name in own if name in asked]
+            names = set(schema.names)
+            wanted = [name for name in own if name in names]
             columns = None if len(wanted) == len(own) else wanted
             yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
 
@@ -79,8 +79,8 @@ class ParquetWriter:
 def metadata_of(path: AnyPath) -> dict[str, str]:
     """The metadata in the footer of a file; raises `InputError` if the file is incomplete."""
     with _open(path) as file:
-        found = file.metadata.metadata or {}
-    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in found.items()}
+        raw = file.metadata.metadata or {}
+    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in raw.items()}
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
         The file lacks a column, or, also from the batches, is damaged.
     """
     reader = ParquetReader(path, (), ReadOptions())
-    found = reader.survey(find_nulls=False)
-    if missing := [name for name in names if name not in found.schema.names]:
+    survey = reader.survey(find_nulls=False)
+    if missing := [name for name in names if name not in survey.schema.names]:
         raise InputError(
             f"{path}: no column {missing[0]!r}, which {option} needs; the output of a run has texts with "
             "--with-texts"
         )
-    schema = pa.schema([found.schema.field(name) for name in names])
-    return ScoredRows(schema, found.rows, reader.batches(schema, ROW_GROUP_ROWS))
+    schema = pa.schema([survey.schema.field(name) for name in names])
+    return ScoredRows(schema, survey.rows, reader.batches(schema, ROW_GROUP_ROWS))
 
 
 def _open(path: AnyPath) -> pq.ParquetFile:

@@ -75,8 +75,8 @@ class _Checked:
 class Misquoted(Exception):
     """Raised if quotes are wrong; ``place`` is the byte at which the field in quotes begins."""
 
-    def __init__(self, place: int, what: str, *, is_long: bool = False) -> None:
-        super().__init__(what)
+    def __init__(self, place: int, message: str, *, is_long: bool = False) -> None:
+        super().__init__(message)
         self.place = place
         self.is_long = is_long
 
@@ -175,10 +175,10 @@ class Quotes:
     def _check_length(self, start: int, end: int) -> None:
         if end - start > self._longest:
             bound = f"{self._longest >> 20} MiB"
-            what = (
+            message = (
                 f"the field in quotes that begins here is longer than {bound}; is its closing quote missing"
             )
-            raise Misquoted(start, what, is_long=True)
+            raise Misquoted(start, message, is_long=True)
 
 
 def _line(path: AnyPath, place: int) -> int:

@@ -29,26 +29,26 @@ def of_ending(ending: str) -> Format | None:
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))
     except KeyError:
-        return next((each for each in formats() if ending in each.endings), None)
+        return next((form for form in formats() if ending in form.endings), None)
     return named
 
 
 def read_endings() -> str:
     """The endings of files that can be read as pairs, for messages."""
-    endings = (ending for each in formats() if each.reader for ending in each.endings)
+    endings = (ending for form in formats() if form.reader for ending in form.endings)
     return ", ".join(endings) + " (text also as .gz or .zst)"
 
 
 def written_formats() -> tuple[Format, ...]:
     """The formats in which outputs can be written."""
-    return tuple(each for each in formats() if each.writer)
+    return tuple(form for form in formats() if form.writer)
 
 
 def format_of(path: AnyPath) -> Format | None:
     """The format that the ending of a file's name gives; ``None`` if it gives none."""
     ending, compression = split_ending(path)
-    found = of_ending(ending)
-    return None if found and compression and not found.is_text else found
+    form = of_ending(ending)
+    return None if form and compression and not form.is_text else form
 
 
 def split_ending(path: AnyPath) -> tuple[str, str | None]:
@@ -67,26 +67,26 @@ def is_output_name(name: str) -> bool:
     """Whether an output can have this name."""
     return any(
         name.lower().endswith(ending + compression)
-        for each in written_formats()
-        for ending in each.endings
-        for compression in ("", *(COMPRESSIONS if each.is_text else ()))
+        for form in written_formats()
+        for ending in form.endings
+        for compression in ("", *(COMPRESSIONS if form.is_text else ()))
     )
 
 
 def is_readable(path: AnyPath) -> bool:
     """Whether a file can be read as a table, as the ending of its name tells."""
-    found = format_of(path)
-    return found is not None and found.reader is not None
+    form = format_of(path)
+    return form is not None and form.reader is not None
 
 
 def check_readable(path: AnyPath) -> MakeReader:
     """The function that makes the reader of a file; raises `InputError` if the file's name ends in no known
     format.
     """
-    found = format_of(path)
-    if found is None or found.reader is None:
+    form = format_of(path)
+    if form is None or form.reader is None:
         raise InputError(f"{path}: cannot tell what is in it; its name must end in {read_endings()}")
-    return found.reader
+    return form.reader
 
 
 def open_reader(path: AnyPath, texts: Sequence[str] = (), options: ReadOptions | None = None) -> Reader:

@@ -39,7 +39,7 @@ class TextWriter:
 
 def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.Buffer:
     """Join fields to lines."""
-    whole = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in fields]
+    whole = [part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part for part in fields]
     lines = pc.binary_join_element_wise(*whole, separator) if len(whole) > 1 else whole[0]
     ended = pc.binary_join_element_wise(lines, "\n", "")
     _, ends, data = ended.buffers()
@@ -65,7 +65,7 @@ def values_for_text(column: pa.ChunkedArray) -> list[Any]:
     kind = column.type
     bare = without_times(kind)
     values: list[Any] = (column if bare == kind else column.cast(bare)).to_pylist()
-    return [_with_durations(each, kind) for each in values] if _holds_durations(kind) else values
+    return [_with_durations(value, kind) for value in values] if _holds_durations(kind) else values
 
 
 def _holds_durations(kind: pa.DataType) -> bool:
@@ -86,7 +86,7 @@ def _with_durations(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_map(kind):
         kinds = (kind.key_type, kind.item_type)
         return [tuple(map(_with_durations, pair, kinds)) for pair in value]
-    return [_with_durations(each, kind.value_type) for each in value]
+    return [_with_durations(item, kind.value_type) for item in value]
 
 
 def _iso_duration(value: int, unit: str) -> str:

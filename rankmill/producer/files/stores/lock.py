@@ -118,8 +118,8 @@ class ObjectLock:
 
     def _content(self) -> bytes:
         self._beats += 1
-        about = {"owner": self._owner, "host": socket.gethostname(), "beat": str(self._beats)}
-        return json.dumps(about).encode()
+        holder = {"owner": self._owner, "host": socket.gethostname(), "beat": str(self._beats)}
+        return json.dumps(holder).encode()
 
     def _create(self) -> bool:
         """Write the lock if it does not exist; return whether it was written. Some stores cannot tell."""
@@ -145,8 +145,8 @@ class ObjectLock:
             except FileNotFoundError:
                 return None
             try:
-                found = json.loads(raw)
-                return {key: str(found[key]) for key in ("owner", "host", "beat")}
+                holder = json.loads(raw)
+                return {key: str(holder[key]) for key in ("owner", "host", "beat")}
             except (ValueError, KeyError, TypeError):
                 return None
 

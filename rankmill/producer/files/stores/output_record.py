@@ -37,9 +37,9 @@ class OutputRecord:
     def check(self, files: Iterable[AnyPath]) -> None:
         """Raise `RunnerError` if one of `files` exists and is not as a runner made it."""
         there = [path for path in files if _is_link(path) or path.exists()]
-        known = self._read() if there else {}
+        recorded = self._read() if there else {}
         for path in there:
-            if _is_link(path) or _state(path, path) not in known.get(path.name, ()):
+            if _is_link(path) or _state(path, path) not in recorded.get(path.name, ()):
                 raise RunnerError(
                     f"{path}: no runner has made it as it is, and runners replace nothing else; remove it, "
                     "or name another output"
@@ -51,26 +51,26 @@ class OutputRecord:
         The new record is first written in the run's folder, if that exists, so that it is removed with the
         folder if this process dies.
         """
-        known = self._read()
+        recorded = self._read()
         for path, partial in files.items():
-            known[path.name] = [*known.get(path.name, [])[-1:], _state(partial, path)]
-        self._write(known)
+            recorded[path.name] = [*recorded.get(path.name, [])[-1:], _state(partial, path)]
+        self._write(recorded)
 
-    def seal(self, run_id: str, *what: str) -> None:
-        """Note `what` the run has made, before it is moved, because the server may lose the run's end."""
-        self._write({**self._read(), _SEAL: [run_id, *what]})
+    def seal(self, run_id: str, *made: str) -> None:
+        """Note what the run has `made`, before it is moved, because the server may lose the run's end."""
+        self._write({**self._read(), _SEAL: [run_id, *made]})
 
     def sealed(self, run_id: str) -> list[str]:
         """What `seal` has noted of the run; empty if another run was the last one."""
-        found = self._read().get(_SEAL, [])
-        return found[1:] if found[:1] == [run_id] else []
+        sealed = self._read().get(_SEAL, [])
+        return sealed[1:] if sealed[:1] == [run_id] else []
 
-    def _write(self, known: Mapping[str, list[str]]) -> None:
+    def _write(self, record: Mapping[str, list[str]]) -> None:
         folder = self._folder if self._folder.is_dir() else self._record.parent
         handle, name = tempfile.mkstemp(dir=folder, prefix=".rankmill-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(known, file)
+                json.dump(record, file)
             sync(Path(name))
             Path(name).replace(self._record)
             sync(self._record.parent)  # a part is synced in its own folder, and would outlast its record
@@ -84,11 +84,11 @@ class OutputRecord:
         try:
             descriptor = os.open(self._record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
-                found = os.fstat(descriptor)
-                if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                     return {}
                 read = json.load(file)
-            return {str(name): [str(each) for each in states] for name, states in read.items()}
+            return {str(name): [str(state) for state in states] for name, states in read.items()}
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
 

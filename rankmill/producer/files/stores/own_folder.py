@@ -86,19 +86,19 @@ class OwnFolder:
         self.watch(self.path / name, os.fstat(descriptor))
         return descriptor
 
-    def watch(self, path: Path, found: os.stat_result | None = None) -> None:
-        """Let `check` test that `path` stays the same file: the file of `found`, or the current one."""
-        found = found or path.lstat()
-        self._watched[path] = found.st_dev, found.st_ino
+    def watch(self, path: Path, status: os.stat_result | None = None) -> None:
+        """Let `check` test that `path` stays the same file: the file of `status`, or the current one."""
+        status = status or path.lstat()
+        self._watched[path] = status.st_dev, status.st_ino
 
     def check(self) -> None:
         """Raise `OutputError` if the folder, or a file that is watched, is gone or was replaced."""
-        for path, known in self._watched.items():
+        for path, identity in self._watched.items():
             try:
-                found = path.lstat()
+                status = path.lstat()
             except OSError:
-                found = None
-            if found is None or (found.st_dev, found.st_ino) != known:
+                status = None
+            if status is None or (status.st_dev, status.st_ino) != identity:
                 raise OutputError(
                     f"{path} was removed or replaced while the run worked with it: its scores are lost, and "
                     "the output is not complete; when nothing cleans up there any more, give the same "
@@ -120,12 +120,12 @@ class OwnFolder:
             os.fchmod(self._descriptor, 0o700)
         for name in os.listdir(self._descriptor):  # noqa: PTH208 -- lists the folder that is open
             try:
-                found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+                status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
             except FileNotFoundError:  # a run may have just ended
                 continue
-            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-                raise _strange(self.path / name, kind_of(found.st_mode))
-            if found.st_uid != owner:
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+                raise _strange(self.path / name, kind_of(status.st_mode))
+            if status.st_uid != owner:
                 raise _strange(self.path / name, "another user's")
 
     def _owner_here(self) -> int:

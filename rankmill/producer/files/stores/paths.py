@@ -69,18 +69,18 @@ class ObjectPath(PurePosixPath):
         import fsspec
 
         options = _guards[0](self) if _guards else {}
-        found: tuple[Any, str] = patiently(
+        opened: tuple[Any, str] = patiently(
             self, lambda: fsspec.core.url_to_fs(str(self), **options), LOOK_SECONDS
         )  # fsspec keeps the file systems
-        return found
+        return opened
 
     @property
     def protocol(self) -> str:
         """The part before ``://``."""
         return self.parts[0].removesuffix(":")
 
-    def ask(self, what: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
-        """Call `what` with the store and the object's name in it, and wait if the store is away.
+    def ask(self, question: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
+        """Call `question` with the store and the object's name in it, and wait if the store is away.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class ObjectPath(PurePosixPath):
             As `patiently` and `store` raise; the message begins with `doing`.
         """
         system, name = self.store
-        return patiently(f"{doing}{self}", lambda: what(system, name), seconds)
+        return patiently(f"{doing}{self}", lambda: question(system, name), seconds)
 
     def about(self) -> Mapping[str, Any]:
         """The store's facts about the object, as fsspec's ``info``; raises `InputError` if the object does
@@ -116,12 +116,14 @@ class ObjectPath(PurePosixPath):
         yield from self.names(lambda system, name: system.ls(name, detail=False, refresh=True))
 
     def names(
-        self, what: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
+        self, question: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
     ) -> list[ObjectPath]:
-        """The paths of the names that `what` returns; their beginning, `above`, is spelled as here."""
+        """The paths of the names that `question` returns; their beginning, `above`, is spelled as here."""
         above = above or self
-        names = self.ask(lambda system, name: [system.unstrip_protocol(each) for each in what(system, name)])
-        return [above.joinpath(*object_path(each).parts[len(above.parts) :]) for each in names]
+        names = self.ask(
+            lambda system, name: [system.unstrip_protocol(key) for key in question(system, name)]
+        )
+        return [above.joinpath(*object_path(key).parts[len(above.parts) :]) for key in names]
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object."""
@@ -135,10 +137,10 @@ class ObjectPath(PurePosixPath):
     def _is(self, test: str) -> bool:
         def look(system: Any, name: str) -> bool:
             try:
-                about = _about(system, name)  # fsspec's own tests report every failure as false
+                info = _about(system, name)  # fsspec's own tests report every failure as false
             except FileNotFoundError:
                 return False
-            return test == "exists" or (about["type"] == "file") == (test == "isfile")
+            return test == "exists" or (info["type"] == "file") == (test == "isfile")
 
         return self.ask(look)
 
@@ -149,8 +151,8 @@ AnyPath = Path | ObjectPath
 
 def _about(system: Any, name: str) -> Mapping[str, Any]:
     system.invalidate_cache(name)
-    found: Mapping[str, Any] = system.info(name)
-    return found
+    info: Mapping[str, Any] = system.info(name)
+    return info
 
 
 def is_url(name: str) -> bool:
@@ -209,8 +211,8 @@ def matches(pattern: AnyPath) -> list[AnyPath]:
         return [path for path in paths if not path.is_dir()]
 
     def find(system: Any, name: str) -> list[str]:
-        found = system.glob(name, detail=True).items()
-        return sorted(each for each, about in found if about["type"] == "file")
+        objects = system.glob(name, detail=True).items()
+        return sorted(key for key, info in objects if info["type"] == "file")
 
     return list(pattern.names(find, fixed_part(pattern)))
 
@@ -231,7 +233,7 @@ def workspace_of(output: AnyPath) -> Path:
     return home / "rankmill" / "outputs" / f"{output.name}-{digest}{WORKSPACE}"
 
 
-def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
+def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
     """Return what `action` returns; while the store fails, repeat `action` with growing pauses.
 
     Raises
@@ -239,7 +241,7 @@ def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
     InputError
         The object does not exist, or its URL or the store's library is wrong.
     StoreError
-        The store refuses, or fails for `seconds` after the first failure; `what` names the object.
+        The store refuses, or fails for `seconds` after the first failure; `subject` names the object.
     """
     deadline = math.inf
     for failures in count(1):
@@ -248,20 +250,20 @@ def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
         except RankmillError:
             raise
         except FileNotFoundError:
-            raise InputError(f"{what}: no such object") from None
+            raise InputError(f"{subject}: no such object") from None
         except PermissionError as error:
-            raise StoreError(f"{what}: no permission ({_reason(error)})") from None
+            raise StoreError(f"{subject}: no permission ({_reason(error)})") from None
         except Exception as error:
             if isinstance(error, ImportError):
-                raise InputError(f"{what}: {_reason(error)} ({install_line('s3')} for s3://)") from None
+                raise InputError(f"{subject}: {_reason(error)} ({install_line('s3')} for s3://)") from None
             if getattr(getattr(error, "response", None), "status_code", None) in {401, 403}:  # of the hub
-                raise StoreError(f"{what}: no permission ({_reason(error)})") from None
+                raise StoreError(f"{subject}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
-                raise InputError(f"{what}: {_reason(error)}") from None
+                raise InputError(f"{subject}: {_reason(error)}") from None
             deadline = min(deadline, system.monotonic() + seconds)  # an upload alone may take longer
             if system.monotonic() > deadline:
-                raise StoreError(f"{what}: the store does not serve: {_reason(error)}") from None
-            logger.warning("%s: the store does not serve, trying again: %s", what, _reason(error))
+                raise StoreError(f"{subject}: the store does not serve: {_reason(error)}") from None
+            logger.warning("%s: the store does not serve, trying again: %s", subject, _reason(error))
             system.sleep(_BACKOFF.pause(failures))
     raise AssertionError
 

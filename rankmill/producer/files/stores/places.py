@@ -22,9 +22,9 @@ def check_writable(path: AnyPath) -> None:
         return
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such directory to write the output to")
-    for each in (path.parent, path):  # the run's own folder is beside a folder of parts
-        if each.is_dir() and not os.access(each, os.W_OK):
-            raise InputError(f"{each} is not writable; name another place with -o")
+    for place in (path.parent, path):  # the run's own folder is beside a folder of parts
+        if place.is_dir() and not os.access(place, os.W_OK):
+            raise InputError(f"{place} is not writable; name another place with -o")
 
 
 def check_folder(folder: AnyPath) -> None:

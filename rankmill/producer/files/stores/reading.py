@@ -93,21 +93,21 @@ def open_bytes(path: AnyPath) -> BinaryIO:
 def fingerprint(path: AnyPath) -> str:
     """Identify a file or an object and its state; raises `InputError` if it cannot be read."""
     if isinstance(path, ObjectPath):
-        known = path.about()
-        version = next((f"{name} {known[name]}" for name in _VERSIONS if known.get(name)), None)
-        changed = next((f"of {known[name]}" for name in _TIMES if known.get(name)), "")
-        return f"{known.get('size') or 0:,} bytes {version or changed}".strip().replace('"', "")
+        info = path.about()
+        version = next((f"{name} {info[name]}" for name in _VERSIONS if info.get(name)), None)
+        changed = next((f"of {info[name]}" for name in _TIMES if info.get(name)), "")
+        return f"{info.get('size') or 0:,} bytes {version or changed}".strip().replace('"', "")
     try:
         with admitted(path) as place, place.open("rb") as file:
-            about = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             digest = hashlib.sha256(file.read(_DIGESTED_BYTES))
-            file.seek(max(about.st_size - _DIGESTED_BYTES, 0))
+            file.seek(max(status.st_size - _DIGESTED_BYTES, 0))
             digest.update(file.read(_DIGESTED_BYTES))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    changed = dt.datetime.fromtimestamp(about.st_mtime_ns // 10**9).isoformat(sep=" ")
-    nanoseconds = about.st_mtime_ns % 10**9
-    return f"{about.st_size:,} bytes of {changed}.{nanoseconds:09} (digest {digest.hexdigest()[:12]})"
+    changed = dt.datetime.fromtimestamp(status.st_mtime_ns // 10**9).isoformat(sep=" ")
+    nanoseconds = status.st_mtime_ns % 10**9
+    return f"{status.st_size:,} bytes of {changed}.{nanoseconds:09} (digest {digest.hexdigest()[:12]})"
 
 
 @contextmanager
@@ -183,16 +183,16 @@ class ObjectReader(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         """Read `size` bytes; only at the end are there fewer."""
-        left = self._size - self._place
-        left = max(left if size is None or size < 0 else min(size, left), 0)
-        found = []
-        while left:
+        wanted = self._size - self._place
+        wanted = max(wanted if size is None or size < 0 else min(size, wanted), 0)
+        parts = []
+        while wanted:
             block, start = divmod(self._place, _BLOCK_BYTES)
-            data = self._block(block)[start : start + left]
-            found.append(data)
+            data = self._block(block)[start : start + wanted]
+            parts.append(data)
             self._place += len(data)
-            left -= len(data)
-        return found[0] if len(found) == 1 else b"".join(found)
+            wanted -= len(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer as far as bytes are left; `io.BufferedReader` reads with this."""
@@ -201,9 +201,9 @@ class ObjectReader(io.RawIOBase):
         return len(data)
 
     def _block(self, number: int) -> bytes:
-        for each in range(number, number + 1 + _AHEAD):
-            if each not in self._blocks and each * _BLOCK_BYTES < self._size:
-                self._blocks[each] = _pool().submit(self._fetch, each)
+        for wanted in range(number, number + 1 + _AHEAD):
+            if wanted not in self._blocks and wanted * _BLOCK_BYTES < self._size:
+                self._blocks[wanted] = _pool().submit(self._fetch, wanted)
         self._blocks.move_to_end(number)
         while len(self._blocks) > _KEPT:
             self._blocks.popitem(last=False)

@@ -59,8 +59,8 @@ class Roots:
 
     def allow(self, path: AnyPath, use: Use) -> bool:
         """Whether a path is in a root after its links are resolved, and is not a hidden file."""
-        found = resolved(path)
-        return any(_is_within(found, root) and not _is_hidden(found, root) for root in self._roots[use])
+        place = resolved(path)
+        return any(_is_within(place, root) and not _is_hidden(place, root) for root in self._roots[use])
 
     def check(self, path: AnyPath, use: Use) -> None:
         """Raise `RunnerError` if `path` may not be used so."""
@@ -88,7 +88,7 @@ class Roots:
         """Whether a store may be asked for an object; this includes buckets, and a run's own objects such as
         its lock.
         """
-        roots = [root for each in self._roots.values() for root in each]
+        roots = [root for some in self._roots.values() for root in some]
         return any(_is_within(path, root) or _is_within(root, path) for root in roots)
 
 
@@ -148,8 +148,8 @@ def _http_options() -> dict[str, Any]:
     """Options with which an HTTP server cannot send this process elsewhere."""
     import aiohttp
 
-    async def check(session: Any, context: Any, found: Any) -> None:
-        place = urljoin(str(found.url), found.response.headers.get("Location", ""))
+    async def check(session: Any, context: Any, redirect: Any) -> None:
+        place = urljoin(str(redirect.url), redirect.response.headers.get("Location", ""))
         _options_for(object_path(place))
 
     trace = aiohttp.TraceConfig()

@@ -134,11 +134,11 @@ def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
 def clear_unfinished(folder: AnyPath) -> None:
     """Delete the unfinished files of dead processes in a folder."""
     if isinstance(folder, Path):
-        for left in folder.glob(_UNFINISHED):
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
+        for path in folder.glob(_UNFINISHED):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
             else:
-                left.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
 
 def discard(file: Path) -> None:
@@ -153,8 +153,8 @@ def identity(path: AnyPath, place: AnyPath) -> str:
     """The inode, size and time of a complete file once it is at `place`; in a store, its `content`."""
     if not (isinstance(place, Path) and isinstance(path, Path)):
         return content(path)
-    found = path.stat()
-    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+    status = path.stat()
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 def content(path: AnyPath) -> str:
