@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rankmill import Client
 from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.recovery import hand_on_jobs
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.runtime.logs import set_up
 from tests.conftest import ENVIRON, Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.models.tiny import make_bert
 
@@ -114,6 +116,27 @@ def test_a_terminal_gets_lines_for_a_person(server: Server, tmp_path: Path) -> N
     assert {"run": "0af", "chunk": 7, "level": "info", "logger": "rankmill.producer"}.items() <= line.items()
     for descriptor in (ours, theirs, out, into):
         os.close(descriptor)
+
+
+def test_what_threads_write_at_once_is_whole_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a line that is written over, such as a bar, the last state; an object of JSON as it is."""
+    set_up("info", "json")
+
+    def write(name: str) -> None:
+        for number in range(200):
+            for part in (name, " says ", f"{number}\n"):
+                sys.stderr.write(part)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.stderr.write("10%\r50%\r100%\n")
+    sys.stderr.write('{"rows": 7}\n')
+    *told, bar, summary = lines(capsys.readouterr().err)
+    assert {line["message"] for line in told} == {f"{name} says {n}" for name in "ab" for n in range(200)}
+    assert (bar["message"], summary) == ("100%", {"rows": 7})
 
 
 @pytest.mark.parametrize("flags", [["-v"], ["-q"], []])

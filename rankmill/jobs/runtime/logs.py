@@ -21,6 +21,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.keys import parent_of
 from rankmill.jobs.contract.shown import shown, shown_json
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.system import system
 
 if TYPE_CHECKING:
     from rankmill.jobs.runtime.settings import LogFormat, LogLevel
@@ -109,11 +110,15 @@ class JsonLines(io.TextIOBase):
 
     def __init__(self, plain: TextIO) -> None:
         self.plain = plain
-        self._rest = ""
+        self._begun: dict[int, str] = {}
+        """Lines without an end, by the thread that has begun them."""
 
     def write(self, text: str) -> int:
         """Write a text, which need not end with a line; an unfinished line waits for its end."""
-        *lines, self._rest = (self._rest + text).split("\n")
+        thread = system.thread_id()
+        *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
+        if rest:
+            self._begun[thread] = rest
         for line in lines:
             if said := line.rstrip("\r").rpartition("\r")[2].strip():
                 if _is_object(said):
