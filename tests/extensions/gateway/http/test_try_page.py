@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from urllib.parse import urlencode
@@ -13,8 +14,9 @@ from urllib.parse import urlencode
 import pytest
 
 from rankmill.extensions.gateway.http import page_routes
-from tests.harness.browser import shown
-from tests.harness.gateways import PAIR, Running
+from tests.conftest import Server
+from tests.harness.browser import browser, shown
+from tests.harness.gateways import PAIR, Running, running_gateway
 
 PAGE = Path(page_routes.__file__).parent / "page"
 QUERY, TEXTS = PAIR
@@ -45,6 +47,53 @@ def test_a_browser_ranks_passages(gateway: Running, tmp_path: Path) -> None:
 def test_a_browser_says_what_is_wrong(gateway: Running, tmp_path: Path) -> None:
     html = shown(f"{gateway.url}/?{urlencode({'query': QUERY, 'passage': ' '})}", tmp_path)
     assert "there is nothing to score" in html
+
+
+KEY = "a-key-of-sixteen-and-more"
+
+
+@pytest.fixture(scope="module")
+def with_key(shared_queue: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway that needs a key."""
+    environ = {"RANKMILL_GATEWAY_API_KEY": KEY}
+    place = tmp_path_factory.mktemp("gateway")
+    with running_gateway(shared_queue.url, place, "--model", "demo", environ=environ) as gateway:
+        gateway.post("/rerank", {"query": QUERY, "texts": TEXTS}, x_api_key=KEY)  # the model is loaded now
+        yield gateway
+
+
+@pytest.mark.slow
+def test_a_key_that_is_typed_counts_at_the_first_click(with_key: Running, tmp_path: Path) -> None:
+    with browser(tmp_path) as driven:
+        driven.open(with_key.url)
+        driven.wait("document.querySelector('#notice').textContent.includes('give an API key')")
+        driven.click("#key")
+        driven.type(KEY)
+        driven.click("#send")
+        driven.wait("document.querySelectorAll('#ranked tr').length === 3")
+        places = "['model', 'key', 'send'].map((id) => document.getElementById(id).getBoundingClientRect())"
+        assert len({round(each["y"]) for each in driven.run(f"{places}.map(({{y}}) => ({{y}}))")}) == 1
+        assert KEY not in driven.run("document.body.innerText")
+
+
+@pytest.mark.slow
+def test_authorize_sends_the_key_with_a_request_of_the_documentation(
+    with_key: Running, tmp_path: Path
+) -> None:
+    with browser(tmp_path) as driven:
+        driven.open(f"{with_key.url}/docs")
+        driven.click(".btn.authorize")
+        driven.click(".auth-container input")
+        driven.type(KEY)
+        driven.click(".auth-container .authorize")
+        driven.click(".auth-btn-wrapper .btn-done")
+        driven.click("#operations-gateway-get_v1_models .opblock-summary-control")
+        driven.click("#operations-gateway-get_v1_models .try-out__btn")
+        driven.click("#operations-gateway-get_v1_models .execute")
+        driven.wait("document.querySelector('.live-responses-table .response-col_status')")
+        told = driven.run("document.querySelector('.live-responses-table').innerText")
+        assert "200" in told
+        assert '"demo"' in told
 
 
 @pytest.mark.slow

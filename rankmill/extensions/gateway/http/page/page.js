@@ -69,20 +69,19 @@ async function rank() {
 }
 
 async function attempt(work) {
-  at("send").disabled = true;
   try {
     await work();
     complain("");
   } catch (error) {
     complain(error.message);
-  } finally {
-    at("send").disabled = false;
   }
 }
 
-at("form").addEventListener("submit", (event) => {
+at("form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  attempt(rank);
+  at("send").disabled = true;
+  await attempt(rank);
+  at("send").disabled = false;
 });
 at("key").addEventListener("change", () => attempt(showModels));
 attempt(async () => {
