@@ -29,7 +29,7 @@ def exporter(settings: Settings) -> None:
     keeps running and reports that.
     """
     server = options.server(settings)
-    app = exporter_app(impatient(client_for(server, settings.redis_wait_seconds)))
+    app = exporter_app(impatient(client_for(server, settings.redis_wait_seconds)), settings)
     address, hosts = settings.exporter_address, settings.exporter_hosts
     host, port = serve(app, "exporter_address", address, hosts, usual=_PORT)
     stop = system.Event()

@@ -12,7 +12,7 @@ import redis
 from rankmill.cli import options
 from rankmill.cli.show import console, echo
 from rankmill.cluster import tables
-from rankmill.cluster.failed import FailedJob, clear, failed_jobs, retry
+from rankmill.cluster.failed import FailedJob, chosen, clear, failed_jobs, retry
 from rankmill.jobs.contract.errors import ExitCode, InputError
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
@@ -33,7 +33,7 @@ def jobs(client: redis.Redis, as_json: bool) -> None:
         console().print(tables.failed_table(failed, system.now()))
 
 
-def _command(name: str, do: Callable[[redis.Redis, FailedJob], None], text: str) -> None:
+def _command(name: str, do: Callable[[redis.Redis, FailedJob], str], text: str) -> None:
     """Add a command that does something with some of the jobs, or with all of them."""
 
     @options.settings("redis_url")
@@ -44,26 +44,17 @@ def _command(name: str, do: Callable[[redis.Redis, FailedJob], None], text: str)
             raise click.UsageError("name the jobs by their ids, or give --all")
         client = options.connection(settings)
         failed = False
-        for job in _chosen(failed_jobs(client), ids):
-            if name == "retry" and job.final:
-                echo(f"{job.id}: cannot be retried: {job.final}", err=True)
+        for job in chosen(failed_jobs(client), ids):
+            try:
+                echo(f"{job.id}: {do(client, job)}")
+            except InputError as error:
+                echo(f"{job.id}: {error}", err=True)
                 failed = True
-                continue
-            do(client, job)
-            echo(f"{job.id}: {'put back into queue ' + job.queue if name == 'retry' else 'cleared'}")
         if failed:
             sys.exit(ExitCode.FAILED)
 
     run.__doc__ = text
     jobs.add_command(options.command(name)(run))
-
-
-def _chosen(failed: list[FailedJob], ids: tuple[str, ...]) -> list[FailedJob]:
-    """The jobs with these ids; without ids, all jobs."""
-    unknown = set(ids) - {job.id for job in failed}
-    if unknown:
-        raise InputError(f"no failed job is called {sorted(unknown)[0]}; rankmill jobs lists them")
-    return [job for job in failed if not ids or job.id in ids]
 
 
 _command(

@@ -10,12 +10,13 @@ from rankmill.cli import options, watch
 from rankmill.cli.show import console, echo, json_of
 from rankmill.cli.watch import View
 from rankmill.cluster import tables
+from rankmill.cluster.runs import cancel_run, find_run
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
 from rankmill.cluster.verdict import with_verdict
 from rankmill.cluster.watch import ask_extensions, find_watched
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import InputError, RunExpired
-from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
+from rankmill.jobs.contract.errors import RunExpired
+from rankmill.jobs.contract.run import MAX_ROW_ERRORS
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.durability import read_durability
 from rankmill.jobs.runtime.settings import Settings
@@ -92,14 +93,7 @@ def cancel(run_id: str, settings: Settings) -> None:
     the workers' work on it, stop within seconds. score-file keeps the scores, and the same command continues
     from them; so does a file that is submitted again.
     """
-    store = RunStore(options.connection(settings))
-    submitted = None if store.find(run_id) else find_watched(store.redis, settings, run_id)
-    if submitted:
-        echo(submitted.cancel())
-        return
-    run = _find(store, run_id)
-    waiting = store.cancel(run)
-    echo(f"run {run.id} is cancelled; {waiting} waiting chunks have left queue {run.queue!r}")
+    echo(cancel_run(options.connection(settings), settings, run_id))
 
 
 @options.command("errors")
@@ -113,7 +107,7 @@ def errors(run_id: str, settings: Settings, as_json: bool) -> None:
     or the beginning of it.
     """
     store = RunStore(options.connection(settings))
-    run = _find(store, run_id)
+    run = find_run(store, run_id)
     chunks = store.detached_chunks(run.id)
     if chunks is not None:
         failed_rows, damaged = collect_detached(store, run, chunks).row_errors(), 0
@@ -133,20 +127,3 @@ def errors(run_id: str, settings: Settings, as_json: bool) -> None:
         echo(
             f"these are the first {len(failed_rows)}; OUTPUT.errors.jsonl will list all when the run is done"
         )
-
-
-def _find(store: RunStore, prefix: str) -> Run:
-    """Find the run whose id begins with `prefix`; raises `InputError` unless there is exactly one."""
-    ids = store.find(prefix)
-    if len(ids) > 1:
-        raise InputError(
-            f"{len(ids)} runs begin with {prefix}: {', '.join(ids[:5])}; give more characters of the id"
-        )
-    exact = [prefix] if prefix.isalnum() else []  # detached runs are not listed
-    run = store.load(*(ids or exact)) if ids or exact else None
-    if run is None:
-        raise InputError(
-            f"there is no run {prefix}: it has finished, was cancelled or has expired; score-file lists the "
-            "rows without a score of a finished run in OUTPUT.errors.jsonl, beside its output"
-        )
-    return run

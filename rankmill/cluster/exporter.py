@@ -31,6 +31,7 @@ from rankmill.jobs.protocol.accounts import Entry, read_accounts
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _CACHE_SECONDS = 1
@@ -48,13 +49,15 @@ _COUNTED = {
 logger = logging.getLogger(__name__)
 
 
-def exporter_app(client: redis.Redis) -> WSGIApplication:
+def exporter_app(client: redis.Redis, settings: Settings) -> WSGIApplication:
     """The application that serves ``/metrics``, ``/sd`` and ``/healthz``, and what extensions add.
 
     Parameters
     ----------
     client
         A client from `jobs.runtime.connection.impatient`, which does not wait for the server.
+    settings
+        The settings, for the extensions.
     """
     view = ClusterView(client)
 
@@ -64,7 +67,7 @@ def exporter_app(client: redis.Redis) -> WSGIApplication:
             return HTTPStatus.SERVICE_UNAVAILABLE, "Redis does not answer"
         return HTTPStatus.OK, json.dumps(discovery(cluster))
 
-    pages = ask_extensions(lambda watch: dict(watch.pages(client)))
+    pages = ask_extensions(lambda watch: dict(watch.pages(client, settings)))
     added = {path: app for more in pages for path, app in more.items()}
     return paths(
         {

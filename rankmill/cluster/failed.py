@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import redis
@@ -11,6 +11,7 @@ from rq import Queue
 from rq.job import Job
 from rq.results import Result
 
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.job import JOB_FUNCTION
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
@@ -58,22 +59,46 @@ def failed_jobs(client: redis.Redis) -> list[FailedJob]:
     return sorted(found, key=lambda job: -(job.at or 0.0))
 
 
-def retry(client: redis.Redis, job: FailedJob) -> None:
-    """Put a failed job back into its queue, for one more attempt; it must not be `FailedJob.final`."""
+def chosen(found: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
+    """The jobs with these ids; without ids, all jobs.
+
+    Raises
+    ------
+    InputError
+        No failed job has one of the ids.
+    """
+    unknown = set(ids) - {job.id for job in found}
+    if unknown:
+        raise InputError(f"no failed job is called {sorted(unknown)[0]}; rankmill jobs lists them")
+    return [job for job in found if not ids or job.id in ids]
+
+
+def retry(client: redis.Redis, job: FailedJob) -> str:
+    """Put a failed job back into its queue, for one more attempt; returns words that say so.
+
+    Raises
+    ------
+    InputError
+        It cannot be retried.
+    """
+    if job.final:
+        raise InputError(f"cannot be retried: {job.final}")
     queue = RunStore(client).queue(job.queue)
     queue.failed_job_registry.requeue(job.id)
+    return f"put back into queue {job.queue}"
 
 
-def clear(client: redis.Redis, job: FailedJob) -> None:
-    """Remove a job from the list; a job that does not belong to a run is also deleted."""
+def clear(client: redis.Redis, job: FailedJob) -> str:
+    """Remove a job from the list, and delete it unless it belongs to a run; returns words that say so."""
     connection: Any = client
     if job.state == "set aside":
         forget_set_aside(client, job.id)
-        return
+        return "cleared"
     queue = RunStore(client).queue(job.queue)
     connection.zrem(queue.failed_job_registry.key, job.id)
     if job.final != _OF_A_RUN:  # a run's jobs expire with it, and its producer may read them
         connection.unlink(Job.key_for(job.id), _results(job.id))
+    return "cleared"
 
 
 def _name(key: str) -> str:

@@ -17,7 +17,7 @@ from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 
 from rankmill.cluster.look import Look
-from rankmill.cluster.watch import Seen, read_extensions
+from rankmill.cluster.watch import RunFigures, Seen, read_extensions
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.priority import priority_of
@@ -121,22 +121,13 @@ class ServerMemory(_Frozen):
         return bool(self.limit) and self.limit - self.used < max(self.limit / 10, _CHUNK_BYTES)
 
 
-class RunState(_Frozen):
-    """An unfinished run; ``rows`` (the total) and ``seconds_left`` are ``None`` if unknown.
+class RunState(RunFigures):
+    """An unfinished run.
 
     ``quiet_seconds`` is the time since the last result, or since the run's creation without one. ``waiting``
     is the number of its chunks that wait in its queue; for requests, which wait in one list, it is 0.
     """
 
-    id: str
-    queue: str
-    model: str
-    created: float
-    rows: int | None
-    rows_done: int
-    row_errors: int
-    rows_per_second: float | None
-    seconds_left: float | None
     quiet_seconds: float
     waiting: int = 0
 

@@ -50,6 +50,34 @@ class Gauge(NamedTuple):
     samples: Mapping[tuple[str, ...], float]
 
 
+class RunFigures(BaseModel):
+    """How far a run is; ``rows`` (the total) and ``seconds_left`` are ``None`` if unknown."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    id: str
+    queue: str
+    model: str
+    created: float
+    rows: int | None
+    rows_done: int
+    row_errors: int
+    rows_per_second: float | None
+    seconds_left: float | None
+
+
+class SeenRun(RunFigures):
+    """A run that processes of an extension carry out: its state, where its scores go, and who has it.
+
+    ``reason`` is why it failed, or why it waits again; empty if there is none.
+    """
+
+    state: str
+    output: str
+    runner: str
+    reason: str
+
+
 class Seen(BaseModel):
     """What an extension has read of a cluster; its fields are in the JSON of ``rankmill status``."""
 
@@ -57,6 +85,10 @@ class Seen(BaseModel):
 
     def queues(self) -> Iterable[str]:
         """Queues of RQ that processes of the extension take, and no workers."""
+        return ()
+
+    def runs(self) -> Iterable[SeenRun]:
+        """Runs for the live page, in the order in which it shows them."""
         return ()
 
     def faults(self) -> Iterator[ClusterFault]:
@@ -122,7 +154,7 @@ class Watch:
         """Its latest runs; ``None`` if it has no kind of runs."""
         return None
 
-    def pages(self, client: redis.Redis) -> Mapping[str, WSGIApplication]:
+    def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
         """What the exporter serves beside ``/metrics``, by path; `client` does not wait for the server."""
         return {}
 
@@ -179,7 +211,7 @@ def _seen(name: str, watch: Watch, look: Look) -> Seen:
         kinds = {fault.kind for fault in seen.faults()} - {"extension", *watch.kinds}
         if kinds:
             raise ValueError(f"{', '.join(sorted(kinds))} is not among the kinds of its faults")
-        _ = [*seen.queues(), *seen.lines(), *checked_gauges(seen), seen.model_dump_json()]
+        _ = [*seen.queues(), *seen.runs(), *seen.lines(), *checked_gauges(seen), seen.model_dump_json()]
     except (redis.RedisError, OSError):
         raise
     except Exception as error:

@@ -13,6 +13,7 @@ from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import exporter_app
 from rankmill.jobs.runtime.connection import impatient
 from rankmill.jobs.runtime.http import serve
+from rankmill.jobs.runtime.settings import load_settings
 from tests.conftest import Server, wait_for
 
 
@@ -22,7 +23,9 @@ from tests.conftest import Server, wait_for
 )
 def test_why_a_server_cannot_serve_is_shown_until_it_can(kind: str, reason: str, server: Server) -> None:
     """Shows: the server or its disk is full."""
-    host, port = serve(exporter_app(impatient(server.client)), "exporter_address", "127.0.0.1:0", ())
+    host, port = serve(
+        exporter_app(impatient(server.client), load_settings()), "exporter_address", "127.0.0.1:0", ()
+    )
 
     def page(path: str) -> str:
         with urllib.request.urlopen(f"http://{host}:{port}/{path}", timeout=10) as reply:

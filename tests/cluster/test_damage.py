@@ -24,6 +24,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.jobs.runtime.connection import impatient
 from rankmill.jobs.runtime.http import serve
+from rankmill.jobs.runtime.settings import load_settings
 from tests.conftest import Server, StartExporter, wait_for
 from tests.conftest import serve as serve_valkey
 
@@ -107,7 +108,10 @@ def valkey() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def page(valkey: Server) -> str:
     host, port = serve(
-        exporter_app(impatient(valkey.client)), "exporter_address", "127.0.0.1:0", ("scores.example",)
+        exporter_app(impatient(valkey.client), load_settings()),
+        "exporter_address",
+        "127.0.0.1:0",
+        ("scores.example",),
     )
     return f"http://{host}:{port}"
 

@@ -19,6 +19,7 @@ from rankmill.cluster.verdict import fault_kinds, verdict
 from rankmill.cluster.watch import ClusterFault, Gauge, Seen, Watch
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.connection import impatient
+from rankmill.jobs.runtime.settings import load_settings
 from tests.conftest import Server
 
 
@@ -95,7 +96,7 @@ def test_a_watch_that_fails_is_a_fault_and_all_else_is_shown(
     assert reason in fault.text
     registry = exporter_registry(ClusterView(server.client))
     assert registry.get_sample_value("rankmill_faults", {"kind": "extension"}) == 1
-    exporter_app(impatient(server.client))
+    exporter_app(impatient(server.client), load_settings())
     for command in ("status", "status abc", "runs", "cancel abc"):
         done = CliRunner().invoke(rankmill, [*command.split(), "--redis", server.url])
         assert done.exit_code == (2 if "abc" in command else 0), done.output

@@ -64,11 +64,11 @@ def exporters(tmp_path: Path) -> Iterator[StartExporter]:
     started: list[subprocess.Popen[bytes]] = []
     log = tmp_path / "exporter.log"
 
-    def start(redis_url: str, port: int | None = None, before: str = "") -> str:
+    def start(redis_url: str, port: int | None = None, before: str = "", **environ: str) -> str:
         address = f"127.0.0.1:{port or free_port()}"
         command = [*rankmill_words(before), "exporter", "--redis", redis_url, "--address", address]
         with log.open("wb") as out:
-            started.append(PreloadedProcess(command, stdout=out, stderr=out, env=ENVIRON))
+            started.append(PreloadedProcess(command, stdout=out, stderr=out, env={**ENVIRON, **environ}))
         wait_for(lambda: " at http://" in log.read_text(), started[-1])
         return address_in(log.read_text().splitlines()[-1])
 

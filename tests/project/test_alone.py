@@ -17,6 +17,7 @@ from rankmill.jobs.contract.errors import ConfigError, RunExpired
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.connection import impatient
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.testing import FakeClient
 from tests.conftest import Server
 from tests.harness.runs import stored_run
@@ -89,7 +90,7 @@ def test_the_cluster_is_shown(server: Server) -> None:
         body = b"".join(app(environ, lambda status, headers: began.append(status)))  # type: ignore[arg-type]
         return began[0], body.decode()
 
-    app = exporter_app(impatient(server.client))
+    app = exporter_app(impatient(server.client), load_settings())
     assert served("/")[0].startswith("404")
     state, metrics = served("/metrics")
     assert state.startswith("200")

@@ -176,8 +176,8 @@ def test_the_secret_gives_keys_to_those_who_need_them() -> None:
         for part, pod in pods(rendered(**VALUES["gateway, keys, runners"])).items()
     }
     assert keys == {
-        "exporter": set(), "valkey": set(), "gateway": {"gateway_api_key"}, "runner": {"webhook_secret"},
-        "worker-cpu": {"hf_token"}, "worker-gpu": {"hf_token"},
+        "exporter": {"page_admin_key"}, "valkey": set(), "gateway": {"gateway_api_key"},
+        "runner": {"webhook_secret"}, "worker-cpu": {"hf_token"}, "worker-gpu": {"hf_token"},
     }  # fmt: skip
 
 

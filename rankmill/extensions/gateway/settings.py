@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import Field
 
-from pydantic import AfterValidator, BeforeValidator, Field
-
-from rankmill.jobs.runtime.passwords import sendable_key, without_line_end
-from rankmill.jobs.runtime.settings import ExtensionSettings, Names
-
-GatewayKey = Annotated[
-    str | None, Field(min_length=16), AfterValidator(sendable_key), BeforeValidator(without_line_end)
-]
+from rankmill.jobs.runtime.settings import ExtensionSettings, HeaderKey, Names
 
 
 class GatewaySettings(ExtensionSettings):
@@ -20,7 +13,7 @@ class GatewaySettings(ExtensionSettings):
     gateway_address: str = Field(min_length=1)
     gateway_open: bool
     gateway_open_metrics: bool
-    gateway_api_key: GatewayKey
+    gateway_api_key: HeaderKey
     gateway_models: Names
     gateway_dialect: str | None = Field(min_length=1)
     gateway_hosts: Names

@@ -182,19 +182,25 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
 logger = logging.getLogger(__name__)
 
 
-def page_apps(client: redis.Redis) -> dict[str, WSGIApplication]:
+def page_apps(client: redis.Redis, *, has_admin: bool) -> dict[str, WSGIApplication]:
     """The page, its files and its data, by path; starts the thread that watches the cluster.
 
     Parameters
     ----------
     client
         Client of the server from `jobs.runtime.connection.impatient`: it does not wait for the server.
+    has_admin
+        Whether the page asks for the admin's key.
     """
     history = History()
     Periodic("the page's history", partial(_look, client, history), _LOOK_SECONDS).start()
     names = [path.name for path in _PAGE.iterdir() if path.suffix in _TYPES]
     files = {f"/{name}": _file(_PAGE / name) for name in names}
-    return {"/": files.pop("/index.html"), **files, "/api/cluster.json": _cluster_json(client, history)}
+    return {
+        "/": files.pop("/index.html"),
+        **files,
+        "/api/cluster.json": _cluster_json(client, history, has_admin),
+    }
 
 
 def _look(client: redis.Redis, history: History) -> None:
@@ -207,22 +213,24 @@ def _look(client: redis.Redis, history: History) -> None:
             raise
 
 
-def _cluster_json(client: redis.Redis, history: History) -> WSGIApplication:
+def _cluster_json(client: redis.Redis, history: History, has_admin: bool) -> WSGIApplication:
     """Serves the history, and a snapshot with the requested page of runs or the error instead of it."""
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]
         page = min(int(asked[:9]), _MAX_PAGE) if asked.isdecimal() else 0
         found: dict[str, object] = {"series": history.series(), "rates": history.rates.model_dump()}
+        found["has_admin"] = has_admin
         status = HTTPStatus.OK
         try:
             cluster = read_cluster(client, page=page)
             found["cluster"] = with_verdict(cluster).model_dump()
+            found["runs"] = [run.model_dump() for seen in cluster.extensions.values() for run in seen.runs()]
             found["lines"] = [line for seen in cluster.extensions.values() for line in seen.lines()]
         except (redis.RedisError, OSError) as error:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             found["error"] = mask_passwords(" ".join(str(error).split()))
-        return _respond(start, status, "application/json", json.dumps(found, allow_nan=False).encode())
+        return respond(start, status, "application/json", json.dumps(found, allow_nan=False).encode())
 
     return app
 
@@ -231,12 +239,13 @@ def _file(path: Path) -> WSGIApplication:
     body, content_type = path.read_bytes(), f"{_TYPES[path.suffix]}; charset=utf-8"
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        return _respond(start, HTTPStatus.OK, content_type, body)
+        return respond(start, HTTPStatus.OK, content_type, body)
 
     return app
 
 
-def _respond(start: StartResponse, status: HTTPStatus, content_type: str, body: bytes) -> Iterable[bytes]:
+def respond(start: StartResponse, status: HTTPStatus, content_type: str, body: bytes) -> Iterable[bytes]:
+    """Answer a request, with headers that let the browser load nothing from elsewhere."""
     length = ("Content-Length", str(len(body)))
     start(f"{status.value} {status.phrase}", [("Content-Type", content_type), length, *_HEADERS])
     return [body]

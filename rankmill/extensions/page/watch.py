@@ -8,16 +8,20 @@ from wsgiref.types import WSGIApplication
 import redis
 
 from rankmill.cluster.watch import Watch
+from rankmill.extensions.page.settings import PageSettings
+from rankmill.jobs.runtime.settings import Settings
 
 
 class PageWatch(Watch):
     """Adds the page at ``/``."""
 
-    def pages(self, client: redis.Redis) -> Mapping[str, WSGIApplication]:
-        """The page, its files and its data."""
+    def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
+        """The page, its files and its data, and what the admin's key allows if there is one."""
+        from rankmill.extensions.page.actions import admin_apps
         from rankmill.extensions.page.dashboard import page_apps  # numpy, which only the exporter needs
 
-        return page_apps(client)
+        key = settings.of(PageSettings).page_admin_key
+        return page_apps(client, has_admin=bool(key)) | (admin_apps(client, settings, key) if key else {})
 
 
 WATCH = PageWatch()

@@ -17,22 +17,29 @@ from rankmill.cluster.watch import (
     ListedRuns,
     RunStatus,
     Seen,
+    SeenRun,
     Watch,
     WatchedRun,
     counted,
     waiting,
 )
 from rankmill.extensions.runners.record import FileRun
-from rankmill.extensions.runners.store import WEBHOOK_SECONDS, open_store
+from rankmill.extensions.runners.store import MOST_LISTED, WEBHOOK_SECONDS, open_store
 from rankmill.extensions.runners.submitted import SubmittedFile, find_submitted
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import FormatError, WireError
+from rankmill.jobs.contract.file_run import ENDED
 from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _LATE_SECONDS = 15.0
 _SENT_SECONDS = 10.0
 """A runner that took a webhook so recently sends it just now, and is not late."""
+
+_ENDED_SECONDS = 3600.0
+"""For so long a run that has ended is shown."""
 
 
 class FileQueueState(BaseModel):
@@ -52,13 +59,18 @@ class FileQueueState(BaseModel):
 
 
 class SeenRunners(Seen):
-    """The queues of submitted runs."""
+    """The queues of submitted runs, and those runs that have not ended or have ended lately."""
 
     file_queues: tuple[FileQueueState, ...] = ()
+    submitted: tuple[SeenRun, ...] = ()
 
     def queues(self) -> Iterable[str]:
         """The queues that runners take."""
         return (queue.name for queue in self.file_queues)
+
+    def runs(self) -> Iterable[SeenRun]:
+        """The runs, those that have ended last."""
+        return self.submitted
 
     def faults(self) -> Iterator[ClusterFault]:
         """Queues without a runner, and webhooks that do not arrive."""
@@ -105,32 +117,20 @@ class RunnersWatch(Watch):
     nothing: ClassVar = SeenRunners()
 
     def read(self, look: Look) -> SeenRunners:
-        """Read the queues in two round trips."""
-        every = ("zrangebyscore", keys.file_queues(), (), "-inf", "+inf")
-        ((raws,),) = look.replies([""], lambda _: [every])
-        queues = sorted(look.texts(raws, keys.file_queues()))
-        fresh_from, sent_until = look.now - _LATE_SECONDS, look.now + WEBHOOK_SECONDS
-        replies = look.replies(
-            queues,
-            lambda name: [
-                ("llen", Queue.redis_queue_namespace_prefix + name, 0),
-                ("zcard", StartedJobRegistry.key_template.format(name), 0),
-                ("zcount", keys.runners(name), 0, look.now, "+inf"),
-                ("zcard", keys.webhooks(name), 0),
-                ("zcount", keys.webhooks(name), 0, fresh_from, look.now),
-                ("zcount", keys.webhooks(name), 0, sent_until - _SENT_SECONDS, sent_until),
+        """Read the queues and the runs in three round trips."""
+        latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
+        ((raws, ids),) = look.replies(
+            [""],
+            lambda _: [
+                ("zrangebyscore", keys.file_queues(), (), "-inf", "+inf"),
+                ("zrange", keys.file_runs(), (), "+inf", "-inf", *latest_first, 0, MOST_LISTED),
             ],
         )
+        queues = sorted(look.texts(raws, keys.file_queues()))
         return SeenRunners(
-            file_queues=tuple(
-                FileQueueState(
-                    name=name, waiting=waiting, running=running, runners=runners,
-                    webhooks=webhooks, late_webhooks=max(webhooks - fresh - sent, 0),
-                )
-                for name, (waiting, running, runners, webhooks, fresh, sent)
-                in zip(queues, replies, strict=True)
-            )
-        )  # fmt: skip
+            file_queues=tuple(_queues(look, queues)),
+            submitted=tuple(sorted(_runs(look, look.texts(ids, keys.file_runs())), key=_has_ended)),
+        )
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
         """The submitted run with an id."""
@@ -145,6 +145,58 @@ class RunnersWatch(Watch):
         latest = store.latest()
         waits = any(run.state == "waiting" for run in latest) and not store.runners()
         return ListedRuns("submitted", latest, submitted_table(latest, system.now(), without_runner=waits))
+
+
+def _queues(look: Look, queues: list[str]) -> Iterator[FileQueueState]:
+    fresh_from, sent_until = look.now - _LATE_SECONDS, look.now + WEBHOOK_SECONDS
+    replies = look.replies(
+        queues,
+        lambda name: [
+            ("llen", Queue.redis_queue_namespace_prefix + name, 0),
+            ("zcard", StartedJobRegistry.key_template.format(name), 0),
+            ("zcount", keys.runners(name), 0, look.now, "+inf"),
+            ("zcard", keys.webhooks(name), 0),
+            ("zcount", keys.webhooks(name), 0, fresh_from, look.now),
+            ("zcount", keys.webhooks(name), 0, sent_until - _SENT_SECONDS, sent_until),
+        ],
+    )
+    for name, (waits, running, runners, webhooks, fresh, sent) in zip(queues, replies, strict=True):
+        yield FileQueueState(
+            name=name, waiting=waits, running=running, runners=runners,
+            webhooks=webhooks, late_webhooks=max(webhooks - fresh - sent, 0),
+        )  # fmt: skip
+
+
+def _has_ended(run: SeenRun) -> bool:
+    return run.state in ENDED
+
+
+def _runs(look: Look, ids: list[str]) -> Iterator[SeenRun]:
+    replies = look.replies(ids, lambda each: [("get", keys.file_run(each), None)])
+    for run_id, (raw,) in zip(ids, replies, strict=True):
+        try:
+            run = FileRun.read_json(raw, "a submitted run") if raw else None
+        except FormatError:
+            continue  # of another release, which reads it
+        except WireError as error:
+            look.note(keys.file_run(run_id), error)
+            continue
+        if run and (run.ended is None or look.now - run.ended < _ENDED_SECONDS):
+            yield SeenRun(
+                id=run.id,
+                queue=run.order.queue or "",
+                model=run.order.spec.model,
+                created=run.created,
+                rows=run.rows,
+                rows_done=run.progress.rows,
+                row_errors=run.progress.row_errors,
+                rows_per_second=run.progress.rows_per_second(),
+                seconds_left=run.progress.seconds_left(run.rows),
+                state=run.state,
+                output=mask_passwords(run.order.request.output or ""),
+                runner=run.runner,
+                reason=mask_passwords(run.reason),
+            )
 
 
 class _Shown:

@@ -46,7 +46,7 @@ from rankmill.jobs.contract.spec import (
     inputs_fit,
     nearest,
 )
-from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.runtime.passwords import mask_passwords, sendable_key, without_line_end
 from rankmill.jobs.runtime.yaml_files import read_yaml, shown
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -80,6 +80,11 @@ def _installed_backend(name: str) -> str:
 
 
 BackendName = Annotated[str, AfterValidator(_installed_backend)]
+
+HeaderKey = Annotated[
+    str | None, Field(min_length=16), AfterValidator(sendable_key), BeforeValidator(without_line_end)
+]
+"""A key of at least 16 characters that a header of HTTP brings."""
 
 
 def _names(value: Any) -> Any:

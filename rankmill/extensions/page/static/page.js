@@ -14,6 +14,8 @@ let page = 0;
 let known = new Map(); // runs in the last update
 let ended = new Map(); // runs that have ended, and when that was noticed
 const opened = new Set(); // hosts whose workers are shown one by one
+let key = null; // the admin's, once it is given; only this page has it, until it is closed
+let failing = null; // number of failed and set-aside jobs when they were last read
 
 // --- words
 
@@ -56,20 +58,15 @@ function say(id, text) {
 
 // --- tables
 
-// A cell is a text, or {text, className, title, share, more, host}; share shows a progress bar before the text,
-// more is a second line of texts, and a cell with a host is a button that opens and folds its workers.
+// A cell is a text, or {text, className, title, share, more, buttons}; share shows a progress bar before the text,
+// more is a second line of texts, and each button is {text, name, press}, with isOpen if it opens something.
 function cell(label, value) {
   const td = document.createElement("td");
-  const {text, className, title, share, more, host} = typeof value === "object" ? value : {text: value};
+  const {text, className, title, share, more, buttons} = typeof value === "object" ? value : {text: value};
   td.dataset.label = label;
-  if (text === "–") td.className = "none";
+  if (text === "–" || (text === "" && !buttons?.length)) td.className = "none";
   if (title) td.title = title;
-  const content = document.createElement(host === undefined ? "span" : "button");
-  if (host !== undefined) {
-    content.type = "button";
-    content.dataset.host = host;
-    content.setAttribute("aria-expanded", opened.has(host));
-  }
+  const content = document.createElement("span");
   if (className) content.className = className;
   if (share !== undefined) {
     const bar = document.createElement("progress");
@@ -79,13 +76,23 @@ function cell(label, value) {
     content.append(bar);
   }
   content.append(text);
-  td.append(content);
+  td.append(content, ...(buttons ?? []).map(button));
   for (const line of (more ?? []).filter((each) => each)) {
     const small = document.createElement("small");
     small.append(line);
     td.append(" ", small);
   }
   return td;
+}
+
+function button({text, name, press, isOpen}) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.textContent = text;
+  made.dataset.name = name;
+  if (isOpen !== undefined) made.setAttribute("aria-expanded", isOpen);
+  made.addEventListener("click", press);
+  return made;
 }
 
 function table(id, columns, rows, empty) {
@@ -114,22 +121,121 @@ function table(id, columns, rows, empty) {
     td.className = "empty";
     td.textContent = empty;
   }
+  const focused = byId(id).contains(document.activeElement) ? document.activeElement.dataset.name : undefined;
   byId(id).replaceChildren(head, body);
+  const same = [...byId(id).querySelectorAll("button")].find(({dataset}) => focused && dataset.name === focused);
+  if (same) same.focus();
 }
 
 const names = (...all) =>
   all.map((name) => (name.startsWith("#") ? {name: name.slice(1), number: true} : {name}));
 
+// --- actions of the admin
+
+async function ask(path, body) {
+  const headers = {authorization: `Bearer ${key}`, ...(body && {"content-type": "application/json"})};
+  const options = {method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body)};
+  const reply = await fetch(path, {...options, signal: AbortSignal.timeout(30000)});
+  const found = await reply.json();
+  if (!reply.ok) throw new Error(found.error);
+  return found;
+}
+
+// Shows what became of an action.
+function tell(text, className) {
+  byId("outcome").hidden = !text;
+  byId("outcome").className = className;
+  say("outcome", text);
+}
+
+// A button that does something to a job, run or worker, after one question.
+function action(verb, what, id, question) {
+  const press = () => {
+    say("question-text", question);
+    say("yes", verb);
+    byId("yes").onclick = async () => {
+      byId("question").close();
+      try {
+        tell((await ask("api/actions", {action: what, id})).text, "notice told");
+      } catch (error) {
+        tell(`${verb}: ${error.message}`, "notice");
+      }
+      failing = null;
+      look();
+    };
+    byId("question").showModal();
+  };
+  return {text: verb, name: `${what} ${id}`, press};
+}
+
+// The last cell of a row: what the admin may do with it; without a key there is no such cell.
+const actions = (...buttons) => (key ? [{text: "", buttons}] : []);
+const withActions = (columns) => (key ? [...columns, {name: "Action"}] : columns);
+
+async function showJobs(cluster) {
+  byId("jobs-section").hidden = !key;
+  const now = cluster.queues.reduce((sum, queue) => sum + queue.failed, cluster.set_aside.length);
+  if (!key || failing === now) return;
+  let jobs;
+  try {
+    ({jobs} = await ask("api/jobs.json"));
+  } catch (error) {
+    tell(`${error.message}.`, "notice");
+    return;
+  }
+  failing = now;
+  const rows = jobs.map((job) => ({cells: [
+    {text: job.id.slice(0, 12), title: job.id},
+    job.queue,
+    {text: job.state, className: "bad"},
+    {text: job.reason.slice(0, 300), title: job.reason, more: [job.final && `It cannot be retried: ${job.final}.`]},
+    job.at === null ? "–" : age(cluster.at - job.at) + " ago",
+    ...actions(
+      ...(job.final ? [] : [action("Retry", "retry", job.id, `Put job ${job.id} back into queue ${job.queue}, for one more attempt?`)]),
+      action("Clear", "clear", job.id, `Remove job ${job.id} from this list?`)),
+  ]}));
+  table("jobs", withActions(names("Job", "Queue", "State", "Reason", "#Since")), rows, "No failed or set-aside jobs.");
+}
+
+function manage(given) {
+  key = given;
+  failing = null;
+  say("manage", key ? "Stop managing" : "Manage");
+  tell("", "notice");
+  look();
+}
+
+byId("manage").addEventListener("click", () => (key ? manage(null) : byId("sign-in").showModal()));
+byId("key-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  key = byId("key").value.trim();
+  byId("key").value = "";
+  try {
+    await ask("api/jobs.json");
+    say("key-error", "");
+    byId("sign-in").close();
+    manage(key);
+  } catch (error) {
+    key = null;
+    say("key-error", `${error.message}.`);
+  }
+});
+for (const each of document.querySelectorAll("[data-close]")) {
+  each.addEventListener("click", () => each.closest("dialog").close());
+}
+
 const errors = (n) => ({text: count(n), className: n ? "bad" : ""});
+
+const timeLeft = ({seconds_left}) => seconds_left === null ? "running" : age(seconds_left) + " left";
 
 function runRow(run, now, over) {
   const share = run.rows ? run.rows_done / run.rows : undefined;
   const done = run.rows === null ? counted(run.rows_done, "row")
     : percent(share ?? 1) + " of " + count(run.rows);
   const quiet = run.quiet_seconds > QUIET_SECONDS;
-  const left = over ? {text: "finished, cancelled or expired"}
+  const state = over ? {text: "finished, cancelled or expired"}
     : quiet ? {text: "no result for " + age(run.quiet_seconds), className: "warn"}
-    : {text: age(run.seconds_left)};
+    : {text: timeLeft(run)};
   return {
     className: over ? "over" : "",
     cells: [
@@ -139,13 +245,41 @@ function runRow(run, now, over) {
       {text: done, share},
       errors(run.row_errors),
       rate(run.rows_per_second),
-      left,
+      state,
       age(now - run.created),
+      ...actions(...(over ? [] : [cancel(run)])),
     ],
   };
 }
 
-function showRuns(cluster, lines) {
+const cancel = ({id}) =>
+  action("Cancel", "cancel", id, `Cancel run ${id}? Its waiting chunks leave the queue.`);
+
+const ENDS = {done: "good", failed: "bad", cancelled: "warn"};
+
+// A run that processes of an extension carry out.
+function seenRow(run, now) {
+  const share = run.rows ? run.rows_done / run.rows : undefined;
+  const runs = run.state === "running";
+  const state = {text: runs ? timeLeft(run) : run.state, className: ENDS[run.state] ?? "", title: run.reason,
+    more: [runs && run.runner ? `on ${run.runner}` : "", run.reason.slice(0, 160)]};
+  return {
+    className: run.state in ENDS ? "over" : "",
+    cells: [
+      {text: run.id.slice(0, 12), title: run.id, more: [run.output && ending(run.output)]},
+      {text: ending(run.model), title: run.model},
+      run.queue || "–",
+      run.rows === null ? "–" : {text: `${percent(share ?? 1)} of ${count(run.rows)}`, share},
+      errors(run.row_errors),
+      rate(runs ? run.rows_per_second : null),
+      state,
+      age(now - run.created),
+      ...actions(...(run.state in ENDS ? [] : [cancel(run)])),
+    ],
+  };
+}
+
+function showRuns(cluster, seen, lines) {
   const current = new Map(cluster.runs.map((run) => [run.id, run]));
   const all = cluster.runs_total <= cluster.page_size; // else a run may only be on another page
   for (const [id, run] of known) {
@@ -157,8 +291,9 @@ function showRuns(cluster, lines) {
   known = current;
   const rows = cluster.runs.map((run) => runRow(run, cluster.at, false));
   for (const {run} of ended.values()) rows.push(runRow(run, cluster.at, true));
-  const columns = names("Run", "Model", "Queue", "Done", "#Row errors", "#Rows/s", "#Left", "#Age");
-  table("runs", columns, rows, "No runs.");
+  if (!page) rows.push(...seen.map((run) => seenRow(run, cluster.at)));
+  const columns = names("Run", "Model", "Queue", "Done", "#Row errors", "#Rows/s", "State", "#Age");
+  table("runs", withActions(columns), rows, "No runs.");
   byId("lines").replaceChildren(...lines.map(line));
   const pages = Math.max(1, Math.ceil(cluster.runs_total / cluster.page_size));
   byId("pages").hidden = pages === 1 && page === 0;
@@ -219,6 +354,14 @@ function hits({model_hits, model_loads}) {
   return model_hits + model_loads ? percent(model_hits / (model_hits + model_loads)) : "–";
 }
 
+function ordersTo({name, state}) {
+  if (state === "drained" || state === "draining") {
+    return [action("Resume", "resume", name, `Let worker ${name} take chunks again?`)];
+  }
+  const question = `Drain worker ${name}? It finishes its chunks, and takes no more until it is resumed.`;
+  return state === "idle" || state === "busy" ? [action("Drain", "drain", name, question)] : [];
+}
+
 function workerRow(worker, rates) {
   const {name, queues, beat_seconds, report, pid} = worker;
   const models = report ? report.models : [];
@@ -235,17 +378,18 @@ function workerRow(worker, rates) {
       more: [report && report.resident_bytes ? bytes(report.resident_bytes) : "", graphics(report && report.gpu)]},
     report ? hits(report) : "–",
     beat_seconds === null ? "–" : age(beat_seconds) + " ago",
+    ...actions(...ordersTo(worker)),
   ]};
 }
 
-// The workers of a host that are well, as one row.
-function hostRow(host, workers, rates) {
+// The workers of a host that are well, as one row, which `press` opens and folds.
+function hostRow(host, workers, rates, press) {
   const sum = (figure) => workers.reduce((all, worker) => all + (figure(worker) ?? 0), 0);
   const busy = workers.filter(({state}) => state === "busy").length;
   const states = [busy && `${busy} busy`, workers.length - busy && `${workers.length - busy} idle`].filter((text) => text);
   const models = [...new Set(workers.flatMap(({report}) => report?.models ?? []))];
   return {className: "of-host", cells: [
-    {text: (opened.has(host) ? "▾ " : "▸ ") + states.join(", "), host},
+    {text: "", buttons: [{text: (opened.has(host) ? "▾ " : "▸ ") + states.join(", "), name: host, press, isOpen: opened.has(host)}]},
     host,
     "–",
     {text: models.map((model) => ending(model)).join(", ") || "none yet", title: models.join("\n")},
@@ -254,6 +398,7 @@ function hostRow(host, workers, rates) {
     {text: sum(({report}) => report?.cpu).toFixed(1) + " cores", more: [bytes(sum(({report}) => report?.resident_bytes))]},
     "–",
     "–",
+    ...actions(),
   ]};
 }
 
@@ -265,20 +410,15 @@ function showWorkers(cluster, rates) {
   for (const host of new Set(well.map(hostOf))) {
     const here = well.filter((worker) => hostOf(worker) === host);
     const folds = well.length > SINGLE_WORKERS && here.length > 1;
-    if (folds) rows.push(hostRow(host, here, rates));
+    const press = () => {
+      if (!opened.delete(host)) opened.add(host);
+      showWorkers(cluster, rates);
+    };
+    if (folds) rows.push(hostRow(host, here, rates, press));
     if (!folds || opened.has(host)) rows.push(...here.map((worker) => workerRow(worker, rates)));
   }
   const columns = names("Worker", "Host", "State", "Models", "#Pairs/s", "#Pairs", "#Uses", "#Cache hits", "#Heartbeat");
-  const focused = document.activeElement?.dataset.host;
-  table("workers", columns, rows, "No workers. Start some with score-workers.");
-  for (const button of byId("workers").querySelectorAll("button")) {
-    const {host} = button.dataset;
-    button.addEventListener("click", () => {
-      if (!opened.delete(host)) opened.add(host);
-      showWorkers(cluster, rates);
-    });
-    if (host === focused) button.focus();
-  }
+  table("workers", withActions(columns), rows, "No workers. Start some with score-workers.");
 }
 
 function showQueues(cluster) {
@@ -313,11 +453,12 @@ function showNow(cluster, rates) {
   say("throughput", rate(rates.pairs_per_second));
   say("throughput-more", "pairs/s");
   say("alive", count(alive));
-  byId("alive").className = !alive ? "bad" : states.lost || drained || slow ? "warn" : "";
+  const waits = cluster.queues.reduce((sum, queue) => sum + queue.waiting, 0);
+  byId("alive").className = !alive && waits ? "bad" : states.lost || drained || slow ? "warn" : "";
   const parts = [[states.busy, "busy"], [drained, "drained"], [states.lost, "lost"], [slow, "slow"], [states.foreign, "cannot score"]];
   const told = parts.filter(([n], place) => n || !place).map(([n, what]) => `${n} ${what}`.replaceAll(" ", "\u00a0"));
   say("alive-more", told.join(", "));
-  say("waiting", count(cluster.queues.reduce((sum, queue) => sum + queue.waiting, 0)));
+  say("waiting", count(waits));
   const oldest = Math.max(...cluster.queues.map((queue) => queue.oldest_seconds ?? -1), -1);
   say("waiting-more", oldest < 0 ? "none" : "oldest " + age(oldest));
   for (const [id, latency] of [["request-latency", rates.request_latency], ["bulk-latency", rates.bulk_latency]]) {
@@ -399,7 +540,7 @@ function makePlots() {
     why.remove();
   }
   const quantiles = (of) => ["p50", "p95", "p99"].map((name) => [`${of}_${name}`, name]);
-  plot("plot-pairs", "No worker has told its speed yet.", [["pairs_per_second", "pairs/s"]]);
+  plot("plot-pairs", "No speed is known yet.", [["pairs_per_second", "pairs/s"]]);
   plot("plot-waiting", "Nothing is known yet.", [["waiting", "waiting"]]);
   plot("plot-requests", "No requests in these minutes.", quantiles("request"));
   plot("plot-bulk", "No bulk work in these minutes.", quantiles("bulk"));
@@ -470,16 +611,22 @@ async function look() {
   clearTimeout(waiting);
   try {
     const reply = await fetch(`api/cluster.json?page=${page}`, {signal: AbortSignal.timeout(10000)});
-    const {cluster, lines, rates, series, error} = await reply.json();
+    const {cluster, has_admin, lines, rates, runs, series, error} = await reply.json();
+    byId("manage").hidden = !has_admin;
+    if (document.querySelector("td button:active")) { // it would be replaced while it is pressed
+      waiting = setTimeout(look, 200);
+      return;
+    }
     if (cluster) {
       showPlots(series, "");
       showNow(cluster, rates);
       showStages(rates.stages);
       showQueues(cluster);
-      showRuns(cluster, lines);
+      showRuns(cluster, runs, lines);
       showWorkers(cluster, rates);
       showDamaged(cluster);
       showVerdict(cluster.verdict);
+      await showJobs(cluster);
     } else {
       showAway("Redis is away", series, `Redis is away: ${error.replace(/\.$/, "")}. Workers and producers wait and go on when it is back.`);
     }

@@ -1,0 +1,58 @@
+"""Finds a run by its id, and cancels it."""
+
+from __future__ import annotations
+
+import redis
+
+from rankmill.cluster.watch import find_watched
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.run import Run
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.runtime.settings import Settings
+
+
+def find_run(store: RunStore, prefix: str) -> Run:
+    """Find the run whose id begins with `prefix`.
+
+    Raises
+    ------
+    InputError
+        No run's id begins so, or those of several do.
+    """
+    ids = store.find(prefix)
+    if len(ids) > 1:
+        raise InputError(
+            f"{len(ids)} runs begin with {prefix}: {', '.join(ids[:5])}; give more characters of the id"
+        )
+    exact = [prefix] if prefix.isalnum() else []  # detached runs are not listed
+    run = store.load(*(ids or exact)) if ids or exact else None
+    if run is None:
+        raise InputError(
+            f"there is no run {prefix}: it has finished, was cancelled or has expired; score-file lists the "
+            "rows without a score of a finished run in OUTPUT.errors.jsonl, beside its output"
+        )
+    return run
+
+
+def cancel_run(client: redis.Redis, settings: Settings, run_id: str) -> str:
+    """Cancel a run, or one that an extension carries out; returns a sentence that says so.
+
+    Parameters
+    ----------
+    client, settings
+        The server, and where extensions find their runs.
+    run_id
+        The run's id, or the beginning of it.
+
+    Raises
+    ------
+    InputError
+        No run's id begins so, or those of several do.
+    """
+    store = RunStore(client)
+    watched = None if store.find(run_id) else find_watched(client, settings, run_id)
+    if watched:
+        return watched.cancel()
+    run = find_run(store, run_id)
+    waiting = store.cancel(run)
+    return f"run {run.id} is cancelled; {waiting} waiting chunks have left queue {run.queue!r}"

@@ -1,0 +1,152 @@
+"""What the holder of the admin's key does from the page, with jobs, runs and workers.
+
+The key comes in the header Authorization. There is no cookie, so another web site cannot let a browser act.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Literal
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+import redis
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rankmill.cluster.failed import chosen, clear, failed_jobs, retry
+from rankmill.cluster.orders import order_workers, queues_without
+from rankmill.cluster.runs import cancel_run
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.extensions.page.dashboard import respond
+from rankmill.jobs.contract.errors import InputError, RankmillError
+from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.runtime.settings import Settings
+
+_MOST_BYTES = 4096
+
+logger = logging.getLogger(__name__)
+
+
+class Action(BaseModel):
+    """What to do, and the id of the job or run, or the name of the worker."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    action: Literal["retry", "clear", "cancel", "drain", "resume"]
+    id: str = Field(min_length=1, max_length=1000)
+
+
+class _Refused(Exception):
+    """A request that is not carried out, and why."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, WSGIApplication]:
+    """The list of jobs that failed or were set aside, and the actions, by path.
+
+    Parameters
+    ----------
+    client, settings
+        The server, and the settings of the process.
+    key
+        The admin's key, without which both are refused.
+    """
+
+    def jobs(environ: WSGIEnvironment) -> object:
+        return {"jobs": [job.model_dump() for job in failed_jobs(client)]}
+
+    def act(environ: WSGIEnvironment) -> object:
+        asked = _read(environ)
+        who = environ.get("REMOTE_ADDR", "an unknown address")
+        try:
+            text = carry_out(client, settings, asked)
+        except RankmillError as error:
+            logger.warning("%s %r for %s: %s", asked.action, asked.id, who, error)
+            raise
+        logger.info("%s %r for %s: %s", asked.action, asked.id, who, text)
+        return {"text": text}
+
+    return {"/api/jobs.json": _guarded("GET", jobs, key), "/api/actions": _guarded("POST", act, key)}
+
+
+def carry_out(client: redis.Redis, settings: Settings, asked: Action) -> str:
+    """Do what the commands of the same name do; returns a sentence that says what was done.
+
+    Raises
+    ------
+    RankmillError
+        It cannot be done.
+    """
+    match asked.action:
+        case "cancel":
+            return cancel_run(client, settings, asked.id)
+        case "retry" | "clear":
+            (job, *_) = chosen(failed_jobs(client), [asked.id])
+            done = retry(client, job) if asked.action == "retry" else clear(client, job)
+            return f"job {job.id} is {done}"
+        case order:
+            return _order(client, asked.id, order)
+
+
+def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) -> str:
+    """Give a worker an order; the beginning of its name is not enough, as it may be another worker's."""
+    workers = read_cluster(client, page_size=0).workers
+    named = [worker for worker in workers if worker.name == name]
+    if not named:
+        raise InputError(f"no worker is called {name} any more")
+    order_workers(client, named, order, wait_seconds=0)
+    left = queues_without(workers, [name]) if order == "drain" else []
+    waits = "".join(f"; no other worker takes the chunks of queue {queue!r}, and they wait" for queue in left)
+    return f"worker {name} is told to {order}{waits}"
+
+
+def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> WSGIApplication:
+    """Answer requests of a method that bring the key with what `do` returns, and all errors, as JSON."""
+
+    def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        status, found = HTTPStatus.OK, None
+        try:
+            if environ["REQUEST_METHOD"] != method:
+                raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"this path takes {method}")
+            _check_key(environ, key)
+            found = do(environ)
+        except _Refused as refused:
+            status, text = refused.status, str(refused)
+        except RankmillError as error:
+            status, text = HTTPStatus.CONFLICT, str(error)
+        except (redis.RedisError, OSError) as error:
+            status, text = HTTPStatus.SERVICE_UNAVAILABLE, f"Redis is away: {error}"
+        if found is None:
+            found = {"error": mask_passwords(" ".join(text.split()))}
+        return respond(start, status, "application/json", json.dumps(found).encode())
+
+    return app
+
+
+def _check_key(environ: WSGIEnvironment, key: str) -> None:
+    scheme, _, given = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+        logger.warning("a request of %s has no valid key", environ.get("REMOTE_ADDR", "an unknown address"))
+        raise _Refused(HTTPStatus.UNAUTHORIZED, "the key is not that of page_admin_key")
+
+
+def _read(environ: WSGIEnvironment) -> Action:
+    """The action that the body of a request names."""
+    if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != "application/json":
+        raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
+    length = environ.get("CONTENT_LENGTH", "")
+    if not (length.isascii() and length.isdecimal()):
+        raise _Refused(HTTPStatus.LENGTH_REQUIRED, "send Content-Length")
+    if len(length) > len(str(_MOST_BYTES)) or int(length) > _MOST_BYTES:
+        raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"send at most {_MOST_BYTES} bytes")
+    try:
+        return Action.model_validate_json(environ["wsgi.input"].read(int(length)))
+    except (ValidationError, OSError):
+        text = "send {action: retry, clear, cancel, drain or resume; id: of a job, run or worker}"
+        raise _Refused(HTTPStatus.BAD_REQUEST, text) from None

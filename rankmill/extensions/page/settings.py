@@ -1,0 +1,11 @@
+"""The live page's settings."""
+
+from __future__ import annotations
+
+from rankmill.jobs.runtime.settings import ExtensionSettings, HeaderKey
+
+
+class PageSettings(ExtensionSettings):
+    """Settings of the live page: the key of those who may change the cluster from it."""
+
+    page_admin_key: HeaderKey
