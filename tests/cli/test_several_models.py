@@ -158,7 +158,7 @@ def test_from_python(shared_queue: Server, models: list[str], alone: list[Any]) 
         for found, expected in zip(scores.values(), alone, strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-5)
             assert found.errors == {60: "passage is null"}
-        with pytest.raises(ConfigError, match="name each once"):
+        with pytest.raises(ConfigError, match="and each once"):
             client.score_models(PAIRS, [models[0]] * 2)
         with pytest.raises(RunTimeout, match="the run is cancelled"):
             client.score_models(PAIRS, models, timeout=0)

@@ -510,7 +510,7 @@ class _Closed:
             r"pairs are _Closed, which cannot be read; give \(query, passage\) tuples, dicts, or a table",
         ),
         ([{"query": "q", "text": "p"}], "pair 0 has no 'passage'; it has 'query', 'text'"),
-        (np.array(["q", "p"]), r"an array of shape \(2,\); a query and a passage make \[n, 2\]"),
+        (np.array(["q", "p"]), r"an array of shape \(2,\); give one of shape \[n, 2\]"),
         (np.array([["q", "p", "x"]]), r"an array of shape \(1, 3\)"),
         (np.array([[1, 2]]), r"pair 0 is \[1, 2\], not a query and a passage"),
         (pl.DataFrame({"query": ["q"], "text": ["t"]}), "no column 'passage'; there are 'query', 'text'"),

@@ -247,7 +247,7 @@ def test_wrong_calls_are_refused_in_a_line(side: Side) -> None:
         (ConfigError, "priority: 'x' does not exist", lambda: client.submit(PAIRS, priority="x")),
         (ConfigError, "max_length: ", lambda: client.submit(PAIRS, max_length=1)),
         (ConfigError, r"quue: .* is queue \(set in the options given\)", lambda: side.make(quue="q")),
-        (ConfigError, "are several; a run goes to one queue", lambda: side.make(queue="a,b")),
+        (ConfigError, "names several; name one queue for a run", lambda: side.make(queue="a,b")),
     ]
     for kind, message, call in calls:
         with pytest.raises(kind, match=message):

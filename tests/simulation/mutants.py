@@ -239,8 +239,9 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "worker=worker, died=died", "worker=worker, died=False"),
         Mutant("a chunk that kills its worker is not split", _COLLECTOR,
                "and result.died and len(piece.table) > 1", "and result.died and len(piece.table) > 1_000"),
-        Mutant("halves are not sent", _COLLECTOR,
-               "                self.pieces |= {half.id: half for half in halves}\n", ""),
+        Mutant("halves are not sent", _DRIVER,
+               "self._retry({piece: reasons.get(piece, \"it was lost\") for piece in missing})",
+               "self._retry({piece: \"it was lost\" for piece in missing if isinstance(piece, int)})"),
     ),
     RequestsAreHeard: (
         Mutant("the bell is not rung", "jobs/protocol/lua/pushing.lua",

@@ -68,7 +68,7 @@ def read_request(job: Job) -> Run:
     except TypeError as error:
         raise InputError(f"{PAIRS_FUNCTION}: {error}") from None
     if spec.inputs != "pairs":
-        raise InputError(f"{PAIRS_FUNCTION}: it takes pairs; {spec.inputs} need a client's run")
+        raise InputError(f"{PAIRS_FUNCTION} scores pairs; for {spec.inputs}, use rankmill.Client")
     return Run(
         id=run_id_of_request(job.id),
         spec=spec,

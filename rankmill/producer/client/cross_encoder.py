@@ -475,7 +475,7 @@ class CrossEncoder:
         try:
             return getattr(import_module("transformers"), kind).from_pretrained(name, **of_hub)
         except ImportError:
-            raise ConfigError(f"{kind} needs transformers, which is not installed here") from None
+            raise ConfigError(f"{kind} needs transformers here: pip install transformers") from None
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(

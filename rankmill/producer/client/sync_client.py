@@ -122,7 +122,7 @@ class Client:
         if not url:
             raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
         if "," in self.settings.queue:
-            raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
+            raise ConfigError(f"queue: {self.settings.queue!r:.80} names several; name one queue for a run")
         self.url = url
         self.durability: Durability | None = None
         self.store = self._store_at(url)
@@ -291,8 +291,12 @@ class Client:
     ) -> Run:
         settings = self.settings
         full_spec = run_spec(settings, spec)
-        if len(columns) != len(USUAL_COLUMNS[full_spec.inputs]):
-            raise ConfigError(f"inputs: rows are {full_spec.inputs}, and columns are {', '.join(columns)}")
+        usual = USUAL_COLUMNS[full_spec.inputs]
+        if len(columns) != len(usual):
+            raise ConfigError(
+                f"columns: {', '.join(columns)} do not fit {full_spec.inputs}; name {len(usual)}, such as "
+                f"{', '.join(usual)}"
+            )
         tenant = tenant or Tenant(settings.tenant, settings.weight)
         self.store.accountant.know(tenant.name)
         return new_run(
@@ -365,7 +369,7 @@ class Client:
             Not all scores came in time, or no worker listens on the queue. All runs are then cancelled.
         """
         if not models or len(set(models)) < len(models):
-            raise ConfigError(f"models: name each once, not {', '.join(models) or 'none'}")
+            raise ConfigError(f"models: name at least one, and each once, not {', '.join(models) or 'none'}")
 
         sizing = self.sizing()
         tables = cut_pairs(pairs, columns, sizing)

@@ -297,9 +297,9 @@ def rows_of(array: np.ndarray[Any, Any], inputs: Inputs = "pairs") -> Iterator[o
     Raises `InputError` for other shapes.
     """
     if inputs != "pairs" and array.ndim != 1:
-        raise InputError(f"{inputs} are an array of shape {array.shape}, not [n]")
+        raise InputError(f"{inputs} are an array of shape {array.shape}; give one of shape [n]")
     if inputs == "pairs" and array.shape[1:] != (() if array.dtype.names else (2,)):
-        raise InputError(f"pairs are an array of shape {array.shape}; a query and a passage make [n, 2]")
+        raise InputError(f"pairs are an array of shape {array.shape}; give one of shape [n, 2]")
     for start in range(0, len(array), _DATASET_ROWS):
         for row in array[start : start + _DATASET_ROWS].tolist():
             yield dict(zip(array.dtype.names, row, strict=True)) if array.dtype.names else row

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import redis
 
-from rankmill.jobs.contract.errors import InputError, RedisUnavailable, WireError
+from rankmill.jobs.contract.errors import InputError, RedisUnavailable
 from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
-from rankmill.jobs.protocol.worker_report import Doing, queue_workers, worker_doings, worker_reports
+from rankmill.jobs.protocol.worker_report import Doing, queue_workers, taking_workers, worker_doings
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
@@ -109,24 +109,18 @@ class WorkerWatch:
             return
         if not workers:
             message = no_workers_message(self._queue, mask_url(self._url))
-        elif now < self._asked_until or not self._all_drained(workers):
+        elif now < self._asked_until:
             return
         else:
+            self._asked_until = now + _DRAINED_SECONDS
+            if taking_workers(self._client, self._queue):
+                return
             message = (
                 f"all workers of queue {self._queue!r} are drained and take no chunks; "
                 "rankmill workers resume NAME lets one take them"
             )
         self._silent_until = now + _REMIND_SECONDS
         logger.warning("%s", message)
-
-    def _all_drained(self, workers: frozenset[str]) -> bool:
-        """Whether no worker takes chunks, by the workers' reports."""
-        self._asked_until = system.monotonic() + _DRAINED_SECONDS
-        try:
-            reports = worker_reports(self._client, workers).values()
-        except WireError:  # of another format; rankmill status shows it
-            return False
-        return bool(reports) and all(report.drained for report in reports)
 
 
 def _in_words(step: Doing, seconds: float | None) -> str:
