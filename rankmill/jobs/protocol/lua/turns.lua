@@ -14,6 +14,6 @@ end
 local function give_back(id)  -- gives back the turn of a job that waits again
   local _, scopes = where(id)
   for at, scope in ipairs(scopes) do
-    redis.call('ZINCRBY', base .. 'turns:' .. scope[1], -costs_of(id)[at], scope[2])
+    redis.call('ZADD', base .. 'turns:' .. scope[1], 'XX', 'INCR', -costs_of(id)[at], scope[2])
   end
 end
