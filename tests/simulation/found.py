@@ -323,14 +323,11 @@ KEPT = (
           "4a4294a7", _run(40, 1.0, "file parquet"),
           Fault(0.5, "cut_off", 45.0, target="ZREM rankmill:runs"), Fault(3.0, "kill_producer"),
           Fault(10.0, "kill_producer"), workers=(0.1,), chunk_size=4),
-    _kept("A worker that no longer listened to the bell heard a request's ring, and had no room for it: "
-          "another, which had, came to the request when it looked, up to a second later.",
-          "unknown", _run(120, 1.0, "detached", "bulk"),
-          *(_run(40, at, "requests") for at in (5.0, 5.5, 5.2)), seed=34, workers=(0.3, 0.3, 0.3),
-          chunk_size=4, settings=(("claim_ahead", 8), ("token_budget", 128))),
-    _kept("A request of two chunks rang once, and who heard it had room for one of them (seed 95190 is of "
-          "this kind).",
-          "unknown", _run(120, 1.0, "detached", "bulk"), *(_run(40, 5.0, "requests") for _ in "ab"),
+    Kept("A worker that no longer listened to the bell heard a request's ring, and had no room for it: "
+         "another, which had, came to the request when it looked, up to a second later.",
+         "77cd716a", Scenario.drawn(371)),
+    _kept("A request of two chunks rang once, and who heard it had room for one of them.", "405ea39d",
+          _run(120, 1.0, "detached", "bulk"), *(_run(40, 5.0, "requests") for _ in "ab"),
           seed=4, workers=(0.1, 0.3), chunk_size=4, settings=(("claim_ahead", 8), ("token_budget", 128))),
 )  # fmt: skip
 

@@ -305,6 +305,17 @@ def _killing(it: Scenario, dice: random.Random) -> Scenario:
     return _quiet(it, dice, [0.05, 0.05], run, faults=faults)
 
 
+def _calls(it: Scenario, dice: random.Random) -> Scenario:
+    """Callers that send one request after the other to workers that are full of bulk work."""
+    calls = (
+        replace(_long(dice, "requests", rows=40), at=dice.uniform(5.0, 9.0))
+        for _ in range(dice.randint(2, 4))
+    )
+    speeds = dice.choices([0.05, 0.1, 0.3], k=dice.randint(2, 3))
+    bulk = replace(_long(dice, "detached", "bulk"), at=1.0)
+    return _quiet(it, dice, speeds, bulk, *calls, ahead=dice.choice([4, 8]), budget=128)
+
+
 THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     each.__name__[1:]: each
     for each in (
@@ -321,6 +332,7 @@ THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
             _miscomputed,
         ),
         _killing,
+        _calls,
     )
 }
 """What a scenario may be about, by name."""
