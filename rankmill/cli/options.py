@@ -47,7 +47,7 @@ HELP = {
     "max_length": "Most tokens in a pair; longer pairs are truncated.",
     "activation": "Function from the model's output to the score; default: the model's own.",
     "instruction": "Instruction for the model, in its prompt or before each query.",
-    "prompt_template": "Jinja file, or the name of a shipped template; none: the two texts alone.",
+    "prompt_template": "Jinja file, or the name of a shipped template; none: only the two texts.",
     "label": "Name or number of the output to use as score.",
     "all_labels": "Write a column for each output of the model.",
     "deterministic": "Equal bits for equal pairs, in any order, chunks and workers.",

@@ -70,7 +70,7 @@ def _take_request(given: dict[str, Any]) -> FileRequest:
 def _dataset(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
     if given is None or given.startswith(DATASET):
         return given
-    raise click.BadParameter(f"{given!r} is no dataset of ir_datasets, such as irds:beir/scifact/test")
+    raise click.BadParameter(f"{given!r} is not a dataset of ir_datasets, such as irds:beir/scifact/test")
 
 
 _OWN: dict[str, options.Option] = {

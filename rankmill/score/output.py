@@ -100,8 +100,8 @@ class OutputTarget:
         if (self.is_ranked or request.mean) and not request.query_id_column:
             option = "--text-column" if request.text_column else "--messages-column"
             raise InputError(
-                f"--top-k, --mean and TREC runs are over the rows of a query, which {option} has not: "
-                "name --query-id-column, or leave them out"
+                f"--top-k, --mean and TREC runs go by query, and {option} names none: name the column of the "
+                "queries with --query-id-column, or leave them out"
             )
         if request.messages_column and request.reuse:
             raise InputError("--reuse compares texts, not conversations: leave it out")
@@ -125,7 +125,9 @@ class OutputTarget:
         if request.reuse:
             raise InputError("--reuse takes one score of a row: leave it out, or name one model and label")
         if request.models and request.rows_per_part:
-            raise InputError("--rows-per-part is for one model: leave it out, or score with each alone")
+            raise InputError(
+                "--rows-per-part is for one model: leave it out, or score with one model at a time"
+            )
         if request.mean and request.shard:
             raise InputError("--mean is over all passages of a query, and a shard may have some of them")
 

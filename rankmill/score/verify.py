@@ -52,7 +52,7 @@ class Verification(BaseModel):
         if not self.differ:
             return f"{of_all}, and all have {bits} (largest difference: {self.largest:.2g})"
         return (
-            f"{of_all}, and {self.differ:,} have not {bits}: they differ by up to {self.largest:.2g}, "
+            f"{of_all}, and {self.differ:,} do not have {bits}: they differ by up to {self.largest:.2g}, "
             f"the first is row {self.first}"
         )
 

@@ -56,9 +56,7 @@ def test_a_failed_job_is_listed_with_its_reason_retried_and_cleared(
     assert not server.client.exists(job.key)
 
 
-def test_a_chunk_of_a_run_and_an_unreadable_job_are_cleared_and_not_retried(
-    server: Server, queue: Queue
-) -> None:
+def test_chunks_of_runs_and_unreadable_jobs_are_not_retried(server: Server, queue: Queue) -> None:
     at = ("--redis", server.url.replace("unix://", "unix://producer:PASSWORD@"))
     run = Client(server.url, model="demo", chunk_size=10).submit([("moon", "a moon")] * 10)
     run._drivers[0].fill()

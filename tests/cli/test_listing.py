@@ -71,7 +71,7 @@ def test_the_commands_are_listed_without_what_they_import() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_a_package_adds_commands_and_purposes_but_takes_no_name_of_the_core(
+def test_a_package_adds_commands_and_takes_no_name_of_the_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     add(monkeypatch, commands_at("tests.cli.test_listing:OTHERS"))

@@ -73,9 +73,7 @@ def test_a_command_that_logs_says_all_in_its_log(form: Form, server: Server, pai
         ["rankmill", "cancel", "0af"],
     ],
 )
-def test_what_is_said_before_there_is_a_log_is_plain_unless_json_is_asked_for(
-    form: Form, words: list[str]
-) -> None:
+def test_what_is_said_before_the_log_is_plain_unless_json_is_asked_for(form: Form, words: list[str]) -> None:
     code, err = run(words, form)
     assert code in {1, 2}
     check(err, json_expected=form == "json")

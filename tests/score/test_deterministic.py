@@ -78,7 +78,7 @@ def test_a_worker_of_another_kind_leaves_the_run(
         assert len(client.submit(pairs, **options).scores(timeout=100)) == ROWS
 
 
-def test_the_output_says_that_a_large_model_was_compared_in_its_own_precision(
+def test_the_output_says_what_a_large_model_was_compared_with(
     server: Server, workers: StartWorker, model: Path, pairs: pa.Table, tmp_path: Path
 ) -> None:
     source, output = tmp_path / "a.parquet", tmp_path / "a.scored.parquet"
@@ -164,7 +164,7 @@ def test_verify_holds_other_files_to_their_bound(shared_queue: Server, scored: P
     far = changed(scored, tmp_path / "far.parquet", row=17, by=0.01, bound="1e-4", **usual)
     done = score_file("--verify", far, "--redis", shared_queue.url)
     assert done.code == 1
-    assert "1 have not the same score to 0.0002, as was proven" in done.out
+    assert "1 do not have the same score to 0.0002, as was proven" in done.out
     assert "the first is row 17" in done.out
 
 

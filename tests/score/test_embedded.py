@@ -191,7 +191,7 @@ def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
     assert not list(private_tmp.iterdir())
 
 
-def test_nothing_outlives_a_command_and_a_supervisor_that_are_killed_together(
+def test_nothing_outlives_a_command_killed_with_its_supervisor(
     long_run: subprocess.Popen[str], private_tmp: Path
 ) -> None:
     found = cluster_of(private_tmp)

@@ -245,7 +245,7 @@ def test_judged_passages_are_no_part_of_a_ranking(folder: Path, command: list[ob
         ),
         ([], "no INPUT: give files of pairs, or --run"),
         (["--run", "nowhere.trec", "--queries", "b", "--corpus", "c"], "nowhere.trec: no such file (--run)"),
-        (["--dataset", "tiny"], "'tiny' is no dataset of ir_datasets, such as irds:beir/scifact/test"),
+        (["--dataset", "tiny"], "'tiny' is not a dataset of ir_datasets, such as irds:beir/scifact/test"),
         (["--dataset", "irds:nothing", "-o", "a.trec"], "irds:nothing: ir_datasets has no such dataset"),
     ],
 )

@@ -118,7 +118,7 @@ def test_shards_are_merged_into_standard_output(parts: Path, tmp_path: Path, kin
             ["1", "other"],
             "other.parquet and {}/1.parquet are not shards of one output: one was made with another input",
         ),
-        (["1", "whole"], "whole.parquet is no shard; make shards with score-file --shard"),
+        (["1", "whole"], "whole.parquet is not a shard; make shards with score-file --shard"),
         (["1", "damaged"], "damaged.parquet: not a whole Parquet file"),
     ],
 )

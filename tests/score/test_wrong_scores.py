@@ -117,9 +117,7 @@ def is_refused_until_it_starts_over(score: Score, device: Device) -> None:
     assert score(lambda _: device.work(), restart=True) == RIGHT
 
 
-def test_another_process_cancels_the_run_before_its_producer_has_read_the_note(
-    score: Score, device: Device
-) -> None:
+def test_a_run_is_cancelled_before_its_producer_reads_the_note(score: Score, device: Device) -> None:
     device.broken = True
 
     def look(rows: int) -> None:

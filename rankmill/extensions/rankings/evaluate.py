@@ -48,7 +48,7 @@ def ranking_frame(path: AnyPath) -> pd.DataFrame:
     Raises
     ------
     InputError
-        The file is no run, or a query has a passage twice.
+        The file is not a run, or a query has a passage twice.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -159,7 +159,7 @@ def _measure(name: str) -> Any:
     try:
         return ir_measures.parse_measure(name)
     except (NameError, ValueError, TypeError, SyntaxError):
-        raise InputError(f"--measures: {name!r} is no measure of ir-measures, such as nDCG@10") from None
+        raise InputError(f"--measures: {name!r} is not a measure of ir-measures, such as nDCG@10") from None
 
 
 def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> dict[str, dict[str, float]]:

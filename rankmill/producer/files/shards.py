@@ -116,7 +116,7 @@ class _Piece:
         self.rows, self.schema = survey.rows, survey.schema
         self.about = metadata = metadata_of(path)
         if not all(metadata.get(name, "").isdecimal() for name in (_NUMBER, _OF)):
-            raise InputError(f"{path} is no shard; make shards with score-file --shard 1/8, 2/8 and so on")
+            raise InputError(f"{path} is not a shard; make shards with score-file --shard 1/8, 2/8 and so on")
         if not all(metadata.get(name, "1").isdecimal() for name in (PART, PARTS)):
             raise InputError(f"{path}: its metadata is damaged; make it again")
         self.shard, self.shards = int(metadata[_NUMBER]), int(metadata[_OF])

@@ -184,13 +184,13 @@ def test_a_part_is_compared_with_the_same_queries_of_the_whole_run(folder: Path)
     [
         (
             ["out.parquet", "--qrels", "qrels.txt", "--measures", "good@1"],
-            "'good@1' is no measure of ir-measures",
+            "'good@1' is not a measure of ir-measures",
         ),
         (["out.parquet", "--qrels", "none.txt"], "none.txt: no such file"),
-        (["out.parquet", "--qrels", "bad.txt"], "bad.txt, line 2: relevance is 'x', no whole number"),
+        (["out.parquet", "--qrels", "bad.txt"], "bad.txt, line 2: relevance is 'x', not a whole number"),
         (["out.parquet", "--qrels", "short.txt"], "short.txt, line 1: 2 fields; judgements have four"),
         (["out.parquet", "--qrels", "unlike.txt"], "unlike.txt: query 'q0' has passage 'd0' twice; keep one"),
-        (["out.parquet", "--qrels", "part.csv"], "row 1 (counted from 0): score is 1.5, no whole number"),
+        (["out.parquet", "--qrels", "part.csv"], "row 1 (counted from 0): score is 1.5, not a whole number"),
         (["out.parquet", "--qrels", "less.csv"], "less.csv: a row lacks query_id or doc_id or score"),
         (["twice.trec", "--qrels", "qrels.txt"], "twice.trec: query 'q0' has passage 'd0' twice; keep one"),
         (["twice.parquet", "--qrels", "qrels.txt"], "twice.parquet: query 'q0' has passage "),

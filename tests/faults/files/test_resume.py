@@ -80,7 +80,7 @@ def interrupt(command: list[object], output: Path, sent: signal.Signals = signal
     return Outcome(process.returncode, out, err)
 
 
-def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
+def test_killed_many_times_it_repeats_only_what_was_in_flight(
     command: list[object], output: Path, undisturbed: Path, queue: Server
 ) -> None:
     """Shows: score-file is killed, or its host restarts.

@@ -168,7 +168,7 @@ def test_a_run_whose_folder_is_taken_away_ends_at_its_next_write(
         other.communicate()
 
 
-def test_an_interrupted_run_to_standard_output_has_given_nothing_and_keeps_nothing(
+def test_an_interrupted_run_to_standard_output_gives_and_keeps_nothing(
     source: Path, tmp_path: Path, held: Held
 ) -> None:
     texts = [f"river {n}" if n != ROWS // 2 else "hold" for n in range(ROWS)]

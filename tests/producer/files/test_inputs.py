@@ -149,7 +149,7 @@ def test_a_list_that_is_not_unrolled_is_told_how(tmp_path: Path) -> None:
     pq.write_table(pa.table({"query": ["q"], "passage": [["p"]]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match="--list-columns passage makes a row of each item"):
         opened(tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="column 'query' holds string, no lists"):
+    with pytest.raises(InputError, match="column 'query' holds string, not lists"):
         opened(tmp_path / "a.parquet", lists=("query",))
 
 

@@ -78,7 +78,7 @@ def test_the_texts_of_a_run_and_the_run_itself_are_looked_at_too(tmp_path: Path)
         list(read_ranking(path))
 
 
-def test_passages_of_many_lines_and_quotes_in_plain_fields_stay_what_they_are(tmp_path: Path) -> None:
+def test_line_ends_and_quotes_inside_fields_stay_as_they_are(tmp_path: Path) -> None:
     passage = 'She said "no",\n\n' * 5000
     rows = [{"query": 'a 5" disk', "passage": passage}, {"query": "", "passage": 'x"'}]
     with (tmp_path / "a.csv").open("w", newline="") as file:
@@ -110,9 +110,7 @@ text = st.lists(
 @example('"', [])
 @example('a"",""', [1])
 @example('"a\n",""""""', [3, 1, 1])
-def test_what_python_reads_in_strict_mode_is_read_the_same_and_nothing_else(
-    content: str, cuts: list[int]
-) -> None:
+def test_what_pythons_strict_mode_reads_is_read_and_nothing_else(content: str, cuts: list[int]) -> None:
     raw = content.encode()
     checked = Quotes(",", 1 << 20)
     try:

@@ -354,7 +354,7 @@ def test_a_file_that_goes_or_is_damaged_while_it_is_read_is_told(
         list(source.tables(Sizing(4)))
 
 
-def test_a_file_system_that_hides_the_change_is_caught_by_the_count_of_rows(
+def test_a_change_that_the_file_system_hides_is_seen_by_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_module, "fingerprint", lambda path: "the same")

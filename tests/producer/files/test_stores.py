@@ -282,7 +282,7 @@ def test_a_lock_is_its_holders_until_it_does_not_change_for_long(
     assert not path.exists()
 
 
-def test_a_temporary_folder_is_removed_also_by_who_is_interrupted_as_it_removes_it(
+def test_an_interrupted_removal_of_a_temporary_folder_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove, interrupts = shutil.rmtree, iter([KeyboardInterrupt])

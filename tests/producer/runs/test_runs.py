@@ -113,8 +113,8 @@ def test_trec_runs_of_any_spacing(rows: list[tuple[Any, ...]], space: str, ends:
     ("text", "message"),
     [
         ("1 Q0 a 1 2.5 t\n2 Q0 b 1 2.5\n", "line 2: 5 fields, not 6 as in line 1"),
-        ("1 Q0 a 1 2.5 t\n2 Q0 b x 2.5 t\n", "line 2: rank is 'x', no number"),
-        ("1 Q0 a 1 2.5 t\n\n2 Q0 b 1 y t\n", "line 3: score is 'y', no number"),
+        ("1 Q0 a 1 2.5 t\n2 Q0 b x 2.5 t\n", "line 2: rank is 'x', not a number"),
+        ("1 Q0 a 1 2.5 t\n\n2 Q0 b 1 y t\n", "line 3: score is 'y', not a number"),
         ("one\n", "line 1: 1 fields; a run has two"),
         ("qid other\n1 2\n", "no column passage_id or pid or doc_id"),
         ("", "a.trec has 0 bytes"),

@@ -165,7 +165,7 @@ def _writer(unfinished: Path, target: OutputFormat, output: AnyPath, schema: pa.
 
 
 def _same_texts(mined: list[Mined]) -> str:
-    """What was left out as its text was there already; nothing if there is none."""
+    """How many passages were left out because their text was there already; empty if none were."""
     copies, repeats = sum(query.copies for query in mined), sum(query.repeats for query in mined)
     if not copies and not repeats:
         return ""

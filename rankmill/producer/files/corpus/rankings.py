@@ -154,7 +154,7 @@ def frame_of(table: pa.Table, names: list[str], path: AnyPath) -> pd.DataFrame:
             table[names[2]].cast(pa.float64()),
         ]
     except pa.ArrowInvalid as error:
-        raise InputError(f"{path}: column {names[2]!r} holds no numbers: {error}") from None
+        raise InputError(f"{path}: column {names[2]!r} does not hold numbers: {error}") from None
     frame: pd.DataFrame = pa.table(columns, names=["query_id", "doc_id", "score"]).to_pandas()
     return frame.dropna()
 
@@ -172,7 +172,7 @@ def _judgements(path: AnyPath) -> pd.DataFrame:
         if len(wrong):
             row = wrong.index[0]
             raise InputError(
-                f"{path}: row {row} (counted from 0): {names[2]} is {wrong[row]}, no whole number"
+                f"{path}: row {row} (counted from 0): {names[2]} is {wrong[row]}, not a whole number"
             )
         return frame.astype({"relevance": int})
     read: pd.DataFrame = pa.Table.from_batches(read_lines(path, _QRELS), _QRELS.schema).to_pandas()

@@ -102,7 +102,7 @@ class ListReader:
             return field
         if not _is_list(field.type):
             raise InputError(
-                f"{self._path}: column {field.name!r} holds {field.type}, no lists (--list-columns)"
+                f"{self._path}: column {field.name!r} holds {field.type}, not lists (--list-columns)"
             )
         return pa.field(field.name, field.type.value_type)
 

@@ -134,7 +134,7 @@ def _explained(
                 _ = int(word) if pa.types.is_integer(kind) else pa.types.is_floating(kind) and float(word)
             except ValueError:
                 shown = word.decode("utf-8", "replace")
-                lacks = "no number" if name.startswith("run_") else "no whole number"
+                lacks = "not a number" if name.startswith("run_") else "not a whole number"
                 return InputError(f"{path}, line {number}: {name.removeprefix('run_')} is {shown!r}, {lacks}")
     return InputError(f"{path}, from line {line} on: {text_of(error)}")
 

@@ -260,7 +260,7 @@ def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
                 raise StoreError(f"{subject}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
                 raise InputError(f"{subject}: {_reason(error)}") from None
-            deadline = min(deadline, system.monotonic() + seconds)  # an upload alone may take longer
+            deadline = min(deadline, system.monotonic() + seconds)  # one upload may take longer
             if system.monotonic() > deadline:
                 raise StoreError(f"{subject}: the store does not serve: {_reason(error)}") from None
             logger.warning("%s: the store does not serve, trying again: %s", subject, _reason(error))

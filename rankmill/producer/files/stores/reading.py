@@ -142,7 +142,7 @@ def admitted(path: Path) -> Iterator[Path]:
 def _check_kind(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise InputError(
-            f"{path} is {kind_of(mode)} and no file; what can be read only once goes to standard input (-)"
+            f"{path} is {kind_of(mode)}, not a file; what can be read only once goes to standard input (-)"
         )
 
 

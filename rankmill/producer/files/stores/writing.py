@@ -30,7 +30,7 @@ _IN_PIECES = {"s3", "s3a"}
 """Stores to which s3fs sends pieces of an object that it holds in memory: ten of 50 MiB, unless told."""
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
-"""Least size of a piece; S3 accepts so many of one object."""
+"""Least size of a piece; S3 accepts this many of one object."""
 
 _PIECES_AT_ONCE = 4
 
