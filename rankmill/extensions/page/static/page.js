@@ -643,6 +643,9 @@ function turn(by) {
 
 byId("previous").addEventListener("click", () => turn(-1));
 byId("next").addEventListener("click", () => turn(1));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", makePlots);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  makePlots();
+  look();
+});
 makePlots();
 look();
