@@ -25,6 +25,7 @@ import redis
 from rankmill.extensions.runners import scripts
 from rankmill.jobs.protocol import leases, ordered_queue, runs
 from rankmill.jobs.protocol.script import Script
+from rankmill.jobs.system import system
 from rankmill.workers.rq import job
 from tests.conftest import Server, serve, wait_for
 from tests.simulation.recording import shape_of
@@ -302,3 +303,20 @@ def test_who_waits_is_served_as_by_a_real_one(valkey: Server, change: Callable[[
         assert not world.crashes
         others = world.redis.host.data.get(b"other")
     assert ([replies[number] for number in range(len(WAITS))], others.value if others else []) == real
+
+
+def test_an_event_that_is_cleared_at_once_wakes_who_waits_for_it_as_pythons_does() -> None:
+    world, told = World(1), list[bool]()
+    world.redis = SimulatedServer(world)
+    with living_in(world):
+        event = system.Event()
+        waits = world.process("waits", lambda: told.append(event.wait()))
+
+        def changes() -> None:
+            world.sleep(0.5)
+            event.set()
+            event.clear()
+
+        world.process("changes", changes)
+        world.run(lambda: not waits.alive, seconds=5)
+    assert told == [True]
