@@ -429,9 +429,7 @@ class Proving:
             return f"probe {lost[0]} has no score: {probed.errors[lost[0]][:_LONGEST]}"
         whole = self._loaded.model(self._spec)
         if tokens_of(whole, over_the_limit(self._limit)) != list(own.tokens[scored:]):
-            return (
-                f"pairs over the limit of {self._limit} tokens get other tokens than transformers gives them"
-            )
+            return f"pairs over the limit of {self._limit} tokens get other tokens than from transformers"
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:

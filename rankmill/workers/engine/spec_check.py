@@ -101,9 +101,7 @@ class SpecCheck:
                 expected = []
             elif count := self._windows_of(spec, probe, theirs, limit):
                 parts = [*self._windows(probe, model)]
-                expected = (
-                    [theirs(window, limit)["input_ids"] for window in parts] if len(parts) == count else []
-                )
+                expected = [theirs(part, limit)["input_ids"] for part in parts if len(parts) == count]
             else:
                 expected = [row_ids for row_ids in (theirs(probe, limit)["input_ids"],) if row_ids]
             if mine != expected:

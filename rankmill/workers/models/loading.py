@@ -332,11 +332,8 @@ def find_max_length(spec: ScoreSpec, description: Description) -> int:
     positions = getattr(config, "max_position_embeddings", None) or 0
     positions = positions - first_position(config) if positions > 0 else ANY_LENGTH  # XLNet says -1
     if spec.max_length is None:
-        return int(
-            min(
-                description.layout.max_length or description.tokenizer.model_max_length, positions, ANY_LENGTH
-            )
-        )
+        own = description.layout.max_length or description.tokenizer.model_max_length
+        return int(min(own, positions, ANY_LENGTH))
     if spec.max_length > positions:
         raise SpecError(
             f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}",

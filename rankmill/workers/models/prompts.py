@@ -194,9 +194,8 @@ def tokenizer_for(spec: ScoreSpec, description: Description, max_length: int) ->
         why = f"model {spec.model} is not a sequence classifier of transformers: it scores only pairs"
         raise SpecError(why, option="inputs")
     if spec.inputs == "texts":
-        return PairTokenizer(
-            description.tokenizer, max_length, description.joiner_alone, spec.truncation_side
-        )
+        joiner, side = description.joiner_alone, spec.truncation_side
+        return PairTokenizer(description.tokenizer, max_length, joiner, side)
     if spec.inputs == "conversations":
         return ConversationTokenizer(description.tokenizer, max_length, spec.model)
     instruction = description.layout.prompt if spec.instruction is None else spec.instruction
@@ -269,9 +268,7 @@ def answers(spec: ScoreSpec, description: Description) -> tuple[int, int | None]
         ids = _token(spec, description, yes), None if no is None else _token(spec, description, no)
     size = description.config.get_text_config().vocab_size
     if not isinstance(ids[0], int) or not all(token_id is None or 0 <= token_id < size for token_id in ids):
-        raise SpecError(
-            f"model {spec.model} names answers {list(ids)}, which are not among its {size:,} tokens"
-        )
+        raise SpecError(f"model {spec.model} names answers {list(ids)}: its tokens are 0 to {size - 1:,}")
     return ids[0], ids[1]
 
 

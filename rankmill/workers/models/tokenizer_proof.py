@@ -82,9 +82,7 @@ def prove_tokenizer(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
     for start in range(0, len(points), 1 << 14):
         some = [chr(code) for code in points[start : start + (1 << 14)]]
         for context in _CONTEXTS:
-            same[start : start + len(some)] &= _agree(
-                slow, fast, [context.format(character) for character in some]
-            )
+            same[start : start + len(some)] &= _agree(slow, fast, [context.format(sign) for sign in some])
     if not same[:128].all() or (count := int((~same).sum())) > _MOST_DIFFERENT:
         raise Untrusted(f"other ids for {int((~same).sum()):,} of {len(points):,} characters")
     alike = "".join(map(chr, points[same]))

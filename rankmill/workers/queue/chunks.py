@@ -398,9 +398,7 @@ class ChunkScorer:
                 raise SpecError(str(error)) from None  # another run may have settled what is here
             own = engine.model.backend.precision
             if settled.precision not in {None, own}:
-                raise SpecError(
-                    f"the run is scored in {settled.precision}, and this worker computes in {own}"
-                )
+                raise SpecError(f"the run is scored in {settled.precision}, and this worker has {own}")
         if settled.kind != engine.model.kind:
             raise SpecError(
                 f"the run is deterministic, and its bits are those of {settled.kind}; this worker's would be "

@@ -111,14 +111,12 @@ class LastResort:
                     self._end()
 
     def _end(self) -> None:
-        unanswered = len(self._claims.unanswered)
-        if unanswered:
-            logger.warning(
-                "Redis cannot serve: %d chunks are not handed back, their leases will end", unanswered
-            )
+        held = len(self._claims.unanswered)
+        if held:
+            logger.warning("Redis cannot serve: %d chunks are not handed back, their leases will end", held)
         logger.info("stopped without unregistering: Redis cannot serve")
         logging.shutdown()
-        system.exit(1 if unanswered else 0)
+        system.exit(1 if held else 0)
 
 
 def stop_without_supervisor() -> None:

@@ -74,14 +74,11 @@ class Refusals:
 
     def reasons(self) -> tuple[str, ...]:
         """Why this worker leaves chunks to others: a reason for each model or run that is refused now."""
-        return tuple(
-            refused.reason for refused in list(self._refused.values()) if system.monotonic() < refused.until
-        )
+        now = system.monotonic()
+        return tuple(entry.reason for entry in list(self._refused.values()) if now < entry.until)
 
     def seconds(self, reason: str) -> float:
         """The most seconds for which the worker will still refuse for this reason."""
         now = system.monotonic()
-        return max(
-            (refused.until - now for refused in list(self._refused.values()) if refused.reason == reason),
-            default=0.0,
-        )
+        entries = [entry for entry in list(self._refused.values()) if entry.reason == reason]
+        return max((entry.until - now for entry in entries), default=0.0)

@@ -328,10 +328,8 @@ class RQWorker(SimpleWorker):
             if remaining > before or remaining == _NO_EXPIRY:
                 raise self._name_in_use()
             if before == math.inf:
-                logger.info(
-                    "waiting until the worker that had this name is known to be dead: %.0f s",
-                    remaining / 1000,
-                )
+                seconds = remaining / 1000
+                logger.info("waiting until the worker that had this name counts as dead: %.0f s", seconds)
             if self.stopping:
                 raise SystemExit(0)
             before = remaining
