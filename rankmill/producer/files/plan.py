@@ -89,18 +89,14 @@ def plan_output(
     added += [pa.field(mean.name, pa.float32())] if mean else []
     added += [pa.field(tokens, pa.int32())] if tokens else []
     is_ranked = form.ranks(target)
-    if not is_ranked and not mean:
-        schema = _with(source.schema, kept, added)
-        _check_times(source, target, form, kept)
-        return OutputPlan(form, kept, schema, scores, tokens=tokens)
     added += [pa.field(form.rank_column, pa.int32())] if is_ranked else []
-    group = form.group(source.schema, source.columns.query)
+    group = form.group(source.schema, source.columns.query) if is_ranked or mean else None
     if is_trec:
         _check_ids(source, kept)
     schema = _with(source.schema, kept, added)
     _check_times(source, target, form, kept)
     passage = kept[-1] if is_trec else None
-    needed = list(dict.fromkeys([*kept, group]))
+    needed = list(dict.fromkeys([*kept, *([group] if group else [])]))
     return OutputPlan(form, needed, schema, scores, group, mean, is_ranked, tokens, passage)
 
 
