@@ -683,7 +683,7 @@ def main(first: int, seeds: int) -> None:
             f"{each} {shares[each]:.0%}" for each in sorted(shares, key=lambda it: -shares[it])[:4]
         )
         share = sum(name in each for each in loaded) / len(loaded)
-        breaks = len(BREAKS.get(promise, ()))
+        breaks = sum(len(found) for each, found in BREAKS.items() if each.__name__ == name)
         print(
             f"| {name}: {said} | {promise.bound:g} | {promise.looks_at} | {breaks} | {share:.0%} | {most} |"
         )

@@ -56,6 +56,8 @@ def test_a_seed_is_the_same_each_time() -> None:
 def test_each_break_has_its_place() -> None:
     places = {each.name: (ROOT / "rankmill" / each.file).read_text().count(each.right) for each in MUTANTS}
     assert not {name: count for name, count in places.items() if count != 1}
+    for file, _, test in (each.test.partition("::") for each in MUTANTS if each.test):
+        assert f"def {test}(" in (ROOT / file).read_text()
 
 
 @pytest.mark.slow
