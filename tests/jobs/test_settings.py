@@ -269,6 +269,11 @@ def test_a_setting_with_the_name_of_one_of_rankmill_is_refused(monkeypatch: pyte
     monkeypatch.setattr(plugins, "load_all", lambda seam: [MineSettings, type("Other", (MineSettings,), {})])
     with pytest.raises(ConfigError, match=r"mine_size: .* and so has another extension"):
         extension_settings()
+    monkeypatch.setattr(plugins, "load_all", lambda seam: [SameName.__module__])
+    with pytest.raises(
+        ConfigError, match=r"'tests.jobs.test_settings', .* is not a subclass of ExtensionSettings"
+    ):
+        extension_settings()
 
 
 def test_settings_of_extensions_survive_a_pickle() -> None:

@@ -372,6 +372,11 @@ def extension_settings() -> dict[str, type[ExtensionSettings]]:
     """The names of the settings of all installed extensions, with the models that have them."""
     kinds: dict[str, type[ExtensionSettings]] = {}
     for kind in plugins.load_all("rankmill.settings"):
+        if not (isinstance(kind, type) and issubclass(kind, ExtensionSettings)):
+            raise ConfigError(
+                f"{kind!r:.80}, which a package adds to rankmill.settings, is not a subclass of "
+                "ExtensionSettings; repair or uninstall that package"
+            )
         _check_names(kind, kinds)
         kinds |= dict.fromkeys(kind.model_fields, kind)
     return kinds
