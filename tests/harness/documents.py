@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERATED = {"commands.md", "python.md"}
 """Pages of docs/reference/ whose blocks are signatures and usages."""
 
-_BLOCK = re.compile(r"^(?:<!-- (.*?) -->\n)?```(\w*)\n(.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(r"^(?:<!-- ((?:(?!-->).)*) -->\n)?```(\w*)\n(.*?)^```$", re.M | re.S)
 _CODE = {"sh", "console", "python"}
 
 

@@ -226,13 +226,21 @@ def test_what_a_spec_adds_is_compared_when_it_is_first_met(
     load_proven(spec, "cpu", "torch", str(tmp_path)).model(spec.model_copy(update={"activation": "sigmoid"}))
 
 
-FORGOTTEN: dict[str, tuple[str, Any]] = {
-    "max_length": ("find_max_length", lambda spec, about: 512),
-    "truncation_side": ("tokenizer_for", None),
-    "instruction": ("tokenizer_for", None),
-    "max_passage_tokens": ("_short_passages", lambda spec, about: None),
-    "long": ("_windows", lambda spec, about, tokenizer: None),
-    "long_stride": ("_windows", None),
+def forgets(asked: str) -> Callable[[Any], Any]:
+    """A function of a spec that does as if the spec did not have an option."""
+    return lambda right: lambda spec, *others: right(spec.model_copy(update={asked: None}), *others)
+
+
+FORGOTTEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "max_length": ("find_max_length", lambda right: lambda spec, about: 512),
+    "truncation_side": ("tokenizer_for", forgets("truncation_side")),
+    "instruction": ("tokenizer_for", forgets("instruction")),
+    "max_passage_tokens": (
+        "Model",
+        lambda right: lambda **fields: right(**fields | {"short_passages": None}),
+    ),
+    "long": ("Model", lambda right: lambda **fields: right(**fields | {"windows": None})),
+    "long_stride": ("Windows", lambda right: lambda whole, joined, stride: right(whole, joined, None)),
 }
 
 
@@ -243,12 +251,8 @@ def test_what_a_spec_adds_and_is_forgotten_is_refused(
     plain = ScoreSpec(model=str(model), precision="fp32")
     spec = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", **SPECS[asked]})
     loaded = load_proven(plain, "cpu", "torch", str(tmp_path))
-    name, instead = FORGOTTEN[asked]
-    right = vars(loading)[name]
-    forget = {asked: None}
-    monkeypatch.setattr(
-        loading, name, instead or (lambda spec, *others: right(spec.model_copy(update=forget), *others))
-    )
+    name, break_it = FORGOTTEN[asked]
+    monkeypatch.setattr(loading, name, break_it(vars(loading)[name]))
     with pytest.raises(WorkerError, match=rf"would not get its own tokens with the options .*{asked}"):
         loaded.model(spec)
 

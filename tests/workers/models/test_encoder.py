@@ -98,5 +98,5 @@ def test_a_tokenizer_without_places_is_one_line() -> None:
 
 def test_what_is_found_is_checked() -> None:
     text = '{"text": "", "ids": [1, 2], "words": ["a"], "special": [false], "spans": [[0, 1]], "most": 9'
-    with pytest.raises(WireError, match="more ids, words or places"):
+    with pytest.raises(WireError, match="differ in length"):
         TokensFound.read_json(f'{text}, "labels": []}}', "it")
