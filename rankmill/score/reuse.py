@@ -61,7 +61,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     _check_same(made, wanted, str(path))
     taken = {"precision": made.get("rankmill.precision"), "revision": made.get("rankmill.revision") or None}
     try:
-        settings = Settings.model_validate({**settings.model_dump(), **taken})
+        settings = settings.changed(taken)
     except ValidationError:
         raise InputError(f"{path}: its scores cannot be used, they are in {taken['precision']}") from None
     texts, score = text_columns(request).sent, request.score_column

@@ -175,7 +175,7 @@ def with_inputs(request: FileRequest, settings: Settings) -> Settings:
         option = "--text-column" if settings.inputs == "texts" else "--messages-column"
         raise InputError(f"the settings say that rows are {settings.inputs}: name their column with {option}")
     try:
-        return Settings.model_validate({**settings.model_dump(), "inputs": kind})
+        return settings.changed({"inputs": kind})
     except ValidationError as error:
         raise InputError(f"inputs: {error.errors()[0]['msg']}") from None
 

@@ -276,6 +276,7 @@ def test_a_setting_with_the_name_of_one_of_rankmill_is_refused(monkeypatch: pyte
         extension_settings()
 
 
-def test_settings_of_extensions_survive_a_pickle() -> None:
-    settings = load_settings({"registry": "/models"}, environ={})
+def test_settings_of_extensions_survive_a_pickle_and_a_change() -> None:
+    settings = load_settings({"registry": "/models"}, environ={}).changed({"precision": "fp32"})
+    assert settings.precision == "fp32"
     assert pickle.loads(pickle.dumps(settings)).environ()["RANKMILL_REGISTRY"] == "/models"

@@ -53,7 +53,7 @@ sys.modules.update(dict.fromkeys({sorted(EXTRA)!r}))  # an import of any of them
 from importlib import import_module
 from pathlib import Path
 for path in Path("rankmill").rglob("*.py"):
-    if path.parts[1] != "workers" and path.stem not in ("supervisor", "plots"):  # of other extras
+    if not {{"workers", "offline", "supervisor.py", "plots.py"}} & {{*path.parts}}:  # of other extras
         import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -192,6 +192,12 @@ class WorkerSettings(BaseModel):
         defaults = {key: Sourced(value, BASE.name) for key, value in _base().items()}
         merged = {**defaults, **self._of_extensions}
         return _validated(kind, {key: merged[key] for key in kind.model_fields if key in merged})
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """These settings with other values, which are validated; those of extensions stay."""
+        settings = type(self).model_validate({**self.model_dump(), **changes})
+        settings._of_extensions = self._of_extensions
+        return settings
 
     def environ(self) -> dict[str, str]:
         """The environment variables of a process that reads what workers read: it gets these settings."""
