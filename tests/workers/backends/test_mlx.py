@@ -119,6 +119,7 @@ def test_an_activation_function_it_does_not_have(mlx_backend: Any, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # its fp16 is slow on some CPUs: 80 s, on a busy one 290
 def test_a_worker_scores_with_it(server: Server, workers: StartWorker, mlx_backend: Any) -> None:
     workers(environ={"RANKMILL_BACKEND": "mlx", "RANKMILL_DEVICE": "cpu"})
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:6]
