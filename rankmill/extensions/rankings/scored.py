@@ -37,7 +37,8 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
     """Read the columns of a scored table that it has of ``query_id``, ``doc_id``, ``score``, ``in_run``,
     ``run_score``, ``run_rank`` and, with `has_labels`, ``relevance``.
 
-    `score` is the file's column of scores. Without a column ``in_run``, all rows are the run's.
+    `score` is the file's column of scores. Without a column ``in_run``, all rows are the run's; where it
+    is null, they are not.
 
     Raises
     ------
@@ -63,6 +64,8 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
         if columns[ours].null_count:
             row = pc.index(pc.is_null(columns[ours]), True).as_py()
             raise InputError(f"{path}: row {row} (counted from 0) has no {kept[ours]}")
+    if "in_run" in columns:
+        columns["in_run"] = pc.fill_null(columns["in_run"], False)
     frame: pd.DataFrame = pa.table(columns).to_pandas()
     return frame if "in_run" in frame else frame.assign(in_run=True)
 
