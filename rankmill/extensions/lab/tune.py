@@ -214,7 +214,7 @@ class Trials:
                 self._live.pop(name).__exit__(None, None, None)
 
     def _bench(self, changes: Changes) -> Bench:
-        settings = self._base.model_copy(update=dict(changes))
+        settings = self._base.changed(changes)
         if len(worker_environs(settings)) > 1:  # no worker may claim another's share
             most = len(self.pairs) if settings.chunk_size == "auto" else settings.chunk_size
             share = {"chunk_size": min(most, len(self.pairs)), "claim_ahead": 1}
