@@ -138,11 +138,11 @@ class JsonLines(io.TextIOBase):
         self.plain.flush()
 
     def writable(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def isatty(self) -> bool:
-        """It is none, even if the JSON goes to a terminal: nothing is written over there."""
+        """Always false, even if the JSON goes to a terminal, where no progress bar may write over it."""
         return False
 
     def fileno(self) -> int:

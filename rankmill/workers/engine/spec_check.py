@@ -101,7 +101,8 @@ class SpecCheck:
                 expected = []
             elif count := self._windows_of(spec, probe, theirs, limit):
                 parts = [*self._windows(probe, model)]
-                expected = [theirs(part, limit)["input_ids"] for part in parts if len(parts) == count]
+                compared = parts if len(parts) == count else []
+                expected = [theirs(part, limit)["input_ids"] for part in compared]
             else:
                 expected = [row_ids for row_ids in (theirs(probe, limit)["input_ids"],) if row_ids]
             if mine != expected:
