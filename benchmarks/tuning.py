@@ -41,7 +41,7 @@ from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.contract.spec import Precision
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import Settings, load_settings
-from rankmill.workers.backends.registry import backends
+from rankmill.workers.backends.auto import backends
 
 MIN_SPEARMAN = 0.999
 NEAR, SHARE = 0.97, 0.1

@@ -27,7 +27,7 @@ from rankmill.extensions.lab.machine import markdown_table
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.workers.backends.registry import backends
+from rankmill.workers.backends.auto import backends
 from rankmill.workers.engine.batch_size import first_budget
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine

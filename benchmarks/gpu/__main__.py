@@ -45,8 +45,8 @@ from benchmarks.gpu.ways import (
 from rankmill.extensions.lab.machine import markdown_table
 from rankmill.jobs.runtime.hosts import thread_environ
 from rankmill.jobs.runtime.limits import cores
+from rankmill.workers.backends.auto import backends
 from rankmill.workers.backends.base import Logits
-from rankmill.workers.backends.registry import backends
 from rankmill.workers.host.device import resolve_device
 
 GOAL = 100_000

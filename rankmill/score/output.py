@@ -1,4 +1,7 @@
-"""The output of score-file: its place and format, its columns, and options that do not fit it."""
+"""The output of score-file: its place and format, its columns, and options that do not fit it.
+
+`OutputTarget.score_columns` names the columns of scores; `rankmill.producer.files.sink` writes them.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from rankmill.jobs.runtime.passwords import mask_passwords, remember_password
 from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
 from rankmill.jobs.system import system
-from rankmill.workers.backends.registry import choose_device
+from rankmill.workers.backends.auto import choose_device
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.proving import load_proven

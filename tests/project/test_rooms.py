@@ -18,8 +18,8 @@ from rankmill.cli.score import score_file
 from rankmill.jobs.contract.job import worker_command
 from rankmill.jobs.contract.spec import Precision, ScoreSpec
 from rankmill.jobs.runtime.settings import BASE, Device, Settings, extension_settings
+from rankmill.workers.backends.auto import backends
 from rankmill.workers.backends.base import DEVICES
-from rankmill.workers.backends.registry import backends
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.sources import DEMO_MODEL
@@ -43,7 +43,7 @@ def test_backends_are_described_in_words_that_settings_have() -> None:
 
 def test_a_backend_is_described_without_its_package() -> None:
     packages = {package for kind in backends().values() for package in kind.packages}
-    code = f"import sys, rankmill.workers.backends.registry; print({packages!r} & set(sys.modules))"
+    code = f"import sys, rankmill.workers.backends.auto; print({packages!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

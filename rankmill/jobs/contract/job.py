@@ -1,4 +1,4 @@
-"""The RQ job of a chunk: its payload, its attempts, and the workers that can run it."""
+"""The RQ job of a chunk: its payload, and the workers that can run it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,21 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rq import Queue
-from rq.job import Job, Retry
+from rq.job import Job
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.attempts import SUSPECT, retries
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.keys import ChunkId, read_chunk_id
-from rankmill.jobs.system import Backoff
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.run import Run
 
 JOB_FUNCTION = "rankmill.score_chunk"
 
-_SUSPECT = "suspect"
 _ROW_TOKENS = "row_tokens"
 TRACE = "trace"
 """Keys in a job's metadata."""
-
-_BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
-"""Pauses between attempts at a chunk."""
-
-LONGEST_PAUSE = 2 * _BACKOFF.longest
-"""The longest pause in seconds between two attempts, including jitter."""
 
 BASE_TIMEOUT = 900
 """Seconds that a job's timeout allows for downloading and loading the model."""
@@ -76,22 +69,13 @@ def job_data(run: Run, chunk: ChunkId, payload: Payload) -> Any:
         ttl=run.ttl,
         result_ttl=0,
         failure_ttl=run.ttl,
-        retry=_retries(run.max_retries, payload),
+        retry=retries(0 if payload.suspect and payload.rows > 1 else run.max_retries, payload.failed),
         meta={
-            _SUSPECT: payload.suspect,
+            SUSPECT: payload.suspect,
             **({TRACE: dict(payload.trace)} if payload.trace else {}),
             **({_ROW_TOKENS: True} if payload.row_tokens else {}),
         },
     )
-
-
-def _retries(most: int, payload: Payload) -> Retry | None:
-    """The remaining retries of `most`, after pauses of about 2 s, 4 s, 8 s …"""
-    if (payload.suspect and payload.rows > 1) or not most:
-        return None
-    retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])
-    retry.max -= payload.failed  # may be 0, which RQ does not accept from a caller
-    return retry
 
 
 def chunk_of(job: Job) -> tuple[str, ChunkId]:
@@ -106,25 +90,6 @@ def chunk_of(job: Job) -> tuple[str, ChunkId]:
         case [str(run_id), str(name)] if not job.kwargs and (chunk := read_chunk_id(name)) is not None:
             return run_id, chunk
     raise WireError(f"job {job.id}: the arguments must be a run's id and a chunk's name")
-
-
-def attempt(run: Run, job: Job) -> int:
-    """Number of the current attempt at the job's chunk, from 1; computed, as RQ stores only the remaining
-    retries.
-    """
-    retries = run.max_retries if job.retries_left is None else job.retries_left
-    return 1 + run.max_retries - retries
-
-
-def suspect(job: Job) -> None:
-    """Mark the job as one that may have killed its worker; its retry has no pause."""
-    job.meta[_SUSPECT] = True
-    job.retry_intervals = None
-
-
-def is_suspect(job: Job) -> bool:
-    """Whether a worker must score the job by itself, so that no other job is blamed if the worker dies."""
-    return bool(job.meta.get(_SUSPECT))
 
 
 def asks_for_row_tokens(job: Job) -> bool:

@@ -2,7 +2,8 @@
 
 A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock, so hosts
 never compare their clocks. `Leases` are forgotten when they lapse. Leases of chunks and submitted runs, in
-RQ's registries of started jobs, stay until a worker takes the work.
+RQ's registries of started jobs, stay until a worker takes the work. `rankmill.workers.queue.heartbeat` renews
+those of a worker's chunks.
 
 The server's clock may jump when another host takes over. If it jumps ahead, all leases lapse at once: see
 `Renewals`. If it jumps back, leases of dead processes would last longer by the jump: see `BOUND`.

@@ -1,4 +1,7 @@
-"""Backends run models: a `BackendKind` describes a backend; a `Backend` is a model that it has loaded."""
+"""Backends run models: a `BackendKind` describes a backend; a `Backend` is a model that it has loaded.
+
+A package adds a backend by an entry point of the group ``rankmill.backends``, which names its `BackendKind`.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from rankmill.jobs.model_files import weight_files
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS, cpu_flags
 from rankmill.jobs.runtime.limits import free_memory
 from rankmill.jobs.system import system
+from rankmill.workers.backends.auto import backends
 from rankmill.workers.backends.base import Logits, OutOfMemory, is_rounded
-from rankmill.workers.backends.registry import backends
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.engine.probing import Probed, tokens_of
 from rankmill.workers.engine.spec_check import SpecCheck

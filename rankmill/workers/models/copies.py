@@ -10,7 +10,7 @@ from rankmill.jobs.contract.errors import InputError, RankmillError, SpecError, 
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.model_names import ModelCopy, ModelNames
 from rankmill.jobs.runtime.settings import WorkerSettings
-from rankmill.workers.backends.registry import backends
+from rankmill.workers.backends.auto import backends
 from rankmill.workers.host.disk_cache import make_room
 
 

@@ -21,8 +21,8 @@ from tokenizers import Encoding, Tokenizer
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.system import system
+from rankmill.workers.backends.auto import backends
 from rankmill.workers.backends.families import TRACEABLE
-from rankmill.workers.backends.registry import backends
 from rankmill.workers.batches.layout import ModelLayout, read_layout
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 from rankmill.workers.host.model_file import model_file

@@ -20,9 +20,9 @@ from rankmill.jobs.contract.spec import ScoreSpec, choose_output
 from rankmill.jobs.model_files import model_folder
 from rankmill.jobs.system import system
 from rankmill.workers.backends.alone import Alone
+from rankmill.workers.backends.auto import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
 from rankmill.workers.backends.families import first_position
-from rankmill.workers.backends.registry import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.models.activation import Activation, activation
 from rankmill.workers.models.copies import ModelCopies
@@ -172,7 +172,7 @@ def load(
     device
         ``cpu``, ``cuda`` or ``mps``.
     backend
-        ``auto``, or a key of `rankmill.workers.backends.registry.backends`.
+        ``auto``, or a key of `rankmill.workers.backends.auto.backends`.
     cache_dir
         Folder for files that are derived from models, or ``auto``.
     copies

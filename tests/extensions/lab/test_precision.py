@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rankmill.extensions.lab.commands.check_precision import check_precision
-from rankmill.workers.backends.registry import backends
+from rankmill.workers.backends.auto import backends
 from tests.conftest import Server, run_command
 from tests.harness.processes import messages_in
 from tests.workers.backends.test_backends import EXAMPLES

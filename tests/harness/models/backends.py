@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankmill.workers.backends.registry import backends
+from rankmill.workers.backends.auto import backends
 
 
 def require(backend: str, precision: str = "fp32") -> None:

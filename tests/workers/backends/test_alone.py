@@ -11,8 +11,8 @@ import pytest
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.alone import Alone
+from rankmill.workers.backends.auto import backends
 from rankmill.workers.backends.base import Backend, OutOfMemory
-from rankmill.workers.backends.registry import backends
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven

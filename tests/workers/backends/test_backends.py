@@ -20,9 +20,9 @@ from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import ConfigError, SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.installation import install_line
+from rankmill.workers.backends.auto import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.backends.families import TRACEABLE
-from rankmill.workers.backends.registry import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.speed import INT8
 from rankmill.workers.backends.torch import backend as torch_backend
 from rankmill.workers.batches.tokens import Batch

@@ -19,8 +19,8 @@ from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.workers.backends import torch as kind_of_torch
+from rankmill.workers.backends.auto import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.base import ROW, Logits
-from rankmill.workers.backends.registry import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.torch import backend as torch_backend
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven

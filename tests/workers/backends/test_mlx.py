@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from rankmill import Client
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.auto import BackendChoice, choose_backend
 from rankmill.workers.backends.base import Logits
-from rankmill.workers.backends.registry import BackendChoice, choose_backend
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.sources import DEMO_MODEL

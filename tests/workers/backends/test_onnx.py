@@ -13,8 +13,8 @@ from transformers import AutoConfig
 from rankmill import Client
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.auto import backends, choose_backend
 from rankmill.workers.backends.base import LayerShape, ModelFiles
-from rankmill.workers.backends.registry import backends, choose_backend
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host import device
 from rankmill.workers.models.loading import load_model

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.backends.registry import backends
+from rankmill.workers.backends.auto import backends
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.conftest import ENVIRON, run_command

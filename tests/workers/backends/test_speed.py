@@ -17,8 +17,8 @@ from transformers import AutoConfig
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends import openvino, registry, speed, torch
+from rankmill.workers.backends.auto import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.base import LayerShape, ModelFiles
-from rankmill.workers.backends.registry import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.speed import INT8, Speeds, cpu_speeds, measure
 from rankmill.workers.host.device import threads, use_threads
 from rankmill.workers.models.loading import load_model

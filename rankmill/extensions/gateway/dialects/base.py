@@ -1,4 +1,8 @@
-"""The parts of a dialect: bodies of requests, bodies of answers, and the form of its errors."""
+"""The parts of a dialect: bodies of requests, bodies of answers, and the form of its errors.
+
+A package adds a dialect by an entry point of the group ``rankmill.dialects``. The entry point has the
+dialect's name, and points to a tuple of the dialect's `Body` classes.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""All paths that take texts to score or to tokenize, and the dialect of errors at any path.
-
-A package adds a dialect by an entry point of the group ``rankmill.dialects``. The entry point has the
-dialect's name, and points to a tuple of the dialect's bodies.
-"""
+"""All paths that take texts to score or to tokenize, and the dialect of errors at any path."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import Any
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.workers.backends.auto import choose_device
 from rankmill.workers.backends.base import OutOfMemory
-from rankmill.workers.backends.registry import choose_device
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.device import devices, use_threads
 from rankmill.workers.models.copies import ModelCopies

@@ -8,7 +8,7 @@ from typing import Any
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec, choose_output
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.workers.backends.registry import backends, choose_device
+from rankmill.workers.backends.auto import backends, choose_device
 from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.loading import ANY_LENGTH, find_max_length, one_line

@@ -1,4 +1,4 @@
--- Counts failed attempts at chunks of a run.
+-- Counts failed attempts at chunks of a run; rankmill/jobs/contract/attempts.py says how many there may be.
 -- KEYS: the run, its failed attempts. ARGV: their expiry (s), the attempts. Returns for each attempt 1 if it is new,
 -- else 0. If the run is gone, it writes and returns nothing, because no one would delete the key.
 if redis.call('EXISTS', KEYS[1]) == 0 then return {} end

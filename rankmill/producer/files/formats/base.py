@@ -2,6 +2,8 @@
 
 `Reader.survey` checks a file before scoring begins, so that an error costs no work, and finds a schema that
 fits every row. `Reader.batches` then reads the rows.
+
+A package adds a format by an entry point of the group ``rankmill.formats``, which names its `Format`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Chooses the backend and the precision for a model if ``auto`` is set; else checks that the setting can run
-it.
+"""What ``auto`` means: the backend and the precision that are chosen for a model on this machine.
+
+A backend or a precision that the settings name is only checked: whether it can run the model here.
 """
 
 from __future__ import annotations

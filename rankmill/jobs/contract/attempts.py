@@ -1,0 +1,54 @@
+"""Attempts at a chunk: how often it is tried, after which pauses, and whether it is scored by itself.
+
+A chunk is tried once, and again as often as the setting ``max_retries`` says. Then workers report a failure
+(`rankmill.jobs.protocol.recovery`), and the producer splits the chunk or gives it up
+(`rankmill.producer.collect.collector`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rq.job import Job, Retry
+
+from rankmill.jobs.system import Backoff
+
+if TYPE_CHECKING:
+    from rankmill.jobs.contract.run import Run
+
+SUSPECT = "suspect"
+"""Key in a job's metadata."""
+
+_BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
+"""Pauses between attempts at a chunk."""
+
+LONGEST_PAUSE = 2 * _BACKOFF.longest
+"""The longest pause in seconds between two attempts, including jitter."""
+
+
+def retries(most: int, failed: int) -> Retry | None:
+    """RQ's order for the retries that are left of `most`, after pauses of about 2 s, 4 s, 8 s …"""
+    if not most:
+        return None
+    retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])
+    retry.max -= failed  # may be 0, which RQ does not accept from a caller
+    return retry
+
+
+def attempt(run: Run, job: Job) -> int:
+    """Number of the current attempt at the job's chunk, from 1; computed, as RQ stores only the remaining
+    retries.
+    """
+    left = run.max_retries if job.retries_left is None else job.retries_left
+    return 1 + run.max_retries - left
+
+
+def suspect(job: Job) -> None:
+    """Mark the job as one that may have killed its worker; its retry has no pause."""
+    job.meta[SUSPECT] = True
+    job.retry_intervals = None
+
+
+def is_suspect(job: Job) -> bool:
+    """Whether a worker must score the job by itself, so that no other job is blamed if the worker dies."""
+    return bool(job.meta.get(SUSPECT))
