@@ -17,14 +17,14 @@ from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
 
 _ACL_ENTRY = struct.Struct("<HHI")
-"""Tag, rights and number of an entry of Linux's access control lists; a version of 4 bytes precedes the
-entries.
+"""Layout of an entry of Linux's access control lists: its tag, rights and number. A version of 4 bytes
+precedes the entries.
 """
 
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
 
 _MODE = 0o775
-"""The most that others may do with a folder of the cache, whatever the umask allows."""
+"""The most rights that others may have on a folder of the cache, whatever the umask allows."""
 
 
 def cache_folder(setting: str) -> Path:
@@ -50,8 +50,8 @@ def make_folder(folder: Path) -> None:
 
 
 def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir") -> str | None:
-    """Why a stranger may have written what is in a folder, in one line; ``None`` if not, or if it does not
-    exist.
+    """Why a stranger may have written what is in a folder, in one line; ``None`` if no stranger can, or if
+    the folder does not exist.
 
     A stranger is any user except root and this process's user, and any group that the process is not in. So
     the group of a pod (``fsGroup``) may write. Whoever can write to a folder above can replace this folder,
@@ -78,7 +78,9 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
 
 
 def _strangers(folder: Path, *, above: bool = False) -> str | None:
-    """Why strangers can write to a folder, or, if it is `above`, replace what others have in it."""
+    """Why strangers can write to a folder; for a folder that is `above` the cache, why they can replace what
+    others have in it.
+    """
     try:
         status = folder.stat()
     except OSError:
@@ -105,7 +107,7 @@ def _in_its_list(folder: Path) -> str | None:
     """A stranger who may write by the folder's POSIX access control list; ``None`` if it names none."""
     try:
         listed = os.getxattr(folder, "system.posix_acl_access")
-    except (OSError, AttributeError):  # no list, or this system does not have such lists
+    except (OSError, AttributeError):  # the folder has no list, or the system knows no such lists
         return None
     for tag, rights, number in _ACL_ENTRY.iter_unpack(listed[4:]):
         if rights & os.W_OK and tag == _ACL_USER and number not in {0, os.geteuid()}:
@@ -125,7 +127,9 @@ def _owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """The user that stands for root in a container that knows only its own users; empty elsewhere."""
+    """The id of the user that stands for root in a container that knows only its own users; elsewhere
+    empty.
+    """
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
         unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
@@ -154,10 +158,12 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 Facts = tuple[int, int, int, int, int]
-"""A file's device, inode, size and the times of its last changes, only one of which a program can set."""
+"""A file's device, inode, size and the times of its last changes; a program can set only one of the two
+times.
+"""
 
 _SETTLED_SECONDS = 2.0
-"""A file that changed within these seconds may change again with the same time, as clocks are coarse."""
+"""A file that changed within these seconds may change again with the same time, because clocks are coarse."""
 
 _SMALL = 1 << 20
 """Smaller files (bytes) are always read, because remembering their digest would take as long."""

@@ -23,7 +23,7 @@ from rankmill.jobs.contract.home import expanded
 
 WORDS = frozenset({".md", ".yaml", ".yml", ".csv", ".tsv", ".html", ".svg", ".png", ".jpg", ".pdf"})
 PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
-"""Endings and names of files in a model's directory that are for people."""
+"""Endings and names of files that are for people, not for the model."""
 
 _UNREAD = WORDS | PLAIN | {".py"}
 _OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".ckpt"})
@@ -39,29 +39,33 @@ _OF_CONFIGS = ("configuration_files", "fast_tokenizer_files")
 _MODULES = "modules.json"
 
 _WITHOUT_NAMES = re.compile(r"(^|/)tokenizer\.json$|(?<!\.safetensors)\.index\.json$")
-"""JSON files whose strings are not names: tokenizers' vocabularies, and indexes of unread weights."""
+"""JSON files whose strings are not names of files: the vocabularies of tokenizers, and indexes of weights
+that nothing reads.
+"""
 
 _LARGEST_JSON = 64 << 20
-"""Most bytes of a JSON file that may name others; the index of a model of 100 GB has two million."""
+"""Most bytes of a JSON file that may name others; the index of a model of 100 GB has two million bytes."""
 
 _LONGEST = 100
-"""Most characters of a name that are shown."""
+"""Most characters of a name that a message shows."""
 
 
 def model_folder(model: str) -> Path | None:
-    """The directory that a model's name stands for on this host; ``None`` if it does not exist."""
+    """The directory that a model's name stands for on this host; ``None`` if the name is not that of a
+    directory here.
+    """
     folder = expanded(model)
     try:
         return folder if model != "demo" and folder.is_dir() else None
-    except (OSError, ValueError):  # not the name of a file
+    except (OSError, ValueError):  # the name cannot be that of a file
         return None
 
 
 def model_files(folder: Path) -> dict[str, Path]:
     """The files of a model's directory on which its scores may depend, by relative path, in order.
 
-    These are all files except hidden ones, texts for people, code, and weights in formats that are not
-    read. Even these are included if a JSON file of the model names them.
+    These are all files except hidden ones, texts for people, code, and weights in formats that are not read.
+    If a JSON file of the model names such a file, it is included.
 
     Raises
     ------
@@ -136,7 +140,9 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names in a JSON file: names of weights in an index, and names of files that `_walk` leaves out."""
+    """The names that a JSON file contains: of weights, if it is an index, and of files that `_walk` leaves
+    out.
+    """
 
     weights: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()

@@ -1,8 +1,8 @@
-"""Models with names of their own: what extensions say that a name stands for, and where its files are.
+"""Models with names of their own: an extension says what such a name stands for, and where the files are.
 
-A package adds such names by the seam ``rankmill.models``: it names a class whose objects are `NamedModels`,
-made from the settings. Its names have an ``@`` or a ``:``. Paths, ids on the hub and ``demo`` have neither,
-so no extension is imported for them.
+A package adds such names by an entry point of the group ``rankmill.models``, which names a class of
+`NamedModels` that is made from the settings. Such names have an ``@`` or a ``:``. Paths, ids on the hub and
+``demo`` have neither, so no extension is imported for them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.jobs.system import system
 
 _FRESH_SECONDS = 5.0
-"""How long an answer of an extension is used again."""
+"""Seconds for which an extension's answer is used again."""
 
 _PATHS = ("/", ".", "~")
-"""A name that begins so is a path."""
+"""A name that begins with one of these is a path."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,12 @@ class Choice:
     Attributes
     ----------
     name
-        Decides, with a query, which of the models scores it: the same one as long as the shares are the same.
+        Decides together with a query which model scores the query: the same one as long as the shares stay
+        the same.
     shares
         The share of each model, by its name; they add up to 1.
     shadow
-        A model that scores as well, and answers nothing.
+        A model that scores the same queries, but whose scores are not returned.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Choice:
         return next(iter(self.shares)) if len(self.shares) == 1 and not self.shadow else None
 
     def one(self, given: object) -> str:
-        """Like `only`; raises `InputError` if the `given` name stands for several models."""
+        """The only model; raises `InputError` if the `given` name stands for several models."""
         if self.only is None:
             first = max(self.shares, key=lambda model: self.shares[model])
             shown = ", ".join([*self.shares, *([self.shadow] if self.shadow else [])])
@@ -66,7 +67,7 @@ class Choice:
 class ModelCopy:
     """A model's folder on this host, and the digest of its content.
 
-    ``held`` keeps other processes from removing the folder, until it is closed.
+    ``held`` keeps other processes from removing the folder, until ``held`` is closed.
     """
 
     folder: Path
@@ -79,12 +80,13 @@ class CacheRoom(Protocol):
 
     @property
     def folder(self) -> Path:
-        """The folder; an extension has a folder of its name in it."""
+        """The folder, in which each extension has a folder of its own name."""
 
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
-        """Remove what was not used for longest until `needed` more bytes fit; how many bytes are lacking.
+        """Remove what was unused for longest, until `needed` more bytes fit; returns how many bytes are
+        lacking.
 
-        The folder `keep` stays. If bytes are lacking however much is removed, nothing is.
+        The folder `keep` stays. If `needed` bytes cannot be freed, nothing is removed.
         """
 
 
@@ -92,7 +94,7 @@ class NamedModels(Protocol):
     """Models that an extension knows by name. Threads share it."""
 
     def owns(self, model: str) -> bool:
-        """Whether the name has the form of these names; this reads nothing."""
+        """Whether a model's name has the form of this extension's names; this reads nothing."""
 
     def choice(self, model: str) -> Choice:
         """For producers: what the name stands for now.
@@ -100,9 +102,9 @@ class NamedModels(Protocol):
         Raises
         ------
         RegistryAway
-            Whoever knows it cannot be reached.
+            The service that knows the name cannot be reached.
         RankmillError
-            It stands for nothing.
+            The name stands for nothing.
         """
 
     def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
@@ -113,7 +115,7 @@ class NamedModels(Protocol):
         model
             A name that `choice` gave.
         content
-            The digest that they must have, if it is known.
+            The digest that the files must have, if it is known.
         cache
             Where files may be kept.
 
@@ -122,15 +124,15 @@ class NamedModels(Protocol):
         InputError
             No worker could ever have these files.
         WorkerError
-            They cannot be had here. Another worker may have them.
+            This worker cannot get the files; another worker may.
         """
 
     def kept(self, cache: Path) -> Iterable[KeptFolder]:
-        """For workers: the folders that it keeps in the cache folder, and that may be removed."""
+        """For workers: the folders that the extension keeps in the cache folder, and that may be removed."""
 
 
 MakeModels = Callable[[WorkerSettings], NamedModels]
-"""What a package names for the seam ``rankmill.models``."""
+"""What an entry point of ``rankmill.models`` names."""
 
 
 def _installed() -> Iterable[MakeModels]:
@@ -138,7 +140,7 @@ def _installed() -> Iterable[MakeModels]:
 
 
 def has_tag(model: str) -> bool:
-    """Whether a model's name is NAME@TAG: a folder is not called so, unless a path says that it is one.
+    """Whether a model's name is NAME@TAG; a folder with such a name must be given as a path.
 
     >>> has_tag("reranker@production"), has_tag("./reranker@production"), has_tag("org/reranker")
     (True, False, False)
@@ -147,7 +149,7 @@ def has_tag(model: str) -> bool:
 
 
 def unknown_name(model: str) -> str:
-    """Say that no installed package knows a name, and what to do."""
+    """The message that no installed package knows a name, with what to do."""
     return (
         f"{model} names a version of a model, and no installed package knows such names: install rankmill "
         f"with its registry, name a model on the hub, or write ./{model} for a folder of that name"
@@ -171,15 +173,16 @@ class _Known:
 class ModelNames:
     """What names of models stand for. Threads may share it.
 
-    An answer is used again for some seconds, and for as long as whoever gave it is away.
+    An extension's answer is used again for some seconds, and longer while the extension cannot reach its
+    service.
 
     Parameters
     ----------
     settings
-        Those of the extensions are among them.
+        The settings, including those of extensions.
     extensions
-        Finds who knows such names; called when a name may be one of theirs. By default they are what packages
-        add to the seam ``rankmill.models``.
+        Returns the extensions that know such names; called when a name may be one of theirs. By default these
+        are the entry points of ``rankmill.models``.
     """
 
     def __init__(
@@ -197,7 +200,9 @@ class ModelNames:
         return tuple(make(self._settings) for make in self._extensions())
 
     def owner(self, model: str) -> NamedModels | None:
-        """The extension that knows a name; ``None`` if the name needs none, or nobody knows it."""
+        """The extension that knows a name; ``None`` if the name needs no extension, or no extension knows
+        it.
+        """
         if not _may_be_owned(model):
             return None
         return next((owner for owner in self.owners if owner.owns(model)), None)
@@ -208,11 +213,11 @@ class ModelNames:
         Raises
         ------
         ConfigError
-            Nothing that is installed and set up knows such names.
+            No installed extension that is set up knows such names.
         InputError
-            It stands for nothing.
+            The name stands for nothing.
         RegistryAway
-            Whoever knows it cannot be reached, and the answer is not known yet.
+            The service that knows the name cannot be reached, and the answer is not known yet.
         """
         owner = self.owner(model)
         if owner is None:
@@ -239,16 +244,16 @@ class ModelNames:
         return not _may_be_owned(model) or (kept is not None and kept.is_fresh)
 
     def pin(self, model: str) -> str:
-        """`model`, or the one that it stands for now.
+        """`model`, or the name of the model that it stands for now.
 
         Raises
         ------
         InputError
-            It stands for several; otherwise as `choice` does.
+            `model` stands for several models; other errors are those of `choice`.
         """
         choice = self.choice(model)
         return model if choice is None else choice.one(model)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """`spec` with the model that its own stands for now; raises as `pin` does."""
+        """`spec` with the model that its name stands for now; raises as `pin` does."""
         return spec.model_copy(update={"model": self.pin(spec.model)})

@@ -161,7 +161,8 @@ class Periodic:
             try:
                 self._do()
                 self._failed = ""
-            except Exception as error:  # whatever fails, leases must be renewed and live workers be seen
+            # whatever fails, the next call must follow, because leases must be renewed
+            except Exception as error:
                 if repr(error) != self._failed:
                     logger.exception("%s failed, trying again", self._name)
                 self._failed = repr(error)

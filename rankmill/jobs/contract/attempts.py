@@ -27,17 +27,19 @@ LONGEST_PAUSE = 2 * _BACKOFF.longest
 
 
 def retries(most: int, failed: int) -> Retry | None:
-    """RQ's order for the retries that are left of `most`, after pauses of about 2 s, 4 s, 8 s …"""
+    """RQ's order to retry, with the number of retries that are left of `most`, and pauses of about 2 s, 4 s,
+    8 s …
+    """
     if not most:
         return None
     retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])
-    retry.max -= failed  # may be 0, which RQ does not accept from a caller
+    retry.max -= failed  # the result may be 0, which RQ does not accept from a caller
     return retry
 
 
 def attempt(run: Run, job: Job) -> int:
-    """Number of the current attempt at the job's chunk, from 1; computed, as RQ stores only the remaining
-    retries.
+    """Number of the current attempt at the job's chunk, from 1. It is computed, because RQ stores only the
+    number of remaining retries.
     """
     left = run.max_retries if job.retries_left is None else job.retries_left
     return 1 + run.max_retries - left

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     """The exit codes of all commands."""
 
     FAILED = 1
-    """The command failed while it ran, or no server answers; the same command may work later."""
+    """The command failed while it ran, or no server answered; the same command may work later."""
     USAGE = 2
     """The command line, the settings or the input must be changed; nothing was done."""
     ROW_ERRORS = 3
@@ -30,8 +30,8 @@ class Fault(Enum):
     """The cause of a chunk without scores; it decides what happens to the chunk."""
 
     ATTEMPT = "attempt"
-    """This attempt, or an unknown cause: the chunk is tried again, as often as its run allows. If all
-    attempts fail, the producer splits the chunk until the faulty row is in a chunk of its own.
+    """Something about this attempt, or something unknown: the chunk is tried again, as often as its run
+    allows. If all attempts fail, the producer splits the chunk until the faulty row is in a chunk of its own.
     """
     WORKER = "worker"
     """The worker or its host: another worker scores the chunk, unless all live workers refuse it."""
@@ -43,7 +43,7 @@ class Fault(Enum):
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
 """Why a row has an error, while the rows beside it have scores: a text is null, the tokenizer fails, the pair
-is too long and must not be cut, the model fails, or its output is not a number.
+is too long and must not be cut, the model fails, or the model's output is not a number.
 """
 
 
@@ -82,11 +82,11 @@ class InputChanged(RankmillError):
 
 
 class OutputError(RankmillError):
-    """The output, or the working folder beside it, cannot be written."""
+    """The output or its working folder cannot be written."""
 
 
 class StoreError(RankmillError):
-    """An object store refuses, or was away for the longest time that a command waits."""
+    """An object store refuses a request, or did not answer for the longest time that a command waits."""
 
 
 class ConnectionFailed(RankmillError):
@@ -94,7 +94,7 @@ class ConnectionFailed(RankmillError):
 
 
 class RedisUnavailable(RankmillError):
-    """The server was away for the longest time that a command waits."""
+    """The server could not be reached for the longest time that a command waits."""
 
 
 class RedisFailed(RankmillError):
@@ -102,7 +102,7 @@ class RedisFailed(RankmillError):
 
 
 class ValueRefused(RedisFailed):
-    """The server, or a proxy before it, does not accept a value as large as one of this run's."""
+    """The server, or a proxy between, does not accept a value that is as large as one of this run's."""
 
     fault = Fault.RUN
 
@@ -211,7 +211,7 @@ class StillWaiting(RankmillError):
         self._reason = reason
 
     def of_a_cancelled_run(self) -> StillWaiting:
-        """The same error, for a run that was cancelled after the wait."""
+        """Make the same error for a run that was cancelled after the wait."""
         return type(self)(self._reason, "the run is cancelled")
 
 

@@ -94,8 +94,8 @@ class FileRequest(WireModel):
     on_duplicate: OnDuplicate = "error"
     """An id with two texts in the queries or the corpus: stop with an error, or take the first or last."""
     depth: Positive | None = None
-    """Score only the N best passages of each query of the run, by its scores if it has some, else by its
-    ranks.
+    """Score only the N best passages of each query of the run, by the run's scores, or by its ranks if it has
+    no scores.
     """
     qrels: File | None = None
     """Judgements: add labels, and the relevant passages that the run lacks."""
@@ -263,7 +263,7 @@ def _is_absolute(path: str) -> bool:
 
 
 def _model_at_home(model: str) -> str:
-    """The absolute path of a model's directory; the names of other models stay as they are."""
+    """The absolute path of a model's directory; the name of any other model stays as it is."""
     is_name = "/" not in model and (model == "demo" or "@" in model)
     return model if is_name or not expanded(model).is_dir() else _absolute(model)
 
@@ -275,8 +275,8 @@ def _absolute(path: str) -> str:
 class FileOrder(WireModel):
     """Everything that a runner needs: the request, the model, the queue of chunks, and the webhook.
 
-    It is the only argument of the RQ job ``rankmill.score_file``. Without ``queue`` or ``chunk_size`` the
-    runner's settings decide, and without ``tenant`` the run has none.
+    It is the only argument of the RQ job ``rankmill.score_file``. The runner's settings stand in for a
+    missing ``queue`` or ``chunk_size``; a run without ``tenant`` belongs to nobody.
 
     Attributes
     ----------

@@ -38,11 +38,11 @@ class FileRunState(WireModel):
     Attributes
     ----------
     reason
-        Why it failed, or why it waits again.
+        Why the run failed, or why it waits again.
     rows
         Rows of the input; ``None`` until a process has opened it.
     outcome
-        What it has made; known shortly before its end.
+        What the run has made; known shortly before the run ends.
     """
 
     id: str

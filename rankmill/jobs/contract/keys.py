@@ -18,9 +18,10 @@ _JOB_ID = re.compile(f"(r?[0-9A-Fa-f]+)-({_CHUNK})", re.ASCII)
 
 
 class PieceId(NamedTuple):
-    """Names a piece: some rows of a chunk, its ``parent``, as a chunk of their own.
+    """Names a piece: some rows of a chunk, the ``parent``, that are sent as a chunk of their own.
 
-    The first of them is row ``start`` of what is sent of the parent; ``rows`` is their number.
+    ``start`` is the number of the piece's first row among the rows that are sent for the parent; ``rows`` is
+    how many rows it has.
     """
 
     parent: int
@@ -32,8 +33,9 @@ class PieceId(NamedTuple):
 
 
 ChunkId: TypeAlias = int | PieceId
-"""Names a chunk within its run: a whole one by its first row in the input. `str` gives the name in Redis,
-which `read_chunk_id` reads."""
+"""Names a chunk within its run: a whole chunk by its first row in the input, a piece by its `PieceId`. `str`
+gives the name in Redis, and `read_chunk_id` reads it.
+"""
 
 
 def parent_of(chunk: ChunkId) -> int:
@@ -85,7 +87,9 @@ def errors(run_id: str) -> str:
 
 
 def cancelled(run_id: str) -> str:
-    """String: exists if someone other than the producer cancelled the run; tells the producer."""
+    """String: exists if someone other than the producer cancelled the run, so that the producer learns of
+    it.
+    """
     return f"{PREFIX}:run:{run_id}:cancelled"
 
 
@@ -100,7 +104,7 @@ def failed_attempts(run_id: str) -> str:
 
 
 def settled(run_id: str) -> str:
-    """Hash: what all chunks of a run are scored with, as its first worker says (`Settled`)."""
+    """Hash: what all chunks of a run are scored with (`Settled`), as the run's first worker has decided."""
     return f"{PREFIX}:run:{run_id}:settled"
 
 
@@ -115,7 +119,9 @@ def usage(day: int | None = None) -> str:
 
 
 def refusals(run_id: str) -> str:
-    """Hash: for each worker that cannot score the run, by name, when it tries again, and why it cannot."""
+    """Hash: by the name of each worker that cannot score the run, the time when it tries again, and the
+    reason.
+    """
     return f"{PREFIX}:run:{run_id}:refusals"
 
 
@@ -185,34 +191,36 @@ def waiting(queue: str, run_id: str) -> str:
 
 
 def waiting_requests(queue: str, tenant: str) -> str:
-    """List: ids of the waiting jobs of a tenant's requests in a queue, in order."""
+    """List: ids of the waiting jobs of a tenant's requests in a queue, in the queue's order."""
     return f"{of_queue(queue)}waiting:requests:{tenant}"
 
 
 def waits(queue: str) -> str:
-    """String: the number of jobs in these waiting lists of a queue."""
+    """String: the number of jobs in all waiting lists of a queue (`waiting`)."""
     return f"{of_queue(queue)}waits"
 
 
 def turns(queue: str, scope: str) -> str:
-    """Sorted set: tenants (of ``request`` or ``bulk``) or runs (of ``bulk:<tenant>``) that wait, by pairs
-    had.
+    """Sorted set: what waits, by the number of pairs that it has had: tenants in the scopes ``request`` and
+    ``bulk``, runs in ``bulk:<tenant>``.
     """
     return f"{of_queue(queue)}turns:{scope}"
 
 
 def level(queue: str, scope: str) -> str:
-    """String: pairs that the owner of the latest turn had had before it; newcomers begin there."""
+    """String: the number of pairs with which a newcomer begins: what the owner of the latest turn had before
+    that turn.
+    """
     return f"{of_queue(queue)}level:{scope}"
 
 
 def waiters(queue: str) -> str:
-    """Sorted set: names of the workers that wait at RQ's list, by the time at which that note expires."""
+    """Sorted set: names of the workers that wait at RQ's list, by the time at which their entry expires."""
     return f"{of_queue(queue)}waiters"
 
 
 def idle(queue: str) -> str:
-    """Sorted set: names of the queue's workers without work, by the time at which that note expires."""
+    """Sorted set: names of the queue's workers without work, by the time at which their entry expires."""
     return f"{of_queue(queue)}idle"
 
 
@@ -242,7 +250,7 @@ def file_queues() -> str:
 
 
 def runners(queue: str) -> str:
-    """Sorted set: names of a queue's live runners, by the time at which that note expires."""
+    """Sorted set: names of a queue's live runners, by the time at which their entry expires."""
     return f"{of_queue(queue)}runners"
 
 
@@ -272,7 +280,9 @@ def api_key_requests(name: str) -> str:
 
 
 def api_key_pairs(name: str) -> str:
-    """Hash: the token bucket for pairs of the API keys of a name: the rest, and when it was that (µs)."""
+    """Hash: the token bucket for pairs of the API keys of a name: how many pairs were left, and at what time
+    (µs).
+    """
     return f"{PREFIX}:api-key-pairs:{name}"
 
 
@@ -302,7 +312,9 @@ def batches(owner: str) -> str:
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: a producer that reads many runs at once adds an entry here to read one more."""
+    """Stream: a producer that waits for many runs at once adds an entry here to wake up, because it has to
+    read one more.
+    """
     return f"{PREFIX}:reader:{reader}:bell"
 
 

@@ -18,14 +18,16 @@ REQUEST_ROWS = 256
 """Most pairs of a run that counts as a request, unless the caller chooses."""
 
 GROUP = 12
-"""Hexadecimal digits at the end of an id that stand for the tenant; users name runs by how ids begin."""
+"""Number of hexadecimal digits at the end of an id that stand for the tenant. They are at the end because
+users name runs by the beginnings of ids.
+"""
 
 _MARK = "r"
-"""First letter of a request's id; it is not a hexadecimal digit, as all other characters of ids are."""
+"""First letter of a request's id; all other characters of ids are hexadecimal digits."""
 
 
 def choose_priority(given: str | None, rows: int | None) -> Priority:
-    """The `given` priority, or else that of a run of `rows` pairs (``None`` if unknown).
+    """The `given` priority, or else the one that suits `rows` pairs (``None`` if their number is unknown).
 
     Raises
     ------
@@ -42,7 +44,7 @@ def choose_priority(given: str | None, rows: int | None) -> Priority:
 class Tenant(NamedTuple):
     """A group that runs are scored for, and its weight: 2.0 gets twice as much of the workers as 1.0.
 
-    All runs without a tenant share one, whose name is empty.
+    All runs without a tenant share the tenant whose name is empty.
     """
 
     name: str = ""

@@ -9,7 +9,9 @@ from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.shipped import shipped
 
 TEXTS_ALONE = "none"
-"""In place of a template: the model reads the two texts as they are, because it was trained so."""
+"""In place of a template: the model reads the two texts as they are, because it was trained on plain
+texts.
+"""
 
 MAX_TEMPLATE_CHARS = 64 << 10
 
@@ -18,7 +20,7 @@ _ANSWERS = re.compile(r"\A\{#-?\s*answers:\s*(\S+)(?:\s+(?!-?#\})(\S+))?\s*-?#\}
 
 
 def shipped_templates() -> list[str]:
-    """Names of the templates that rankmill ships."""
+    """Names of the templates that come with rankmill."""
     return sorted(path.stem for path in _SHIPPED.glob("*.jinja"))
 
 

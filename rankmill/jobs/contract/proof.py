@@ -22,7 +22,8 @@ Figure = Annotated[float, Field(ge=0)]
 
 
 class Proof(BaseModel):
-    """Measured differences between a model's logits and a reference, on one kind of device, with probe pairs.
+    """Measured differences between a model's logits and a reference, on one kind of device, for a set of
+    probe pairs.
 
     Attributes
     ----------
@@ -48,7 +49,7 @@ class Proof(BaseModel):
     difference
         Largest difference from the reference.
     company
-        Largest change of a logit by padding and by the other pairs of its batch.
+        Largest change of a logit that padding and the other pairs of its batch cause.
     own
         Largest difference between transformers in this precision and in fp32, on the same pairs.
     bound
@@ -56,7 +57,8 @@ class Proof(BaseModel):
     spearman
         Rank correlation with the reference.
     wrong
-        A fault without a figure: a probe has other tokens, no score, or another score for the same logit.
+        A fault that has no figure: a probe has other tokens than in the reference, or no score, or a score
+        that its logit does not give.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

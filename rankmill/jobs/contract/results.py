@@ -1,4 +1,4 @@
-"""The result of a chunk, its form as an entry of the run's result stream, and what a run uses."""
+"""The result of a chunk, its form as an entry of the run's result stream, and the usage that is counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
 
 def worst(bounds: Collection[float | None]) -> float | None:
-    """The bound of scores with these `bounds`; ``None`` if one is unknown, or if no bound is given."""
+    """The largest of some `bounds`, which holds for all their scores; ``None`` if one is unknown, or if there
+    are none.
+    """
     values = [bound for bound in bounds if bound is not None]
     return max(values) if values and len(values) == len(bounds) else None
 
@@ -39,9 +41,9 @@ class ChunkStats(WireModel):
     tokenize_seconds, forward_seconds
         Parts of that time: tokenizing, and the batches that had rows of the chunk.
     device_seconds
-        The share of the time of the device ``device_name`` that falls to this chunk's tokens.
+        Time of the device for this chunk's tokens: their share of the time of their batches.
     int8_gain
-        Speed of int8 on this worker as a multiple of this precision's speed, if it was measured.
+        How many times as fast int8 is on this worker as this precision, if that was measured.
     windows
         Number of windows of passages that were cut.
     labels
@@ -93,7 +95,7 @@ class ChunkScores:
 
 
 def _parse_chunk(value: object) -> ChunkId:
-    """A chunk, given as it is or by its name."""
+    """Accept a chunk, or the name of one."""
     chunk = value if isinstance(value, PieceId) else read_chunk_id(value)
     if chunk is None:
         raise ValueError("no chunk has this name")
@@ -188,7 +190,7 @@ def _chunk_named(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkId | None:
 
 
 Amount = Annotated[int, Field(ge=0, lt=1 << 53)]
-"""Most that can be counted: scripts in Redis count in 64-bit floating point, which is exact up to this."""
+"""A count in Redis: scripts there count in 64-bit floating point, which is exact below 2⁵³."""
 
 
 class Amounts(NamedTuple):

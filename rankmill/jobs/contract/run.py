@@ -22,7 +22,9 @@ from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec
 from rankmill.jobs.system import system
 
 MAX_ROW_ERRORS = 200
-"""Most row errors of a run in Redis; these are the first ones. The list beside the output has all of them."""
+"""Most row errors of a run that are kept in Redis: the first ones. The list beside the output has all of
+them.
+"""
 
 MAX_ERROR_CHARS = 500
 
@@ -90,16 +92,18 @@ class Settled(NamedTuple):
 
 
 def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str | None) -> Settled:
-    """What who scores so settles: the precision only where it is open, and the answers depend on it."""
+    """What a worker that scores in this way settles for its run; the precision counts only if the spec leaves
+    it open.
+    """
     is_open = spec.precision in OPEN_PRECISIONS and spec.inputs != "tokens"
     return Settled(precision if is_open else None, revision, kind)
 
 
 class Progress(WireModel):
-    """Number of rows of a run that are done: those of finished chunks.
+    """Number of rows of a run that are done, which are those of finished chunks.
 
-    ``at`` is when the latest rows were done; ``since_rows`` were done at ``since``, about half a minute
-    earlier. Both times are in seconds since 1970, and 0 until the run has its first scores.
+    ``at`` is when the latest rows were done; about half a minute earlier, at ``since``, ``since_rows`` were
+    done. Both times are in seconds since 1970, and 0 until the run has its first scores.
     """
 
     rows: Count = 0

@@ -1,4 +1,4 @@
-"""Base class of everything that Redis stores as text, which is validated as a whole when it is read."""
+"""Base class of everything that Redis stores as text; a text is validated as a whole when it is read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WireModel(BaseModel):
 
     @classmethod
     def read_json(cls, raw: bytes | str, subject: str) -> Self:
-        """Read JSON; `subject` names the data in the message of a `WireError`."""
+        """Read JSON; `subject` says in the message of a `WireError` what the data are."""
         try:
             fields = from_json(raw)
         except ValueError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters except tab and newline, and characters that change the direction of text."""
+"""Control characters except tab and newline, and characters that change the direction of writing."""
 
 
 def shown(text: str) -> str:
@@ -23,7 +23,7 @@ def shown_json(text: str) -> str:
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
-    """A key that sorts names as people do, however long a number in them is.
+    """A key that sorts names as people do, by the values of the numbers in them, however long these are.
 
     >>> sorted(["v10", "v2", "v1b", "v1"], key=natural_order)
     ['v1', 'v1b', 'v2', 'v10']

@@ -21,7 +21,9 @@ Precision = Literal[
 ]  # fmt: skip
 
 OPEN_PRECISIONS = frozenset({"auto", "int8"})
-"""Precisions whose meaning is measured on the machine; the first worker of a run settles it for all."""
+"""Precisions that stand for one that is measured on the machine; the first worker of a run settles which, for
+all.
+"""
 
 Activation = Literal["default", "identity", "sigmoid", "softmax", "probability"]
 
@@ -30,7 +32,7 @@ Long = Literal["truncate", "split", "split-mean", "refuse"]
 Side = Literal["right", "left"]
 
 CONTENT = re.compile(r"^[0-9a-f]{64}$")
-"""Pattern of a digest of content, which has 64 characters; a commit of the hub has 40."""
+"""A digest of content, which has 64 characters; a commit on the hub has 40."""
 
 RECIPE = "rankmill_quantization.json"
 """File in a model's directory that ``rankmill quantize`` writes; it says how workers compute the model in
@@ -82,7 +84,7 @@ class ScoreSpec(BaseModel):
         of int8 that is fastest there: groups of 64 or 128 inputs share a scale, and the rest is in fp32 or
         bf16.
     max_length
-        Longest pair in tokens, special tokens included; longer pairs are truncated, the longer text first.
+        Longest pair in tokens, special tokens included; of longer pairs, the longer text is cut first.
         ``None`` is the model's own limit.
     activation
         Function applied to the logit. ``default`` is the model's own, as
@@ -102,8 +104,8 @@ class ScoreSpec(BaseModel):
     long_stride
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
     truncation_side
-        The side at which long texts are cut: the end (``right``) or the beginning (``left``). ``None`` does
-        as the model's tokenizer, which is mostly the end.
+        The side at which long texts are cut: the end (``right``) or the beginning (``left``). ``None`` leaves
+        it to the model's tokenizer; most cut the end.
     max_passage_tokens
         Longest passage in tokens; the rest is cut off even if the model has room. ``None`` means no such
         limit.
@@ -141,7 +143,7 @@ class ScoreSpec(BaseModel):
 
 
 class OtherSpecOptions(TypedDict, total=False):
-    """The options of `SpecOptions` except ``all_labels``, which decides what a row's score is."""
+    """The options of `SpecOptions` except ``all_labels``, which decides how many scores a row has."""
 
     model: str
     revision: str | None
@@ -204,7 +206,9 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
 
 
 def nearest(name: str, names: Iterable[str], written: Callable[[str], str] = str) -> str:
-    """A hint at the one of `names` that is most like `name`, as `written` gives it; empty if none is."""
+    """A hint that names the one of `names` that is most like `name`, in the form that `written` gives it;
+    empty if none is similar.
+    """
     matches = get_close_matches(name, names, n=1)
     return f", the nearest is {written(matches[0])}" if matches else ""
 

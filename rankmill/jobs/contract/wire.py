@@ -46,8 +46,8 @@ _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
 _SCORES_AND_TOKENS = _SCORES.append(pa.field("tokens", pa.int32()))
 _HEADER = struct.Struct(">4sIQ")
 _LEVEL = -5
-"""A level of zstd that is faster than level 1, with larger payloads: these live for seconds, and one producer
-feeds many workers. Any reader of zstd reads any level.
+"""A level of zstd that is faster than level 1, with larger payloads. Payloads live for seconds, and one
+producer must encode for many workers. Any reader of zstd reads any level.
 """
 _MAGIC = b"RKML"
 
@@ -198,7 +198,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def text_bytes(texts: pa.Array | pa.ChunkedArray) -> int:
-    """Total bytes of text in all rows; a text that a dictionary stores only once counts in every row.
+    """Total bytes of text in all rows; a text that a dictionary stores once counts in every row that has it.
 
     Raises
     ------
@@ -254,9 +254,9 @@ def _simple(texts: pa.Array) -> pa.Array:
 
 
 def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Cut texts to one character more than allowed, so that workers see which are too long.
+    """Cut texts to one character more than allowed, so that workers see which texts are too long.
 
-    Refuse them if together they exceed a chunk's limit.
+    Raise `WireError` if together they exceed a chunk's limit.
     """
     texts = _simple(texts)
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
@@ -384,6 +384,6 @@ def _table(flatbuffer: memoryview, field: int | None) -> int:
 def _number(form: str, flatbuffer: memoryview, at: int | None) -> int:
     if at is None:
         return 0
-    if at < 0:  # Python would index from the end
+    if at < 0:  # because Python would index from the end
         raise WireError("a payload is damaged: an offset in its Arrow stream is negative")
     return int(struct.unpack_from(form, flatbuffer, at)[0])

@@ -36,7 +36,7 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Stands for an entry that counts what is known only at a run's end."""
+"""Stands for an entry that counts what only a run's end tells."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 class Entry(NamedTuple):
     """A tenant's usage of a model on a device on one day; days are counted from 1970, in UTC.
 
-    If ``other``, the entry adds up all that the day does not list, and has no tenant, model or device.
+    If ``other``, the entry is the sum of everything that the day does not list, without tenant, model and
+    device.
     """
 
     day: int
@@ -78,10 +79,11 @@ class Accountant:
     def count(
         self, pipe: Any, run: Run, used: Mapping[str, Usage], *, group: str | None = None, stays: bool = False
     ) -> bool:
-        """Add a command to `pipe` that counts what results have `used`, by their entries, and deletes these.
+        """Add a command to `pipe` that counts what results have `used`, given by their entries, and deletes
+        the entries.
 
-        `END` stands for the whole stream, which is deleted too. If the results' entries `stays`, a set
-        records which are counted. `group` stands for the tenant if the run's id does not.
+        `END` stands for the whole stream, which is deleted too. With `stays`, entries are not deleted, and a
+        set records which ones are counted. `group` stands for the tenant if the run's id does not name one.
 
         Returns
         -------
@@ -103,7 +105,7 @@ class Accountant:
         return True
 
     def heard(self, reply: Any) -> None:
-        """Log, once, what is wrong with the accounts, if the reply says so."""
+        """Log once what is wrong with the accounts, if the reply names something."""
         if reply and not self._told:
             self._told = True
             why = reply.decode(errors="replace")

@@ -21,7 +21,7 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 
 
 def score_chunk(run_id: str, chunk: str) -> NoReturn:
-    """Fail; if the queue has a ScoringWorker, the job first goes back to it.
+    """Always fail; if the queue has a ScoringWorker, the job goes back to it before.
 
     Otherwise a failure with the right worker command is written to the run, so that the producer does not
     wait.
@@ -40,7 +40,7 @@ def score_chunk(run_id: str, chunk: str) -> NoReturn:
 
 
 def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
-    """Fail; if the queue has a ScoringWorker, the job first goes back to it.
+    """Always fail; if the queue has a ScoringWorker, the job goes back to it before.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoR
 
 
 def _wrong_worker(function: str) -> tuple[Job, str]:
-    """The current job, and why the worker that runs `function` cannot score it."""
+    """The current job, and the reason why the worker that runs `function` cannot score it."""
     job = get_current_job()
     if job is None:
         raise WrongWorkerError(f"{function} runs in RQ workers only")
@@ -77,5 +77,7 @@ def _leave_to_others(job: Job) -> bool:
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:
         job.retries_left = (job.retries_left or 0) + 1
-        job.retry_intervals = None  # after a pause, the worker that waits longest takes it: this one again
+        # without a pause, because after one the worker that has waited longest takes the job, which is this
+        # one
+        job.retry_intervals = None
     return has_others

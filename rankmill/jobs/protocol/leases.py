@@ -25,7 +25,7 @@ UNRENEWED_SECONDS = 120
 """No live process leaves a lease unrenewed for this long (s): ``heartbeat_seconds`` is a minute at most."""
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""Bounds leases by `UNRENEWED_SECONDS`, for scripts that use it; see its file."""
+"""Lua functions that end leases no later than `UNRENEWED_SECONDS` from now; other scripts use them."""
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
 _TAKE = Script("jobs/protocol/lua/take_lease.lua", BOUND)
@@ -47,7 +47,8 @@ def move(
     do: Callable[[Pipeline], object],
     until: float = math.inf,
 ) -> bool:
-    """End a lease or a pause in the transaction that moves its job, by the commands of `do`; returns whether.
+    """End a lease or a pause in the transaction that moves its job by the commands of `do`; returns whether
+    it did.
 
     If the reply was lost, or another process has moved the job, the entry is gone and the job is not moved
     again.
@@ -66,7 +67,9 @@ def move(
     """
     connection: Any = client
     wanted = connection.pipeline()
-    do(wanted)  # before a connection is held, because another one may be dead and cost its timeout
+    # before this holds a connection: the commands may need another one, which may be dead and cost its
+    # timeout
+    do(wanted)
     wanted.zrem(key, holder)
     while True:
         with connection.pipeline() as pipe:
@@ -82,7 +85,7 @@ def move(
             except redis.WatchError:
                 pass
             except (redis.ConnectionError, redis.TimeoutError):
-                if not pipe.watching:  # the client has waited for the server as long as it may
+                if not pipe.watching:  # the client has already waited for the server as long as it may
                     raise
                 # A connection was lost, and redis-py has tried only once to get another one to end the WATCH.
                 pipe.watching = False
@@ -121,7 +124,7 @@ class Leases:
         return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))
 
     def renew(self, holders: Iterable[str]) -> None:
-        """Renew the leases of `holders`; a lease that was forgotten stays so."""
+        """Renew the leases of `holders`; a lease that has lapsed is not begun again."""
         _RENEW.run(self._redis, [self._key], self._seconds, *holders)
 
     def release(self, holder: str) -> None:
@@ -135,7 +138,7 @@ class Leases:
 
 
 class Renewals:
-    """Knows when this process renewed its leases, and whether lapsed leases of others can be trusted.
+    """Knows when this process renewed its leases, and whether the lapsed leases of others can be trusted.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ SCORE_BUCKETS = (
     -10, -5, -3, -2, -1, -0.5, 0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99,
     1, 2, 3, 5, 10,
 )  # fmt: skip
-"""Upper bounds of buckets that suit both probabilities and logits."""
+"""Upper bounds of the buckets of scores; they suit both probabilities and logits."""
 
 ModelName = tuple[str, str]
 """Model and revision."""

@@ -1,9 +1,10 @@
-"""The queue: RQ's, with a waiting list for each run, and turns of tenants and runs by the pairs they have
-had.
+"""The queue: RQ's, with a waiting list for each run. Tenants and runs take turns by the number of pairs that
+they have had.
 
-RQ's own list contains jobs by name, and a chunk for each worker that waits there. All other chunks wait in
-the list of their run, or, for requests, in the list of their tenant. `waiting.lua` describes the keys of its
-scripts. The cost of taking a job does not depend on how many jobs wait.
+RQ's own list contains the jobs that callers enqueue by name, and a chunk for each worker that waits at that
+list. All other chunks wait in the list of their run, or, for requests, in the list of their tenant.
+`waiting.lua` describes the keys of its scripts. The cost of taking a job does not depend on how many jobs
+wait.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ IDLE_SECONDS = 5
 """Seconds for which a worker counts as idle, or as waiting at RQ's list, after it last said so."""
 
 _PROBES = 4
-"""Jobs that are looked up to detect lost lists; these are the jobs that a producer waits for first."""
+"""Number of jobs that are looked up to detect lost lists: those that a producer needs first."""
 
 _PUT_BACK_AT_ONCE = 1000
-"""Jobs that one script looks for. It reads the lists once: 100,000 jobs take tens of milliseconds."""
+"""Number of jobs that one script looks for; it reads all lists, and 100,000 jobs take tens of
+milliseconds.
+"""
 
 _REMOVE_AT_ONCE = 100
-"""Jobs that one script removes, with their hashes and payloads, which takes about a millisecond."""
+"""Number of jobs that one script removes, with their hashes and payloads, in about a millisecond."""
 
 _WAITING = Script("jobs/protocol/lua/waiting.lua")
 _TURNS = Script("jobs/protocol/lua/turns.lua", _WAITING)
@@ -49,7 +52,8 @@ _CLAIM_IDLE = Script("jobs/protocol/lua/claim_idle.lua", _WAITING)
 class Taken(NamedTuple):
     """The result of an attempt to take a job: its id, empty if none, and the state of the queue.
 
-    ``waiting`` counts jobs, ``workers`` the registered workers, and ``idle`` those of them without work.
+    ``waiting`` is the number of waiting jobs, ``workers`` that of registered workers, and ``idle`` that of
+    workers without work.
     """
 
     job_id: bytes
@@ -59,7 +63,7 @@ class Taken(NamedTuple):
 
 
 class OrderedQueue(RQQueue):
-    """RQ's queue, but every job that is put into it waits in the list where it belongs."""
+    """RQ's queue, in which each job waits in the list of its run or tenant."""
 
     @property
     def _places(self) -> list[str]:
@@ -81,10 +85,10 @@ class OrderedQueue(RQQueue):
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a chunk's id before the others of its run, because it has waited before; put other jobs where
-        RQ wants.
+        """Put a chunk that has waited before in front of the others of its run; put other jobs where RQ
+        wants.
 
-        `at_front` is set for a job that a worker hands back, whose turn is given back too.
+        `at_front` is set for a job that a worker hands back; its run or tenant gets the turn back too.
         """
         front = at_front or _run_of(job_id) is not None
         _PUT.run(client, self._places, int(front), int(at_front), job_id)
@@ -107,12 +111,13 @@ class OrderedQueue(RQQueue):
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 
     def put_back(self, job_ids: Sequence[str]) -> int:
-        """Put those jobs of a run back that wait, pause or run by their hashes, but are in no list; returns
+        """Put lost jobs of a run back, which by their hashes wait, pause or run, but are in no list; returns
         how many.
 
-        Such a list was lost, so no worker would ever find its jobs. All jobs are looked up only if one of the
-        first few is not found. This never puts a job into the queue twice; if a worker has the job but lost
-        its lease, the job may be scored twice. A list whose turn was lost gets it back.
+        If Redis has lost a list, no worker would ever find its jobs. All jobs are looked up only if one of
+        the first few is not found. This never puts a job into the queue twice; if a worker has the job but
+        lost its lease, the job may be scored twice. A list that has lost its place among the turns gets one
+        again.
         """
         if not job_ids:
             return 0
@@ -135,7 +140,7 @@ class OrderedQueue(RQQueue):
                 commands.append(("lpos", key, job_id))
             commands.append(("zscore", self.scheduled_job_registry.key, job_id))
         leases, *places = each_reply(self.connection, commands)
-        if isinstance(leases, Exception):  # or a list of another type, which an operator must repair first
+        if isinstance(leases, Exception):  # a key has another type, which an operator must repair first
             return True
         leased = {entry.rpartition(b":")[0].decode(errors="replace") for entry in leases}
         return all(
@@ -146,7 +151,7 @@ class OrderedQueue(RQQueue):
     def remove_run(self, run_id: str, chunks: Sequence[ChunkId]) -> int:
         """Remove the waiting jobs of a run's chunks, with their hashes and payloads; returns how many.
 
-        Other commands wait for only a millisecond each time, however many jobs are removed.
+        However many jobs are removed, other commands never wait longer than a millisecond for this.
         """
         places = [*self._places, keys.pairs(run_id, "")]
         jobs, removed = [keys.job_id(run_id, chunk) for chunk in chunks], 0
@@ -169,16 +174,16 @@ class OrderedQueue(RQQueue):
         idle: bool = False,
         alone: Iterable[str] = (),
     ) -> Taken:
-        """Move the next job of one of `kinds`, in order of preference, to the intermediate queue, if one
-        waits.
+        """Move the next job of one of `kinds`, in order of preference, to the intermediate queue, if such a
+        job waits.
 
         Parameters
         ----------
         kinds
             The kinds of jobs to take.
         worker, waits, idle
-            Name of the worker; whether, without a job, it will wait for one at RQ's list; and whether it will
-            be idle.
+            Name of the worker; whether it will wait at RQ's list if it gets no job; and whether it will be
+            idle then.
         alone
             Ids of runs that the worker leaves alone.
         """
@@ -187,8 +192,8 @@ class OrderedQueue(RQQueue):
         return Taken(*_TAKE.run(self.connection, places, *arguments, *alone))
 
     def claim_idle(self, most: int) -> int:
-        """Forget up to `most` idle workers; returns how many, 0 while jobs wait, because they will take
-        these.
+        """Forget up to `most` idle workers; returns how many. It returns 0 while jobs wait, because idle
+        workers will take these.
         """
         return int(_CLAIM_IDLE.run(self.connection, self._places, most))
 

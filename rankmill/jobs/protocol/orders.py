@@ -14,7 +14,7 @@ from rankmill.jobs.contract.schema import Seconds, WireModel
 from rankmill.jobs.system import system
 
 ORDER_SECONDS = 3600
-"""Expiry in seconds of orders that their worker does not read."""
+"""Seconds after which an order expires that its worker does not read."""
 
 MAX_ORDERS = 100
 """Most orders that wait for a worker; the oldest are dropped."""
@@ -36,7 +36,7 @@ class Order(WireModel):
 
 
 class Answer(WireModel):
-    """The result of an order, for the operator; ``order`` is its id."""
+    """The result of an order, for the operator; ``order`` is the order's id."""
 
     order: str
     state: Literal["begun", "done", "failed"]

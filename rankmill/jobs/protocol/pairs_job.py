@@ -1,5 +1,5 @@
-"""The RQ job that contains its pairs: `rankmill.score_pairs`, enqueued by name, with its scores in RQ's
-result.
+"""The RQ job that contains its pairs: `rankmill.score_pairs`, enqueued by name. RQ's result has the
+scores.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MAX_PAIRS = 1024
 """Most pairs of one job; its JSON has at most `rankmill.jobs.protocol.set_aside.MAX_DATA` bytes."""
 
 DEATHS = 3
-"""How often a job is run again because its worker died, if its caller asked for no retries."""
+"""How often a job runs again after its worker has died, if its caller asked for no retries."""
 
 DAY = 86400
 
 _REFUSALS_SECONDS = 3600
-"""Expiry in seconds of what workers write about such a job beside RQ's keys: why they refuse it."""
+"""Seconds after which the reasons expire that workers give for refusing such a job."""
 
 Text = str | None
 
@@ -80,7 +80,7 @@ def read_request(job: Job) -> Run:
 
 
 def survives(job: Job) -> None:
-    """Let a job whose worker died run again, even if its caller asked for no retries."""
+    """Allow a job whose worker died to run again, even if its caller asked for no retries."""
     if job.func_name == PAIRS_FUNCTION and job.retries_left is None:
         job.retries_left = DEATHS
 

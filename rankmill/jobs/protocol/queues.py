@@ -19,12 +19,12 @@ UNUSED_SECONDS = 86400
 """A queue without producers, workers and chunks for this many seconds is no longer listed."""
 
 _FRESH_SECONDS = 1
-"""Seconds until a sum is made again, so that the cost does not grow with the number of workers."""
+"""Seconds for which a sum counts as fresh, so that the cost does not grow with the number of workers."""
 
 
 class QueueCapacity(WireModel):
-    """The number of a queue's live ScoringWorkers that take chunks, and the pairs that they claim ahead
-    together.
+    """The number of a queue's live ScoringWorkers that take chunks, and the number of pairs that they claim
+    ahead in all.
     """
 
     workers: Count = 0
@@ -48,7 +48,8 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     """
     connection: Any = client
     seconds = connection.pttl(keys.capacity(queue)) / 1000
-    if ttl - _FRESH_SECONDS < seconds <= ttl:  # more is left if the server's clock has jumped back
+    # the expiry is later than that if the server's clock has jumped back
+    if ttl - _FRESH_SECONDS < seconds <= ttl:
         return
     reports = known_reports(client, listed_workers(client, queue)).values()
     ahead = [report.claim_ahead if report else 0 for report in reports if not (report and report.drained)]

@@ -1,4 +1,6 @@
-"""Recovery of jobs whose worker failed, died or cannot score: retries, or reports a failure to the run."""
+"""Recovery of jobs whose worker failed, died or cannot score: it retries them, or reports a failure to the
+run.
+"""
 
 from __future__ import annotations
 
@@ -104,9 +106,9 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
 def clean_queue(
     queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float, *, trusts_leases: bool
 ) -> None:
-    """Put jobs back that should be in the queue but are not; count the waiting jobs; delete expired entries.
+    """Put jobs back that are missing in the queue; count the waiting jobs; delete expired entries.
 
-    A damaged job is set aside, and does not keep others from being put back.
+    A damaged job is set aside, and the others are still put back.
 
     Parameters
     ----------
@@ -115,7 +117,8 @@ def clean_queue(
     handle
         From `failure_handler`.
     seconds
-        How long a lease lasts; also the longest time that a job may take from the queue to a worker.
+        How long a lease lasts; also the longest time between a job's leaving the queue and its beginning in a
+        worker.
     now
         Time of the server's clock when the caller renewed its own leases (s since 1970).
     trusts_leases
@@ -155,8 +158,8 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
 
 def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:
     job = read()
-    # Queued: after a lost reply, the producer sent the job again while a worker had it. That attempt counts
-    # too.
+    # A job is QUEUED here if the producer sent it again after a lost reply, while a worker had it. That
+    # attempt counts too.
     if job and job.get_status(refresh=False) in {JobStatus.STARTED, JobStatus.QUEUED}:
         survives(job)
         handle(job, AbandonedJobError, AbandonedJobError(), None)
@@ -193,8 +196,8 @@ def _key(raw_id: bytes) -> str:
 def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     """Put jobs back that left the queue but reached no worker, because a reply of Redis was lost.
 
-    RQ does this after a minute, and counts a failed attempt. This does not wait that long, because beginning
-    a job takes milliseconds, and counts no attempt, because none was made. A job must have been seen in this
+    RQ does this after a minute, and counts a failed attempt. This is sooner, because beginning a job takes
+    milliseconds, and it counts no attempt, because no worker has tried. A job must have been seen in this
     state for `seconds`. `now` is the time of the server's clock, which may have jumped back meanwhile.
     """
     connection: Any = queue.connection

@@ -1,4 +1,6 @@
-"""Refusals of runs: which workers refuse a run, why, and until when; if all of them do, the run ends."""
+"""Refusals of runs: which workers refuse a run, why, and until when. If all live workers refuse it, the run
+ends.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from rankmill.jobs.protocol.worker_report import taking_workers
 from rankmill.jobs.system import system
 
 _REPORT_SECONDS = 1.0
-"""Least seconds between two refusals that a worker records, as each also reads the refusals of others."""
+"""Least seconds between two refusals that a worker records, because each also reads the refusals of
+others.
+"""
 
 _REMEMBERED = 1000
 """Most refused runs that a worker remembers."""
@@ -31,8 +35,7 @@ class RunRefusals:
     def refuse(
         self, run_id: str, queue: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> str | None:
-        """Record that this worker cannot score a run; returns why no live worker of its queue can, if none
-        can.
+        """Record that this worker cannot score a run; if no live worker of the queue can, returns why.
 
         The other parameters are as in `record`.
         """
@@ -69,7 +72,7 @@ class RunRefusals:
             pipe.hgetall(key)
             pipe.exists(keys.run(run_id))
             *_, said, there = pipe.execute()
-        if in_redis and not there:  # it was cancelled meanwhile
+        if in_redis and not there:  # the run was cancelled meanwhile
             self._client.unlink(key)
         reasons = {}
         for name, value in said.items():
@@ -79,6 +82,6 @@ class RunRefusals:
         return reasons
 
     def take_back(self, run_id: str) -> None:
-        """Withdraw the recorded refusal if there is one, because this worker can score the run."""
+        """Withdraw this worker's refusal, if it has recorded one, because it can score the run now."""
         if self._recorded.pop(run_id, None) is not None:
             self._client.hdel(keys.refusals(run_id), self._worker)

@@ -1,4 +1,5 @@
-"""What producers and workers need of RQ beyond its public interface; no other module of `jobs` uses that.
+"""What producers and workers need of RQ beyond its public interface; no other module of `jobs` uses private
+parts of RQ.
 
 `tests/workers/rq/test_contract.py` names each of these things, and fails when RQ changes one.
 """
@@ -45,13 +46,15 @@ def enqueue(queue: Queue, job: Job, pipe: Pipeline, *, at_front: bool = False) -
 
 
 def save_jobs(queue: Queue, jobs: list[Any], pipe: Pipeline) -> None:
-    """Save new jobs of a queue, from `Queue.prepare_data`, without letting them wait yet."""
+    """Save new jobs of a queue, from `Queue.prepare_data`, without putting them into a list yet."""
     saving = RQQueue(queue.name, connection=queue.connection, serializer=queue.serializer)
     saving.enqueue_many(jobs, pipeline=pipe)
 
 
 def restored(queue: Queue, job_id: str, fields: Mapping[bytes, bytes]) -> tuple[Job, bool]:
-    """Make a job from its hash; also returns whether its metadata could be read. Raises what RQ raises."""
+    """Make a job from its hash; also returns whether its metadata could be read. RQ's errors are not
+    caught.
+    """
     job: Job = queue.job_class(job_id, connection=queue.connection, serializer=queue.serializer)
     job.restore(fields)
     return job, job._unreadable_meta is None
@@ -73,11 +76,13 @@ class RQQueue(Queue):
     """RQ's queue, which saves jobs. A subclass decides where they wait; pauses end by the server's clock."""
 
     def push_job_id(self, job_id: str | bytes, pipeline: Any = None, at_front: bool = False) -> None:
-        """Put a job's id where the class wants it; RQ calls this for each job that it puts into the queue."""
+        """Put a job's id into the list that `place` chooses; RQ calls this for each job that it puts into the
+        queue.
+        """
         self.place(self.connection if pipeline is None else pipeline, job_id, at_front=at_front)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Let a job wait whose id RQ puts into the queue; this class does nothing."""
+        """Put the id of a job into the list where it waits; a subclass does this."""
 
     def schedule_job(
         self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False

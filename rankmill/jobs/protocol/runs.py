@@ -58,14 +58,14 @@ _INDEX_SECONDS = 7 * 86400
 
 
 class DetachedChunks(WireModel):
-    """First row and number of rows of each chunk of a detached run, in order."""
+    """The first row and the number of rows of each chunk of a detached run, in the order of the chunks."""
 
     chunks: tuple[tuple[Count, Annotated[int, Field(ge=1)]], ...]
 
 
 class Deleted(NamedTuple):
-    """Number of a deleted run's jobs that were waiting, and why its scores are wrong, if a worker has said
-    so.
+    """Number of a deleted run's jobs that were waiting, and why the run's scores are wrong, if a worker has
+    said so.
     """
 
     waiting: int
@@ -82,7 +82,7 @@ class RunStore:
     """
 
     server_kind = "redis"
-    """What keeps the runs: extensions may keep others there."""
+    """The kind of server that keeps the runs, for extensions that keep data of their own there."""
 
     def __init__(self, client: redis.Redis) -> None:
         # redis-py types one client for sync and async use; every reply would need a cast.
@@ -95,7 +95,7 @@ class RunStore:
         return 0.2
 
     def compute(self, do: Callable[[], T], rows: int) -> T:
-        """Compute something for this many rows."""
+        """Call `do`, which computes something for this many rows, and return its result."""
         return do()
 
     def later(self, do: Callable[[], None]) -> None:
@@ -121,7 +121,7 @@ class RunStore:
     def restore(self, run: Run) -> None:
         """Write the run to the server if it is not there.
 
-        It expires `Run.ttl` seconds after its latest change.
+        The run expires `Run.ttl` seconds after its latest change.
         """
         with self.redis.pipeline() as pipe:
             pipe.exists(keys.run(run.id))
@@ -134,7 +134,7 @@ class RunStore:
             pipe.execute()
 
     def _write(self, pipe: Pipeline, run: Run, *, has_results: bool = False) -> None:
-        """Write a run that is not there; also after a lost reply, when it may already have results."""
+        """Write a run that Redis does not have; after a lost reply, the run may already have results."""
         meta, results = keys.run(run.id), keys.results(run.id)
         pipe.unlink(meta)
         pipe.hset(meta, mapping=cast("dict[Any, Any]", run.fields()))
@@ -171,8 +171,9 @@ class RunStore:
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
         """Settle what all chunks of the run are scored with; the first caller decides, and all get the same.
 
-        With `over`, a producer that has results writes over what others have settled since, because the
-        server may have lost the settlement of those results.
+        With `over`, the caller is a producer that already has results, and what it says replaces what Redis
+        has: the server may have lost what those results were scored with, and others may have settled
+        something else since.
         """
         facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
         places = keys.run(run.id), keys.settled(run.id)
@@ -192,14 +193,15 @@ class RunStore:
             if new:
                 self._write(pipe, run)
             jobs = [keys.job_id(run.id, chunk) for chunk in payloads]
-            pipe.unlink(*map(Job.key_for, jobs))  # lost jobs may have left these
+            pipe.unlink(*map(Job.key_for, jobs))  # parts of lost jobs may be left under these keys
             for chunk, payload in payloads.items():
                 pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)
             if not new:
                 self._touch(pipe, run)
                 pipe.expire(keys.results(run.id), run.ttl)
             save_jobs(queue, [job_data(run, chunk, payload) for chunk, payload in payloads.items()], pipe)
-            for job, payload in zip(jobs, payloads.values(), strict=True):  # what the job's turn will cost
+            # the turn of the job will cost this many pairs
+            for job, payload in zip(jobs, payloads.values(), strict=True):
                 pipe.hset(Job.key_for(job), mapping={"pairs": payload.rows, "weight": run.weight})
             queue.add(pipe, jobs)
             places = [keys.failed_attempts(run.id), queue.scheduled_job_registry.key, *map(Job.key_for, jobs)]
@@ -210,7 +212,7 @@ class RunStore:
                 pipe.execute()
 
     def payload(self, run: Run, chunk: ChunkId) -> bytes | None:
-        """The pairs of a chunk; ``None`` if the producer already has its scores."""
+        """The pairs of a chunk; ``None`` if the producer already has the chunk's scores."""
         return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
 
     def add_result(self, pipe: Pipeline, run_id: str, result: ChunkResult, ttl: int) -> None:
@@ -220,8 +222,8 @@ class RunStore:
         pipe.expire(stream, ttl)
 
     def write_chunks(self, run: Run, chunks: DetachedChunks) -> None:
-        """Write which chunks a detached run has, so that any process can collect it; this expires with the
-        run.
+        """Write which chunks a detached run has, so that any process can collect its results; the entry
+        expires with the run.
         """
         self.redis.set(keys.detached(run.id), chunks.written(), ex=run.ttl)
 
@@ -253,12 +255,12 @@ class RunStore:
         return failed
 
     def count_attempts(self, run: Run, failed: Mapping[ChunkId, int]) -> list[ChunkId]:
-        """Count failed attempts at chunks, given the number of each; for a run that is gone, nothing is
-        counted.
+        """Count failed attempts at chunks, each given by its number; nothing is counted for a run that is
+        gone.
 
-        Workers call this, and so do producers that find a chunk lost or its result unusable, so that a
-        chunk has `max_retries` + 1 attempts, whatever ends them. The number 0 says that the first attempt at
-        a piece of a chunk begins.
+        Workers call this, and producers do if a chunk is lost or its result is unusable. So a chunk has
+        `max_retries` + 1 attempts, however they end. The number 0 says that the first attempt at a piece of a
+        chunk begins.
 
         Returns
         -------
@@ -278,8 +280,8 @@ class RunStore:
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
         """Leave a note with runs, given with their expiries in seconds, that some of their scores are wrong.
 
-        A run that is gone gets a note too, because the server may have lost it, or another run continues its
-        file.
+        A run that is gone gets a note too, because the server may have lost the run, or another run may
+        continue its file.
         """
         for batch in _batches(list(runs)):
             with self.redis.pipeline(transaction=False) as pipe:
@@ -297,11 +299,12 @@ class RunStore:
     ) -> list[tuple[str, ChunkResult | BadResult]]:
         """Read the results after entry `after` (``"0"`` for all), waiting up to `block_ms` for the first.
 
-        Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run has
-        such a chunk, and whether the number of rows is right.
+        Each result is complete and of the right types, or is a `BadResult`. The caller checks whether the run
+        has its chunk, and whether its number of rows is right.
         """
         reply = self.redis.xread({keys.results(run.id): after}, block=block_ms or None)
-        streams = reply.items() if isinstance(reply, dict) else reply or ()  # the protocol's two versions
+        # the two versions of Redis's protocol have different replies
+        streams = reply.items() if isinstance(reply, dict) else reply or ()
         return [
             (entry.decode(), read_entry(run.id, fields))
             for _, entries in streams
@@ -344,7 +347,9 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def count_request(self, run: Run, usage: Usage) -> None:
-        """Count what a job that contains its pairs has used; a set prevents that it is counted twice."""
+        """Count what a job that contains its pairs has used; a set remembers counted jobs, so that nothing is
+        counted twice.
+        """
         with self.redis.pipeline(transaction=False) as pipe:
             self.accountant.count(pipe, run, {END: usage}, group=group_of(""), stays=True)
             pipe.execute()
@@ -354,7 +359,8 @@ class RunStore:
         pipe.set(keys.progress(run.id), progress.written(), ex=run.ttl, xx=True)
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
-        """The first rows without a score of a run that has a producer, and the number of damaged entries.
+        """The first rows without a score, of a run that a producer collects, and the number of damaged
+        entries.
 
         Together these are at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
         """
@@ -366,7 +372,7 @@ class RunStore:
             except WireError:
                 damaged += 1
             else:
-                errors[error.row] = error  # after a lost reply, a row may be listed twice
+                errors[error.row] = error  # a row may be listed twice, after a lost reply
         return list(errors.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
@@ -377,14 +383,17 @@ class RunStore:
         return sorted({run_id.decode() for run_id, _ in entries if run_id.isalnum()})  # skips foreign entries
 
     def unlist(self, run: Run) -> None:
-        """Remove a run from the list of runs, because no producer reports its progress or will remove it."""
+        """Remove a run from the list of runs, because it has no producer that would report its progress and
+        remove it.
+        """
         self.redis.zrem(keys.runs(), run.id)
 
     def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
         """Chunks in flight that will get no result, because their job failed or is no longer in Redis."""
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
-            for chunk in waiting:  # a field, as a heartbeat may have left a part of a lost job's hash
+            # one field of the hash, because a heartbeat may have written a part of a lost job's hash
+            for chunk in waiting:
                 pipe.hget(Job.key_for(keys.job_id(run.id, chunk)), "status")
             statuses = pipe.execute()
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
@@ -398,7 +407,7 @@ class RunStore:
         return self.delete(run, self.chunks(run), tell=True).waiting
 
     def was_cancelled(self, run: Run) -> bool:
-        """Whether `cancel` was called. If it was not, and the run is gone, the server has lost the run."""
+        """Whether the run was cancelled. A run that is gone and was not cancelled was lost by the server."""
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
     def delete(
@@ -412,17 +421,18 @@ class RunStore:
     ) -> Deleted:
         """Delete the run and the waiting jobs of `chunks`, but not a note that its scores are wrong.
 
-        This takes many short commands, so that other clients are served meanwhile; repeat it if one fails.
-        Claimed jobs stay with their workers, which find that the run is gone and write no result. `answered`
-        chunks have their result, so they have no job. `tell` leaves a note for the producer that the run was
-        cancelled. What results have `used` is counted first.
+        This takes many short commands, so that other clients are served meanwhile; call this again if one
+        fails. Claimed jobs stay with their workers, which find that the run is gone and write no result.
+        `answered` are chunks that have their result and so no job. `tell` leaves a note for the producer that
+        the run was cancelled. What results have `used` is counted before.
         """
         pending, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*pending, *done])]
-        mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]  # mostly all pairs: if this process dies
-        mine.append(keys.cancelled(run.id))  # then, no one looks for the others
-        # Without a transaction, because a full server refuses one, and gets room when runs end. First, no
-        # worker must score it.
+        # with all pairs of most runs: if this process dies
+        mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]
+        mine.append(keys.cancelled(run.id))  # afterwards, nobody looks for the others
+        # This is no transaction, because a full server refuses one, and it gets room only when runs end. The
+        # run itself goes first, so that no worker scores more of it.
         with self.redis.pipeline(transaction=False) as pipe:
             counts = self.accountant.count(pipe, run, used)
             if tell:
@@ -433,9 +443,9 @@ class RunStore:
             pipe.get(keys.wrong(run.id))
             heard, *_, note = pipe.execute()
         self.accountant.heard(counts and heard)
-        for names in pairs[1:]:  # a full server accepts this, but not what the jobs need
+        for names in pairs[1:]:  # a full server accepts this, but not the script that removes jobs
             self.redis.unlink(*names)
-        # first its turn, so that no worker takes its chunks
+        # the run's turn goes first, so that no worker takes its chunks
         waiting, paused = self.queue(run.queue).remove_run(run.id, pending), 0
         for batch in _batches(pending):
             states = self._states(run, batch)
@@ -445,7 +455,7 @@ class RunStore:
         return Deleted(waiting + paused, _text(note))
 
     def _states(self, run: Run, chunks: Sequence[ChunkId]) -> dict[ChunkId, str]:
-        """Read the status of some chunks' jobs, and let the jobs expire, because RQ removes the expiry of
+        """Read the status of some chunks' jobs, and set the jobs' expiry again, because RQ removes it from
         some.
         """
         jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]

@@ -21,7 +21,7 @@ class Script:
     path
         Path of its file in the package's folder.
     uses
-        Scripts with functions that it calls; their texts come before its own.
+        Scripts whose functions it calls; their texts come before its own text.
     """
 
     def __init__(self, path: str, *uses: Script) -> None:
@@ -39,7 +39,8 @@ class Script:
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: Any, keys: Sequence[str | bytes], *arguments: Any) -> Any:
-        """Run the script and return its reply; or add it to a pipeline, and return that.
+        """Run the script and return its reply; if `client` is a pipeline, add the script to it and return the
+        pipeline.
 
         A server that has not run the script since its start gets its text. A pipeline always contains the
         text: redis-py would ask the server before each pipeline which scripts it knows, and within a

@@ -1,6 +1,6 @@
 """Damaged jobs, which are set aside with the reason, so that no worker takes them again.
 
-Anyone who can write to Redis can put anything into a queue. All code that takes a job from a queue reads it
+Anyone who can write to Redis can put anything into a queue. All code that takes jobs from a queue reads them
 with `read_job`, so a damaged job never ends a process or affects other jobs.
 """
 
@@ -31,7 +31,7 @@ MAX_LISTED = 100
 """Most entries in the list of jobs that were set aside; the oldest are dropped."""
 
 _LIST_TTL = 7 * 86400
-"""Expiry of the list in seconds."""
+"""Seconds after which the list expires."""
 
 _JOB_TTL = 86400
 """Expiry in seconds of the hash of a job that was set aside."""
@@ -75,10 +75,10 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
         key = Job.key_for(job_id)
         fields = connection.hgetall(key)
         if b"data" not in fields:
-            return None  # Redis has lost the job; some fields may be left
+            return None  # Redis has lost the job, of which some fields may be left
         _check_size(fields[b"data"])
         _check_numbers(fields)
-        fields.pop(b"webhooks", None)  # never called; RQ logs a traceback for damaged ones
+        fields.pop(b"webhooks", None)  # nothing calls them, and RQ logs a traceback for damaged ones
         job, has_meta = restored(queue, job_id, fields)
         if not has_meta:
             raise DamagedJob("its metadata is not a mapping")
@@ -143,7 +143,9 @@ def _check(job: Job, queue: Queue) -> None:
 
 
 def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
-    """Mark a job as failed, list it with the reason, and remove it from all lists that workers read."""
+    """Mark a job as failed, add it with the reason to the list for operators, and remove it from all lists
+    that workers read.
+    """
     connection: Any = queue.connection
     job_id = raw_id.decode(errors="backslashreplace")[:_MAX_CHARS]
     reason = reason.encode(errors="replace").decode()[:_MAX_CHARS]
@@ -162,7 +164,7 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
             failure = f"set aside: {reason}"
             result: Any = Result(raw_id.decode(), Result.Type.FAILED, connection, exc_string=failure)
             result.save(_JOB_TTL, pipe)
-        pipe.execute(raise_on_error=False)  # one of these keys may be damaged too
+        pipe.execute(raise_on_error=False)  # any of these keys may be damaged too
 
 
 def jobs_set_aside(client: redis.Redis) -> list[SetAside]:
@@ -171,7 +173,7 @@ def jobs_set_aside(client: redis.Redis) -> list[SetAside]:
 
 
 def forget_set_aside(client: redis.Redis, job: str) -> None:
-    """Remove a job from the list of those that were set aside."""
+    """Remove a job from the list of jobs that were set aside."""
     connection: Any = client
     for raw, entry in _entries(client):
         if entry.job == job:

@@ -29,7 +29,7 @@ class QueueWorkers:
 
     @property
     def only_plain(self) -> bool:
-        """Whether all live workers are plain RQ workers, which cannot score; false without any workers."""
+        """Whether the queue has live workers, and all are plain RQ workers, which cannot score."""
         return bool(self.other) and not self.scoring
 
 
@@ -44,7 +44,7 @@ Doing = Literal["", "loading", "proving"]
 """Why a worker does not score yet: it loads a model, or proves a new model's scores."""
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
-"""Stages of a worker's time: waiting for work, then the stages of a chunk in order."""
+"""What a worker spends its time on: waiting for work, then the stages of a chunk in order."""
 
 LATENCY_BUCKETS = (
     *(0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 3.5, 5, 7.5, 10, 15, 20),
@@ -87,9 +87,10 @@ class WorkerReport(WireModel):
     drained
         Whether the worker takes no new chunks.
     doing, doing_seconds
-        Why the worker does not score yet, and about how many seconds that takes in all; ``None`` if unknown.
+        Why the worker does not score yet, and about how many seconds it takes in all until it does; ``None``
+        if unknown.
     pace
-        Padded tokens that a second of forward has scored lately; ``None`` if none were scored.
+        Padded tokens that were scored in a second of forward lately; ``None`` if none were scored.
     answers
         Results of the last orders.
     claim_ahead
@@ -143,7 +144,8 @@ class WorkerReport(WireModel):
 class LastReport(WireModel):
     """Why a worker stopped because it computed wrong scores; ``at`` is in seconds since 1970.
 
-    ``runs`` are those that it has answered since it was last known to be right, at most 100.
+    ``runs`` are the runs, at most 100, that the worker has answered since its scores were last known to be
+    right.
     """
 
     worker: str
@@ -228,7 +230,9 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, float | None]:
-    """What the workers `names` do instead of scoring, and about how many seconds that takes, if known."""
+    """What the workers `names` do instead of scoring, and about how many seconds that takes, if this is
+    known.
+    """
     reports = known_reports(client, names).values()
     return {report.doing: report.doing_seconds for report in reports if report and report.doing}
 
@@ -236,7 +240,8 @@ def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, floa
 def _died(client: Any, name: str) -> bool:
     """Whether a worker without a report is a dead ScoringWorker, or has ended since it was listed.
 
-    If the server has lost a worker's key, RQ writes only what the worker does there, and not what it is.
+    If the server has lost a worker's hash, RQ writes only the worker's state into it again, and not the mark
+    of a ScoringWorker.
     """
     try:
         born, mark = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)
@@ -253,7 +258,7 @@ def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worker
     for name, raw in _raw_reports(client, names).items():
         try:
             reports[name] = WorkerReport.read_json(raw, f"the report of worker {name}")
-        except WireError:  # it may have another format
+        except WireError:  # the report may have another format
             reports[name] = None
     return reports
 

@@ -23,7 +23,9 @@ from rankmill.jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
 _PROBE_SECONDS = 2
 
 _SILENCE_SECONDS = 15
-"""Socket timeout: a server that is silent for longer counts as away. No command blocks for over a second."""
+"""Socket timeout: a server that is silent for longer counts as away. No command blocks for longer than a
+second.
+"""
 
 _CONNECTIONS = 256
 """Most connections of one client; further threads wait for a free one."""
@@ -34,16 +36,18 @@ _UNNAMED: dict[str, Any] = (
     if "driver_info" in inspect.signature(redis.connection.AbstractConnection.__init__).parameters
     else {"lib_name": None, "lib_version": None}
 )
-"""Options that keep redis-py from telling its name, which Redis before 7.2 may refuse to users."""
+"""Options that keep redis-py from telling the server its name, because Redis before 7.2 may not allow a user
+that command.
+"""
 
 
 class WaitingPool(redis.BlockingConnectionPool):
-    """A pool of connections for any number of threads; a thread waits for a free one as it waits for the
-    server.
+    """A pool of connections for any number of threads; a thread waits for a free connection in the same way
+    as for the server.
     """
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
-        """A free connection; waits for one if necessary."""
+        """A free connection, for which this waits if necessary."""
         retry: Retry = self.connection_kwargs["retry"]
         return retry.call_with_retry(self._take, lambda error: None)
 
@@ -94,7 +98,7 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
-    """The error of a first command, in words; ``None`` if the server is loading and will serve later."""
+    """The error of a client's first command, in words; ``None`` if the server is only loading its data."""
     if cannot_serve(error) and _is_a_reply(error):
         return None
     reason = mask_passwords(" ".join(str(error).split())) or "no answer"
@@ -139,8 +143,10 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
                 "retry": patience,
             }
         )
-        pool.connection_class(**pool.connection_kwargs)  # raises for unknown options; does not connect
-    except (ValueError, TypeError, redis.RedisError):  # not shown: it may quote a part of the password
+        # this raises for unknown options, and does not connect
+        pool.connection_class(**pool.connection_kwargs)
+    # the error is not shown, because it may quote a part of the password
+    except (ValueError, TypeError, redis.RedisError):
         raise ConfigError(
             f"redis_url: {mask_url(url)} is not like redis://HOST:PORT/DB (or rediss://, unix://, "
             "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB); USER:PASSWORD@ may stand before the host, "
@@ -175,7 +181,7 @@ def check_mode(client: redis.Redis) -> None:
     ConfigError
         The server is in cluster mode.
     """
-    with suppress(redis.RedisError, OSError):  # it may not say, or may be away
+    with suppress(redis.RedisError, OSError):  # the server may not tell its mode, or may be away
         if str(client.info("cluster").get("cluster_enabled")) == "1":
             raise ConfigError(
                 "redis_url: the server is in cluster mode (cluster-enabled yes), which rankmill does not "
@@ -192,7 +198,7 @@ def _check_url(url: str) -> None:
 
 
 def _is_a_reply(error: BaseException) -> bool:
-    """Whether the error is a reply of a server that is not about the credentials."""
+    """Whether the error is a server's reply, and is not about the credentials."""
     if isinstance(error, redis.BusyLoadingError):
         return True
     return not isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)

@@ -17,7 +17,7 @@ from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
 Concerns = Literal["every run", "only in Redis"]
-"""The runs that a risk concerns: all runs, or only what is nowhere but on the server (`_ALONE`).
+"""The runs that a risk concerns: all runs, or only what is stored nowhere but on the server (`_ALONE`).
 
 The producer of a live run submits again what the server has lost.
 """
@@ -36,7 +36,7 @@ _said: set[tuple[str, str]] = set()
 
 
 class Risk(BaseModel):
-    """What the server may lose by its settings; ``is_known`` is false if the server does not tell the
+    """What the server may lose by its settings; ``is_known`` is false if the server does not tell that
     setting.
     """
 
@@ -49,7 +49,7 @@ class Risk(BaseModel):
 
 
 class Durability(BaseModel):
-    """How a server keeps data; ``None`` for a setting that it does not tell.
+    """How a server keeps data; a field is ``None`` if the server does not tell that setting.
 
     ``maxmemory`` is in bytes, 0 for no limit. ``save`` has the times of snapshots, and is empty without any.
     ``needs_replicas`` says that the server accepts no writes unless a replica follows closely
@@ -147,10 +147,11 @@ def _text(value: object) -> str:
 
 
 def _durability(info: Mapping[str, Any], settings: Mapping[str, str]) -> Durability:
-    """Make `Durability` from INFO and the settings, either of which may lack anything."""
+    """Make `Durability` from INFO and the settings, in both of which any entry may be missing."""
     replicas = _number(info.get("connected_slaves"))
     needed = _number(settings.get("min-replicas-to-write"))
-    if "min_slaves_good_slaves" in info:  # present only if both the number and the lag are set
+    # the server reports this only if both the number and the lag are set
+    if "min_slaves_good_slaves" in info:
         needed = 1
     elif replicas is not None:
         needed = 0

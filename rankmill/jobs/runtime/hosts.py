@@ -14,10 +14,14 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.installation import install_line
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""Padded tokens in a batch, by device: enough to keep it busy, few enough to pad little and fit caches."""
+"""Padded tokens in a batch, by device: enough to keep the device busy, but few enough for little padding and
+for the CPU's caches.
+"""
 
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
-"""Pairs at which a worker stops claiming, by device: its forward never waits, and others get jobs too."""
+"""Claimed pairs at which a worker claims no more, by device: enough that its forward never waits, but few
+enough that others get jobs.
+"""
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 """Paths that exist on Linux if a program can reach a GPU: NVIDIA (two), Jetson, WSL, AMD."""
@@ -25,7 +29,7 @@ _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg
 
 SUPERVISED = "RANKMILL_SUPERVISED"
 """Environment variable of a worker that another process keeps running. That process holds the other end of
-the worker's standard input, so the worker notices its end, whatever the cause.
+the worker's standard input, so the worker notices when that process ends, whatever the cause.
 """
 
 WORKER_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
@@ -75,14 +79,14 @@ def visible_gpus() -> list[str]:
 
 
 def may_have_gpu() -> bool:
-    """Whether PyTorch may find a GPU here; if not, PyTorch need not be imported to find out."""
+    """Whether PyTorch may find a GPU here. If it cannot, PyTorch need not be imported."""
     if platform.system() != "Linux":
         return True
     return any(Path(path).exists() for path in _GPU_DRIVERS)
 
 
 def worker_name(device: str, process: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Make a worker's name of its host, its accelerator and its process.
+    """Make a worker's name from its host, its accelerator and its process.
 
     >>> worker_name("cuda", "4711", {"CUDA_VISIBLE_DEVICES": "1,2"}).partition(".")[2]
     'cuda1.4711'
@@ -101,7 +105,9 @@ def cpu_name() -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's design in numbers, because hypervisors hide its name; empty if these are not listed."""
+    """The CPU's design in numbers, because hypervisors hide its name; empty if the system does not list
+    them.
+    """
     fields = {field: _cpu_field(f"{field}\t") for field in ("cpu family", "model", "stepping")}
     return " ".join(f"{name} {number}" for name, number in fields.items() if number)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import redis
 
 MANY_PORTS = 100
-"""Number of successive ports that are tried by processes which may run several times on a host."""
+"""Number of successive ports that a process tries, if several such processes may run on a host."""
 
 SERVICE_PORTS = frozenset({9807, 9809, 9810})
 """Ports of the exporter and the gateway (HTTP, gRPC), which other processes do not take."""
@@ -59,9 +59,9 @@ def serve(
         ``HOST:PORT``; port 0 means any free port.
     names
         Names of this host, in addition to ``localhost``, all IP addresses and the host of `address`. ``None``
-        allows any name unless `address` is a loopback address, as other hosts can reach it anyway.
+        allows any name unless `address` is a loopback address, because other hosts can reach it anyway.
     usual
-        The port if the address does not name one; without `usual`, it must.
+        The port if the address does not name one; without `usual`, the address must name one.
     ports
         Number of successive ports that are tried.
 
@@ -136,8 +136,8 @@ def health(
     client
         A client of the process's Redis server, without which the process is not ready.
     ailment, obstacle
-        Return why the process cannot continue, and why it is not ready for other reasons than Redis; ``None``
-        means that it can, and is.
+        `ailment` returns why the process cannot continue, and `obstacle` why it is not ready although Redis
+        serves; ``None`` means that nothing is wrong.
     """
     probe = impatient(client)
 
@@ -265,7 +265,7 @@ def _server(host: str, port: int) -> _Server:
 
 
 def shown_address(host: str, port: int) -> str:
-    """``HOST:PORT``, as URLs have it."""
+    """``HOST:PORT``, written as in URLs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -1,4 +1,4 @@
-"""How this rankmill was installed, so that messages name the command that adds what is missing."""
+"""How this rankmill was installed, so that messages can name the command that installs what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 
 def install_line(extra: str) -> str:
     """The command that installs an extra of rankmill, from the place that rankmill was installed from."""
-    if (_CHECKOUT / "pyproject.toml").is_file():  # it runs from this checkout, whatever else is installed
+    if (_CHECKOUT / "pyproject.toml").is_file():  # this code runs from a checkout, whatever else is installed
         return install_command(extra, {"url": _CHECKOUT.as_uri(), "dir_info": {"editable": True}})
     recorded = metadata.distribution("rankmill").read_text("direct_url.json")
     return install_command(extra, json.loads(recorded) if recorded else None)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
-"""A limit above this counts as no limit; version 1 of cgroups writes a number close to 2⁶³ for none."""
+"""A limit above this counts as no limit; version 1 of cgroups writes a number close to 2⁶³ if no limit is
+set.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class Cgroups:
                     yield int(limit), max(int(used) - int(cached.get(cached_name, 0)), 0)
 
     def _groups(self, controller: str) -> Iterator[Path]:
-        """Folders of this process's group and of the groups around it; ``""`` stands for version 2."""
+        """Folders of this process's control group and of the groups above it; for version 2, `controller` is
+        ``""``.
+        """
         for line in _read(self.own).splitlines():
             _, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
@@ -77,7 +81,7 @@ def cores(cgroups: Cgroups = Cgroups()) -> int:
 
 def total_memory(cgroups: Cgroups = Cgroups()) -> int:
     """Bytes of memory of the machine, or of the container's limit if that is less."""
-    import psutil  # imported late: a process that only asks for the cores starts sooner
+    import psutil  # imported here, so that a process that asks only for the cores starts sooner
 
     return min([psutil.virtual_memory().total, *(limit for limit, _ in cgroups.memory())])
 

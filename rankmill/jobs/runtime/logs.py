@@ -1,7 +1,8 @@
-"""Logs: readable lines on a terminal, JSON elsewhere; then whatever is written to standard error is JSON.
+"""Logs: readable lines on a terminal, and JSON elsewhere. With JSON, all that is written to standard error is
+JSON.
 
 Every line that is written within `about`, even by a library, has the ids of its run, chunk, job and worker.
-So one id follows a chunk from its producer to its worker and back.
+So a chunk can be followed by one id from its producer to its worker and back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rankmill.jobs.runtime.settings import LogFormat, LogLevel
 
 OURS = "rankmill"
-"""The logger above all of rankmill's."""
+"""Name of the logger above all of rankmill's loggers."""
 
 RQ = ("rq.worker", "rq.job")
 """Loggers to which RQ's command line gives handlers of their own."""
@@ -47,7 +48,7 @@ def about(**ids: str | int) -> Iterator[None]:
 
 @contextmanager
 def about_job(job_id: str) -> Iterator[None]:
-    """Do as `about`, with the ids of a job, its run and its chunk."""
+    """Add the ids of a job, its run and its chunk to every line that this thread logs inside."""
     run, chunk = keys.parse_job_id(job_id) or (None, None)
     ids = {"run": run, "chunk": None if chunk is None else parent_of(chunk), "job": job_id}
     with about(**{name: value for name, value in ids.items() if value is not None}):
@@ -57,7 +58,8 @@ def about_job(job_id: str) -> Iterator[None]:
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     """Make this process log to standard error; every line has `ids`.
 
-    Libraries log warnings and errors. RQ, which mostly repeats rankmill, logs more only at level ``debug``.
+    Libraries log warnings and errors. RQ logs little more than rankmill's own lines, so it logs more than
+    warnings only at level ``debug``.
     """
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
@@ -77,18 +79,20 @@ def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
 
 
 def write_json() -> None:
-    """From now on, make a line of JSON of each line that anything writes to this process's standard error."""
+    """From now on, turn each line that anything writes to this process's standard error into a line of
+    JSON.
+    """
     if not isinstance(sys.stderr, JsonLines):
         sys.stderr = JsonLines(sys.stderr)
 
 
 def is_json_asked_for() -> bool:
-    """Whether the environment asks for JSON, which holds before the settings are read, too."""
+    """Whether the environment asks for JSON; this is known before the settings are read."""
     return os.environ.get("RANKMILL_LOG_FORMAT") == "json"
 
 
 def complain(line: str) -> None:
-    """Write why a command fails to standard error, as it is or as JSON."""
+    """Write to standard error why a command fails, as plain text or as JSON."""
     if isinstance(sys.stderr, JsonLines):
         sys.stderr.add("error", line)
     else:
@@ -96,7 +100,8 @@ def complain(line: str) -> None:
 
 
 class JsonLines(io.TextIOBase):
-    """Standard error that makes a line of JSON of each line; of a line that is written over, its last state.
+    """Standard error that turns each line into a line of JSON; a line that is written over counts in its last
+    state.
 
     A line that is an object of JSON stays, such as score-file's summary beside scores on standard output.
 
@@ -146,7 +151,7 @@ class JsonLines(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """The descriptor that processes inherit; what they write there comes as they write it."""
+        """The descriptor that processes inherit; what these write there is not turned into JSON."""
         return self.plain.fileno()
 
 

@@ -30,7 +30,7 @@ def remember_password(password: object) -> None:
 
 
 def without_line_end(value: object) -> object:
-    """Remove the line end that files and `echo` add to a secret."""
+    """Remove the line end that files and ``echo`` add to a secret."""
     return value.strip() if isinstance(value, str) else value
 
 
@@ -50,7 +50,7 @@ def remember_url(url: str) -> None:
         passwords = [value for name in options if "pas" in name.lower() for value in options[name]]
         passwords.append(unquote(parts.password or ""))
     except ValueError:
-        return  # no server has this URL, and `mask_url` hides its passwords
+        return  # the URL is not valid, and `mask_url` hides its passwords
     for password in passwords:
         remember_password(password)
 

@@ -1,8 +1,8 @@
 """Patience: waits for a server that cannot serve now.
 
-A failover, a full server, a loading server and a broken connection are handled alike: the command was not
-carried out, and is repeated until it is. `Patience` is the retry policy of every client, so all commands wait
-in the same way, including RQ's.
+A failover, a full server, a loading server and a broken connection are handled alike: the command is repeated
+until the server has carried it out. `Patience` is the retry policy of every client, so all commands wait in
+the same way, including RQ's.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, system
 
 AUTH_SECONDS = 60
-"""Most seconds to wait while the server refuses the password, which someone may just be changing."""
+"""Most seconds to wait while the server refuses the password, because someone may just be changing it."""
 
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""A connection that breaks after more seconds than this was served before, so a new wait begins."""
+"""If a connection breaks after more seconds than this, the server had served it, so a new wait begins."""
 
 _LOOK_SECONDS = 0.5
 """Seconds between two calls of the caller's `look` during a wait."""
@@ -43,7 +43,9 @@ _SMALL_BYTES = 2**20
 """Every server accepts values up to this size, because its proto-max-bulk-len cannot be lower."""
 
 _CUTS = 4
-"""A server that breaks the connection this often at a large value, and answers after each, refuses it."""
+"""A server refuses a large value if it breaks the connection this often when the value comes, and answers in
+between.
+"""
 
 _BACKOFF = Backoff(first=0.1, longest=1.0, jitter=0.5)
 
@@ -106,7 +108,8 @@ def _is_broken(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How the current thread waits: at most `most` seconds, calling `look` meanwhile and at `until`.
+    """How the current thread waits: for at most `most` seconds, with calls of `look` meanwhile and at
+    `until`.
 
     Its command has a value of `value` bytes; `ask` asks the server for a sign of life.
     """
@@ -145,9 +148,10 @@ def waiting(
 
 @contextmanager
 def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
-    """Recognize that the server refuses the large values of `pipe`, which the ``with`` block executes.
+    """Notice if the server refuses the large values of `pipe`, which the ``with`` block executes.
 
-    A server breaks the connection then, as if it were away, so the command would wait for it.
+    A server that refuses a value breaks the connection, so the command would wait as for a server that is
+    away.
 
     Raises
     ------
@@ -164,9 +168,9 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 
 
 def end_of_command() -> float:
-    """The `time.monotonic` seconds at which to give up a command that begins now, by `waiting`.
+    """When a command that begins now must be given up, by `waiting`, in `time.monotonic` seconds.
 
-    ``most=0`` allows one attempt, but does not limit how long it takes.
+    ``most=0`` allows one attempt, but does not limit how long that takes.
     """
     wait = _WAIT.get()
     now = system.monotonic()
@@ -217,7 +221,9 @@ def _one_reply(client: redis.Redis, name: str, *arguments: Any) -> Any:
 
 
 def _is_too_large(error: BaseException) -> bool:
-    """Whether the server itself says that a value is too large; mostly it breaks the connection first."""
+    """Whether the server itself says that a value is too large; most servers break the connection before they
+    say so.
+    """
     return _WAIT.get().value > _SMALL_BYTES and "Protocol error: invalid bulk length" in str(error)
 
 
@@ -274,7 +280,9 @@ class Patience(Retry):
         self._since = self._reminded = 0.0
 
     def __deepcopy__(self, memo: object) -> Patience:
-        """Return the same object, because redis-py copies the retry policy for every connection."""
+        """Return this object itself: redis-py copies the retry policy for every connection, and all must
+        share it.
+        """
         return self
 
     def sleep(self, seconds: float) -> None:
@@ -304,7 +312,8 @@ class Patience(Retry):
         if os.getpid() != self._process:  # after a fork, threads of the parent may hold the lock
             self._begin()
         failures, since, served, cuts = 0, 0.0, False, 0
-        inner = bool(self._waiting) and self.caller() in self._waiting  # it connects for a waiting command
+        # this call connects for a command that already waits
+        inner = bool(self._waiting) and self.caller() in self._waiting
         try:
             while True:
                 began = system.monotonic()
@@ -322,7 +331,7 @@ class Patience(Retry):
                     if _was_cut_off(error, system.monotonic() - began):
                         failures, since = 0, system.monotonic()
                     failures += 1
-                    since = since or began  # a silent server was already waited for
+                    since = since or began  # a server that is silent has already been waited for
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
                     finally:  # `fail` raises if keys were watched; the caller then starts again
@@ -343,8 +352,9 @@ class Patience(Retry):
         if now - since >= most:
             self._over(reason, now - since, bounded=wait.most < self.seconds)
         end = now
-        if not isinstance(error, redis.MaxConnectionsError):  # it has already waited for a free connection
-            if now < wait.until:  # otherwise it was the caller's time that ended
+        # this error comes after a wait for a free connection
+        if not isinstance(error, redis.MaxConnectionsError):
+            if now < wait.until:  # otherwise the caller's own time has ended
                 self._note(reason, most)
             end += min(_BACKOFF.pause(failures), since + most - now)
         while True:

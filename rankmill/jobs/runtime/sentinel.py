@@ -1,7 +1,7 @@
 """Redis Sentinel: URLs that name Sentinels, and connections to the master that these name.
 
-redis-py's own asks for ``SENTINEL MASTERS``, which a user of the Sentinels may lack the right to, and keeps a
-connection to the old master after a failover until that refuses a write: what was written meanwhile is lost.
+redis-py's own asks for ``SENTINEL MASTERS``, for which a user may lack the right. After a failover it keeps a
+connection to the old master until that refuses a write, and what was written meanwhile is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import system
 
 _SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
-"""Schemes of Sentinels' URLs, and the schemes of the servers that they lead to."""
+"""Schemes of Sentinels' URLs, and the schemes of the servers that the Sentinels name."""
 
 _PORT = 26379
 
@@ -139,7 +139,7 @@ class MasterFinder:
     def _note(self, sentinel: Address, master: Address) -> None:
         self._found, self._asked = master, system.monotonic()
         others = [other for other in self._sentinels if other != sentinel]
-        self._sentinels = [sentinel, *others]  # the next time, ask first the one that answered
+        self._sentinels = [sentinel, *others]  # ask the one that answered first, the next time
 
     def _ask(self, host: str, port: int) -> Address | None:
         options = {

@@ -119,16 +119,21 @@ class ExtensionSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     of_workers: ClassVar[bool] = False
-    """Whether workers read them, so that this host's workers get them from the process that starts them."""
+    """Whether workers read these settings; then the workers of this host get them from the process that
+    starts them.
+    """
 
 
 E = TypeVar("E", bound=ExtensionSettings)
 
 
 class WorkerSettings(BaseModel):
-    """Settings of a worker; ``model`` to ``inputs`` are the spec to warm up with."""
+    """Settings of a worker; the fields from ``model`` to ``inputs`` are the spec of the model to load at the
+    start.
+    """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # built when first used
+    # pydantic builds the validator at its first use
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     _of_extensions: Mapping[str, Sourced] = PrivateAttr(default_factory=dict)
 
@@ -174,7 +179,7 @@ class WorkerSettings(BaseModel):
     @field_validator("lease_seconds")
     @classmethod
     def _outlasts_a_lost_heartbeat(cls, lease: int, info: ValidationInfo) -> int:
-        heartbeat = info.data.get("heartbeat_seconds")  # missing if it is not valid itself
+        heartbeat = info.data.get("heartbeat_seconds")  # missing if ``heartbeat_seconds`` is not valid itself
         if heartbeat is not None and lease < 2 * heartbeat:
             message = "must be at least twice heartbeat_seconds, which is {heartbeat}"
             raise PydanticCustomError("lease_too_short", message, {"heartbeat": heartbeat})
@@ -186,7 +191,8 @@ class WorkerSettings(BaseModel):
         Raises
         ------
         ConfigError
-            One is not valid, and the message names it and where it was set; or it has the name of another.
+            A setting is not valid, and the message names it and where it was set; or two settings have one
+            name.
         """
         _check_names(kind)
         defaults = {key: Sourced(value, BASE.name) for key, value in _base().items()}
@@ -194,19 +200,19 @@ class WorkerSettings(BaseModel):
         return _validated(kind, {key: merged[key] for key in kind.model_fields if key in merged})
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """These settings with other values, which are validated; those of extensions stay."""
+        """These settings with some values changed and validated; the settings of extensions stay."""
         settings = type(self).model_validate({**self.model_dump(), **changes})
         settings._of_extensions = self._of_extensions
         return settings
 
     def environ(self) -> dict[str, str]:
-        """The environment variables of a process that reads what workers read: it gets these settings."""
+        """The environment variables that give these settings to a worker's process."""
         values = {key: getattr(self, key) for key in WorkerSettings.model_fields}
         if any(setting.source != BASE.name for setting in self._of_extensions.values()):
             for kind in dict.fromkeys(extension_settings().values()):
                 values |= dict(self.of(kind)) if kind.of_workers else {}
         own = {f"{_PREFIX}{key.upper()}": _as_text(value) for key, value in values.items()}
-        return {**own, "RANKMILL_CONFIG": ""}  # the file is read already
+        return {**own, "RANKMILL_CONFIG": ""}  # because this process has already read the file
 
     def spec(self, model: str | None = None) -> ScoreSpec:
         """Make the score spec of these settings; another `model` gets the same options without the revision.
@@ -249,7 +255,7 @@ class Settings(WorkerSettings):
 class SettingsOptions(TypedDict, total=False):
     """The settings of a client as options by name, except ``redis_url``; ``None`` means not given.
 
-    Those of rankmill's extensions are here as well, because no other package can add to the type.
+    The settings of rankmill's extensions are here too, because a package cannot add fields to this type.
     """
 
     model: str | None
@@ -304,11 +310,12 @@ class SettingsOptions(TypedDict, total=False):
 
 
 _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
-"""Options of a client's calls that are not in the spec, to suggest for a misspelt name."""
+"""Options of a client's calls that are not in the spec; they are suggested for a misspelt name."""
 
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
-    """Make the spec of a run; a model's directory gets an absolute path, as workers may run in other folders.
+    """Make the spec of a run; a model's directory gets an absolute path, because workers may run in other
+    folders.
 
     Raises
     ------
@@ -322,7 +329,7 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
     except ValidationError as error:
         raise ConfigError(complaint(error, {*ScoreSpec.model_fields, *_CALL} - changes.keys())) from None
     is_name = "/" not in spec.model and (spec.model == "demo" or "@" in spec.model)
-    with suppress(OSError):  # for instance a stale mount; workers may see more
+    with suppress(OSError):  # for instance a stale mount; the directory may be readable for workers
         if not is_name and (folder := expanded(spec.model)).is_dir():
             return spec.model_copy(update={"model": str(folder.resolve())})
     return spec
@@ -375,7 +382,7 @@ def merge_settings(
 
 
 def extension_settings() -> dict[str, type[ExtensionSettings]]:
-    """The names of the settings of all installed extensions, with the models that have them."""
+    """The name of each setting of the installed extensions, with the pydantic model that it belongs to."""
     kinds: dict[str, type[ExtensionSettings]] = {}
     for kind in plugins.load_all("rankmill.settings"):
         if not (isinstance(kind, type) and issubclass(kind, ExtensionSettings)):
@@ -400,7 +407,9 @@ def _check_names(kind: type[ExtensionSettings], others: Collection[str] = ()) ->
 
 
 def _is_setting(key: str) -> bool:
-    """Whether the core or an extension has a setting; `_base` also has ours that are not installed."""
+    """Whether the core or an installed extension has a setting; `_base` also has those of our extensions that
+    are not installed.
+    """
     return key in Settings.model_fields or key in _base() or key in extension_settings()
 
 
@@ -477,7 +486,9 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 @cache
 def _base() -> dict[str, Any]:
-    """The defaults, read only once, because parsing takes longer than all else at a client's start."""
+    """The defaults, read only once, because parsing them takes longer than anything else at a client's
+    start.
+    """
     return _read(BASE)
 
 

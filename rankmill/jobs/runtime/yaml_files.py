@@ -19,7 +19,7 @@ MAX_PLAIN = 1024
 """Longest value without quotes, in characters; Python could not even print a longer number."""
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The loader in C is twelve times as fast, and every process reads the defaults."""
+"""YAML's loader, in C if possible: that is twelve times as fast, and every process reads the defaults."""
 
 _OPENS = (yaml.SequenceStartEvent, yaml.MappingStartEvent)
 _CLOSES = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
@@ -27,9 +27,10 @@ _CLOSES = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
 _DAMAGE = (
     yaml.YAMLError,
     UnicodeDecodeError,
-    ValueError,  # an impossible date, an integer of thousands of digits
+    ValueError,  # for an impossible date, or an integer of thousands of digits
     ArithmeticError,
-    LookupError,  # this and the next two: a value that does not fit its explicit type, as in "!!int ''"
+    # this and the next two are for a value that does not fit its explicit type, as in "!!int ''"
+    LookupError,
     AttributeError,
     TypeError,
 )
