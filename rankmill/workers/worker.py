@@ -150,7 +150,7 @@ class ScoringWorker(RQWorker):
         return bool(taken)
 
     def _claim_next(self, max_idle_time: int | None, *, wait: bool) -> bool:
-        """Wait for room for another claim, then for a job; returns ``False`` to stop.
+        """Wait for room for another claim, then for a job; returns ``False`` if the worker should stop.
 
         Without `wait`, as in a burst, it returns ``False`` when no job waits for this worker.
         """
@@ -171,11 +171,11 @@ class ScoringWorker(RQWorker):
                 self._intake.wait_for_room()
                 continue
             if not wait and not self._claims.waiting:
-                return False  # other workers take the remaining jobs
+                return False  # because other workers take the remaining jobs
             if drained:
                 self._orders.wait(POLL_SECONDS)
             elif not wait:
-                system.sleep(_READING_SECONDS)  # a model's files are being read
+                system.sleep(_READING_SECONDS)  # because a model's files are still being read
             else:
                 self._engines.unload_idle()
                 self._orders.warm_again()
@@ -184,7 +184,7 @@ class ScoringWorker(RQWorker):
         return False
 
     def _finish(self) -> None:
-        """Finish the batch in progress, or in a burst all work; hand back the rest; unregister."""
+        """Finish the batch in progress, or all work in a burst; hand back the rest, and unregister."""
         try:
             self._pipeline.close(finish=not self.stopping)
         finally:
@@ -234,9 +234,9 @@ class ScoringWorker(RQWorker):
         metrics.heartbeat_age.set_function(self._heartbeat.age)
 
     def _warm_up(self) -> None:
-        """Load the models of ``warm``, while producers and operators already see this worker.
+        """Load the models of ``warm``, after producers and operators can see this worker.
 
-        The first signal ends this, because the worker has claimed nothing yet.
+        The first signal ends the loading, because the worker has claimed nothing yet.
         """
         self._warms_up = True
         try:
@@ -257,7 +257,7 @@ class ScoringWorker(RQWorker):
         )
 
     def _load(self, spec: ScoreSpec) -> Loaded:
-        """Load a model, and tell producers so meanwhile."""
+        """Load a model; meanwhile producers are told that this worker loads it."""
         self._tell("loading")
         try:
             with self.limit(LOAD_SECONDS):
@@ -270,16 +270,18 @@ class ScoringWorker(RQWorker):
             self._tell("")
 
     def _tell(self, doing: Doing, seconds: float | None = None) -> None:
-        """Send a heartbeat at once, which says what this worker does, and about how long in all."""
+        """Send a heartbeat at once that says what this worker does, and about how many seconds that takes in
+        all.
+        """
         self._doing, self._doing_seconds = doing, seconds
         self._orders.news.set()
 
     def _spec(self, model: str) -> ScoreSpec:
-        """The score spec to load a model with before chunks need it."""
+        """The score spec with which a model is loaded before chunks need it."""
         return self._copies.pinned(self._settings.spec(model))
 
     def _report(self) -> WorkerReport:
-        """The worker's report; answers are read first, so that the figures are at least as new."""
+        """The worker's report; it reads the answers first, so that the figures are at least as new."""
         return metrics.report(
             answers=self._orders.answers(),
             device=self._device,
@@ -292,8 +294,8 @@ class ScoringWorker(RQWorker):
         )
 
     def _obstacle(self) -> str | None:
-        """Why the worker cannot score now; ``None`` if it can. A missing model that no run needs is not a
-        reason.
+        """Why the worker cannot score now; ``None`` if it can. A model that cannot be loaded is not a reason
+        as long as no run needs it.
         """
         if self.stopping:
             return "the worker is stopping"

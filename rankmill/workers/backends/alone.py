@@ -1,8 +1,8 @@
 """Deterministic scoring: each row in a forward of its own, without padding, on one thread.
 
-A library chooses its kernel by the shape of the input and by the number of threads, and each kernel adds up
-in another order. If a row is computed by itself on one thread, nothing but the row decides the bits of its
-logits. Several rows are computed at the same time, one on each core of the worker.
+A library chooses its kernel by the shape of the input and by the number of threads, and kernels add up in
+different orders. If a row is computed by itself on one thread, only the row decides the bits of its logits.
+Several rows are computed at the same time, one on each core of the worker.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Alone(Backend):
                 lanes = self._lanes
                 started.append(lanes.submit(self._score, row) if lanes else self._backend.submit(row))
         except Exception:
-            with suppress(Exception):  # the caller must not begin other forwards before these end
+            with suppress(Exception):  # these must end before the caller begins other forwards
                 RowForwards(started).result()
             raise
         return RowForwards(started)
@@ -85,13 +85,13 @@ class RowForwards:
 
 
 def _lanes(count: int) -> Executor:
-    """Threads that compute rows at the same time; each row has only the thread that computes it."""
+    """Threads that compute rows at the same time; each row is computed by one of them, on its own."""
     there = threading.Barrier(count)
     lanes = system.Executor(count, thread_name_prefix="lane", initializer=_without_help)
     for waiting in [lanes.submit(there.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(threads())  # for threads that begin later
+        torch.set_num_threads(threads())  # this holds for threads that begin later
     return lanes
 
 
@@ -100,7 +100,7 @@ def _without_help() -> None:
     load.
     """
     if torch := sys.modules.get("torch"):
-        torch.get_num_threads()  # PyTorch sets the number itself when a thread first asks for it
+        torch.get_num_threads()  # otherwise PyTorch sets the number when the thread first asks for it
         torch.set_num_threads(1)
 
 

@@ -28,7 +28,7 @@ def backends() -> dict[str, BackendKind]:
     Raises
     ------
     ConfigError
-        A backend cannot be imported, or has another name than its package says.
+        A backend cannot be imported, or calls itself otherwise than its entry point.
     """
     kinds: list[BackendKind] = []
     for name in plugins.names("rankmill.backends"):
@@ -58,7 +58,8 @@ def choose_device(setting: str, backend: str) -> str:
     Raises
     ------
     ConfigError
-        The device does not exist here, or ``auto`` finds only one on which this backend is meant for tests.
+        The device does not exist here, or ``auto`` finds only a device on which this backend is meant for
+        tests.
     """
     device = resolve_device(setting)
     if setting == "auto" and backend != "auto" and device in (kind := backends()[backend]).for_tests:

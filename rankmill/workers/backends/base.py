@@ -94,7 +94,7 @@ class ModelFiles:
     revision
         Commit on the hub, or the digest of the directory's content.
     config
-        The model's config from transformers, or the cached part of it.
+        The model's config from transformers, or the part of it that is cached.
     cache
         Folder for files that are derived from models.
     layout
@@ -142,7 +142,7 @@ HEAD_WIDTH = 64
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Size of the layer that is timed; widths are rounded so that similar models share a measurement.
+    """Size of the layer that is timed; widths are rounded, so that similar models share one measurement.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ ROW, MATRIX = 0, -1
 class Rounding(NamedTuple):
     """How a backend rounds to 8 and 4 bits: the number of values that share a scale.
 
-    Each is a number, `ROW` or `MATRIX`; ``None`` means that these values are not rounded.
+    Each field is a number, `ROW` or `MATRIX`; ``None`` means that these values are not rounded.
     """
 
     weights: int | None
@@ -215,7 +215,7 @@ def is_rounded(precision: str) -> bool:
 class BackendKind:
     """Description of a backend, which imports none of the backend's packages.
 
-    It is what an entry point of ``rankmill.backends`` names. Its module must import nothing heavy before
+    An entry point of ``rankmill.backends`` names it. The module with it must import nothing heavy before
     `load` is called.
 
     Attributes
@@ -223,7 +223,7 @@ class BackendKind:
     name
         Name in the settings, which is the entry point's.
     preference
-        ``auto`` tries the lowest first, where it does not measure.
+        Where ``auto`` does not measure, it tries backends with low numbers first.
     extra
         The extra of rankmill that installs `packages`; empty if the backend's own package does.
     precisions
@@ -237,9 +237,9 @@ class BackendKind:
     for_tests
         Devices on which ``auto`` does not take the backend: it is far slower there than others.
     register
-        Makes model types known to transformers that it lacks; called before a model's config is read.
+        Adds model types that transformers lacks; called before a model's config is read.
     families
-        Model types whose plain classifiers the backend has modules for; ``None`` if it runs any network.
+        Model types for whose plain classifiers the backend has modules; ``None`` if it runs any network.
     measured
         Model types whose plain classifiers run as fast as `timed_layer` says; ``None`` means all. ``auto``
         takes the backend for other models only if no other backend scores them correctly.
@@ -256,7 +256,7 @@ class BackendKind:
         how far such scores may be off.
     int8
         Returns the kinds of int8 that this CPU supports; ``int8`` means the first one unless speeds are
-        measured. Each way to compute has a name of its own.
+        measured. Each way to compute in 8 bits has a name of its own.
     concurrent
         Whether several threads may call `Backend.submit` at the same time; each computes in its own thread.
     lacks
@@ -293,7 +293,7 @@ class BackendKind:
 
     @property
     def installed_by(self) -> str:
-        """What installs its packages."""
+        """The command that installs the backend's packages, in words."""
         return install_line(self.extra) if self.extra else f"it needs {', '.join(self.packages)}"
 
     def obstacle(self, config: Any, device: str, precision: str, *, plain: bool = True) -> str | None:

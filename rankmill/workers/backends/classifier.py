@@ -1,4 +1,6 @@
-"""Loads classifiers of transformers, config and weights, and checks them; every backend starts from these."""
+"""Loads the configs and weights of transformers' classifiers, and checks them; every backend starts from
+these.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _MODULES = 20
 """Most modules of a network for each weight of its checkpoint; a usual network has one or two."""
 
 _BUFFERS_BESIDE = 1 << 26
-"""Numbers that a network may compute for itself, such as a mask, beyond twice the checkpoint's."""
+"""How many numbers a network may have, beyond twice those of its checkpoint, because it computes some itself,
+such as a mask.
+"""
 
 _BUFFERS = ("position_ids", "token_type_ids")
 """Entries that old releases of transformers saved; they are buffers, not weights."""
@@ -70,8 +74,8 @@ _PACKED = 16
 
 @contextmanager
 def _at_most(modules: int, source: str | Path) -> Iterator[None]:
-    """Refuse a network with more modules than this while it is made: millions of empty ones take minutes and
-    memory.
+    """Refuse a network with more modules than this while it is made, because millions of empty modules take
+    minutes and memory.
     """
     count = 0
 
@@ -170,7 +174,7 @@ def own_memory(module: Any) -> Any:
     return module
 
 
-transformers_logging.disable_progress_bar()  # a worker's log is not a terminal
+transformers_logging.disable_progress_bar()  # because a worker's log is not a terminal
 transformers_logging.disable_default_handler()
 transformers_logging.enable_propagation()
 logging.getLogger("transformers.modeling_utils").addFilter(
@@ -191,10 +195,10 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     Raises
     ------
     SpecError
-        Transformers would compute something other than the config describes, or the files are not only the
-        model's.
+        Transformers would compute something other than what the config describes, or the files name some that
+        are not the model's.
     OSError, ValueError
-        From transformers, when there is no such model.
+        From transformers, if the model does not exist.
     """
     check_files(source, revision)
     check_counts(source, read_json(source, revision, "config.json", dict))
@@ -260,7 +264,7 @@ def load_pretrained(kind: Any, source: str | Path, revision: str | None, config:
     MemoryError
         The model does not fit into the memory of this machine.
     OSError, ValueError
-        From transformers, when the weights are not safetensors or cannot be read.
+        From transformers, if the weights are not safetensors or cannot be read.
     """
     check_size(kind, source, revision, config)
     try:
@@ -269,11 +273,11 @@ def load_pretrained(kind: Any, source: str | Path, revision: str | None, config:
             revision=revision or "main",
             config=config,
             dtype=torch.float32,
-            # None: transformers chooses; some families (DeBERTa) have no sdpa
+            # with None, transformers chooses, because some families (DeBERTa) have no sdpa
             attn_implementation="sdpa" if config.model_type in TRACEABLE else None,
             use_safetensors=True,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # `check_names` refuses them, with a clear message
+            ignore_mismatched_sizes=True,  # `check_names` refuses mismatched sizes with a clear message
             output_loading_info=True,
         )
     except RuntimeError as error:

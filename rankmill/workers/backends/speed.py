@@ -33,11 +33,14 @@ INT8: Mapping[str, tuple[int, str]] = {
 }
 """Kinds of int8, the most exact first: the number of inputs that share a scale, and the precision of the rest
 of the model. ``auto`` never chooses one. Other group sizes are left out: with VNNI, groups of 32 are only 1.1
-times as fast as bf16; groups of 192, 384 or a whole row are no faster than 128, at a Spearman under 0.9985.
+times as fast as bf16; groups of 192, 384 or a whole row are not faster than groups of 128, with a Spearman
+below 0.9985.
 """
 
 _WORTH_INT8 = 1.15
-"""Speed of int8 over that of ``auto``'s choice from which int8 is used, because it ranks worse than bf16."""
+"""int8 is used only if it is this many times as fast as what ``auto`` chooses, because it ranks worse than
+bf16.
+"""
 
 _VERSION = 4
 """Version of the measurement; it changes when the same machine would get other figures."""
@@ -45,7 +48,9 @@ _VERSION = 4
 _SECONDS = 0.2
 _ROUNDS = 3
 _MOST_ROUNDS = 20
-"""Each layer runs once a round: at least `_ROUNDS` rounds, then up to `_MOST_ROUNDS` within `_SECONDS`."""
+"""Each layer runs once in a round. There are at least `_ROUNDS` rounds, and at most `_MOST_ROUNDS` in
+`_SECONDS`.
+"""
 
 _PAUSE = 0.001
 """Pause in seconds before each run, so that spinning threads of the previous layer do not distort it."""
@@ -57,8 +62,8 @@ _STEADY = 1.2
 """If the second-best round took longer than the best by more than this factor, the machine was busy."""
 
 _BUSY_SECONDS = 3600
-"""How long the measurement of a busy machine is used; measuring again imports every backend, which takes
-seconds.
+"""Seconds for which the measurement of a busy machine is used, because another one takes seconds: it imports
+every backend.
 """
 
 Combination = tuple[str, str]
@@ -69,14 +74,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Speeds:
-    """Billions of operations a second and thread, for each combination; ``steady`` if the rounds agreed."""
+    """Billions of operations per second and thread, for each combination. ``steady`` says whether the rounds
+    agreed.
+    """
 
     gflops: Mapping[Combination, float]
     steady: bool = True
 
     def fastest(self, among: Iterable[Combination]) -> Combination | None:
-        """The fastest measured combination in `among`; among equally fast ones, the most exact, then the
-        first.
+        """The fastest measured combination in `among`; among equally fast combinations the most exact one,
+        and among these the first.
         """
         measured = [choice for choice in among if choice in self.gflops]
         enough = max((self.gflops[choice] for choice in measured), default=0.0) / _TIE
@@ -84,8 +91,8 @@ class Speeds:
         return min(good, key=lambda choice: CPU_PRECISIONS.index(choice[1]), default=None)
 
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
-        """The kind of int8 on `backend` that is enough faster than `over`: of the most exact ones, the
-        fastest.
+        """The kind of int8 on `backend` to use because it is enough faster than `over`; of several, the most
+        exact ones, and of these the fastest.
 
         ``None`` if no kind is fast enough, or if none was measured.
         """
@@ -135,8 +142,8 @@ def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds
 
 
 def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
-    """Everything that the figures depend on; its digest is the cache key, so that other machines do not use
-    them.
+    """Everything on which the figures depend; its digest is the cache key, so that other machines do not use
+    these figures.
     """
     return {
         "recipe": _VERSION,
@@ -156,7 +163,8 @@ def _cached(file: Path) -> Speeds | None:
         steady = bool(kept.get("steady", True))
         if not steady and not 0 <= system.now() - file.stat().st_mtime < _BUSY_SECONDS:
             return None
-    except (KeyError, TypeError, ValueError, AttributeError, OSError):  # no such file, or a damaged one
+    # the file does not exist, or is damaged
+    except (KeyError, TypeError, ValueError, AttributeError, OSError):
         return None
     logger.info("speed of this CPU, as measured before: %s", Speeds(speeds))
     return Speeds(speeds, steady)
@@ -199,13 +207,13 @@ def measure(
     operations: float,
     clock: Callable[[], float] = time.process_time,
 ) -> Speeds:
-    """Run layers in turn, round by round. The best round of each counts, because other load can only slow it
-    down.
+    """Run layers in turn, round by round. The best round of each layer counts, because other load can only
+    slow a layer down.
 
     Parameters
     ----------
     layers
-        A function for each combination that runs a layer; one that raises is left out.
+        For each combination a function that runs a layer; a combination whose function raises is left out.
     operations
         Floating-point operations of a layer.
     clock

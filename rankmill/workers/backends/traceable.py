@@ -60,15 +60,13 @@ class TracedNetwork(nn.Module):
 
 
 _MASKED = -10_000.0
-"""Added to the attention of padding. The weight is then 0 in every precision, and the number fits into fp16
-and bf16.
-"""
+"""What is added to the attention of padding, so that its weight is 0. The number fits into fp16 and bf16."""
 
 
 class Traceable(nn.Module):
     """A module from ids, mask and, if the model has them, types to logits ``[rows]``.
 
-    The classifier gets a finished attention mask, because transformers makes one in a way that depends on the
+    The classifier gets a finished attention mask, because transformers' own way to make one depends on the
     values of the plain mask, which a trace cannot follow.
 
     Parameters

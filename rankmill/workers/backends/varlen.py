@@ -48,7 +48,7 @@ class PackedInput:
     key_starts
         The same as `starts`, in the keys.
     keys
-        The tokens that rows read, row after row, ``[keys]``; ``None`` if each row reads its own.
+        The tokens that rows read, row after row, ``[keys]``; ``None`` if each row reads only its own tokens.
     read
         The token that each score reads, ``[scores]``.
     longest, longest_keys
@@ -135,7 +135,8 @@ def packed_attention(
     if packed.keys is not None:
         states[1:] = [tensor[packed.keys] for tensor in states[1:]]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    reach = -1 if sliding_window is None else sliding_window - 1  # transformers counts the token itself
+    # because transformers counts the token itself
+    reach = -1 if sliding_window is None else sliding_window - 1
     seen = _varlen(
         states, packed.starts, packed.key_starts, packed.longest, packed.longest_keys,
         scale=scaling, window_size=(reach, 0 if causal else reach),
@@ -182,7 +183,7 @@ def varlen_reference(
 
 
 def _within(queries: int, keys: int, window: tuple[int, int], device: torch.device) -> torch.Tensor | None:
-    """The keys that each query sees, where the last query is at the last key; ``None`` if every query sees
+    """The keys that each query sees, if the last query stands at the last key; ``None`` if every query sees
     all.
     """
     if window == (-1, -1):

@@ -13,7 +13,9 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.host.model_file import model_file
 
 Task = Literal["classifier", "chain", "causal"]
-"""A sequence classifier of transformers; a model without a head, with modules after it; a language model."""
+"""A sequence classifier of transformers; or a model without a head, with modules after it; or a language
+model.
+"""
 
 _TASKS: dict[str, Task] = {
     "sequence-classification": "classifier",
@@ -27,7 +29,7 @@ _OUTPUTS = {"classifier": "logits", "chain": "last_hidden_state", "causal": "log
 _KNOWN = frozenset({"Dense", "Dropout", "LayerNorm", "LogitScore", "Normalize", "Pooling"})
 _FOLLOWED = frozenset(
     {"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length"}
-    | {"unpad_inputs", "query_length", "document_length"}  # these three do not concern pairs, or not scores
+    | {"unpad_inputs", "query_length", "document_length"}  # these three do not concern pairs or scores
 )
 """Settings of the transformer module that rankmill follows; any other must be empty."""
 
@@ -54,10 +56,10 @@ class ModelLayout(BaseModel, frozen=True, extra="forbid"):
     prompts, default_prompt
         The model's own prompts, and the name of the one to use.
     saved
-        Whether sentence-transformers saved the model as a cross-encoder, so that its files say all that
-        matters.
+        Whether sentence-transformers saved the model as a cross-encoder, so that its files say everything
+        that matters.
     chat
-        Whether the two texts go through the chat template; ``None`` means: if the model has one.
+        Whether the two texts go through the chat template; ``None`` means that they do if the model has one.
     chat_format
         Format of messages: ``flat``, ``structured`` or ``auto``.
     chat_options
@@ -137,11 +139,13 @@ _REPEATED = re.compile(
 """Entries of a config that say how often a part is repeated."""
 
 _WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
-"""Entries by which rows are padded to a multiple, or which each token costs, and their largest value."""
+"""Names of entries that set a multiple to which rows are padded, or work for each token; and the largest
+value of such an entry.
+"""
 
 
 def check_counts(source: str | Path, config: Any, name: str = "") -> None:
-    """Refuse a config with huge counts before transformers allocates what they ask for.
+    """Refuse a config with huge counts, before transformers allocates memory for them.
 
     Raises
     ------

@@ -18,12 +18,14 @@ Rows = npt.NDArray[np.intp]
 Owner = TypeVar("Owner")
 
 _Batch = npt.NDArray[np.int64]
-"""Shape ``[4, rows]``: each row's number of its work, index in that work, tokens and group."""
+"""Shape ``[4, rows]``: for each row, the number of its work, its index in that work, its tokens and its
+group.
+"""
 
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
 _CUT_AHEAD = 6
-"""Batches that are cut in advance from works that wait whole; rows of similar length share them."""
+"""Number of batches that are cut in advance from works that wait whole."""
 
 
 def plan_batches(
@@ -82,7 +84,7 @@ def plan_batches(
 
 def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bool, packed: bool) -> int:
     """The number of first rows that fit into the budget; at least one."""
-    if sorted_ and not packed:  # the first is the longest
+    if sorted_ and not packed:  # the first row is the longest
         return max(token_budget // max(int(tokens[0]), 1), 1)
     least = np.maximum(tokens, 1)
     taken = np.cumsum(least) if packed else np.maximum.accumulate(least) * np.arange(1, len(tokens) + 1)
@@ -92,8 +94,8 @@ def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bo
 class WaitingRows(Generic[Owner]):
     """Waiting rows of several pieces of work, which are cut into batches together.
 
-    Small requests share batches, and rows are batched with others of similar length. The next batch
-    always contains rows of the oldest work, so no row waits forever.
+    Small requests share batches, and a batch has rows of similar length. The next batch always contains rows
+    of the oldest work, so no row waits forever.
 
     >>> waiting = WaitingRows[str]()
     >>> waiting.add("old", [3, 9], token_budget=12)
@@ -139,7 +141,8 @@ class WaitingRows(Generic[Owner]):
         oldest first; younger works wait until these are scored. So works end one after the other, with more
         padding.
 
-        With `whole`, works are cut one by one, and works that are not cut yet can be given away (`whole`).
+        With `whole`, works are cut one by one, and a work that is not cut yet can be given away (see
+        `whole`).
 
         `groups` and `packed` are as in `plan_batches`.
         """
@@ -161,7 +164,7 @@ class WaitingRows(Generic[Owner]):
         self._cut_next()
 
     def take(self) -> list[tuple[Owner, Rows]]:
-        """Take the next batch, as the rows of each work in it; at least one batch must wait."""
+        """Take the next batch: each work in it with the work's rows; at least one batch must wait."""
         numbers, rows, *_ = self._batches.popleft()
         parts = []
         for number in np.unique(numbers).tolist():
@@ -174,7 +177,9 @@ class WaitingRows(Generic[Owner]):
         return parts
 
     def _cut_next(self) -> None:
-        """Cut works that wait whole: one if few batches are left, and all that fit into mixed batches."""
+        """Cut works that wait whole: the next one if few batches are left, and all that fit into mixed
+        batches.
+        """
         while self._behind:
             few = len(self._batches) < self._ahead
             if few:
@@ -198,7 +203,7 @@ class WaitingRows(Generic[Owner]):
         return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
     def whole(self) -> list[Owner]:
-        """The works none of whose rows was taken, the oldest first."""
+        """The works of which no row was taken, the oldest first."""
         return [work for number, work in self._works.items() if self._left[number] == self._size[number]]
 
     def remove(self, work: Owner) -> int:

@@ -22,10 +22,12 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Names of a model's inputs, as in transformers."""
 
 _MEMORY_SHARE = 4
-"""A token of a shared prefix counts as this share of a computed one, because it takes memory but no time."""
+"""A token of a shared prefix counts as a quarter of a computed token, because it takes memory but no time."""
 
 _FEWEST_TOKENS = 256
-"""Fewest tokens of a piece: a smaller one is not worth a stream, as reading the weights takes as long."""
+"""Fewest tokens of a piece: a smaller piece is not worth a stream, because reading the weights takes as
+long.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class Tokens:
     """Token ids of `n` pairs, end to end; row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``.
 
     ``types`` (segment ids) is ``None`` for models without types. Rows that share a prefix have equal numbers
-    in ``groups``, shape ``[n]``; ``shared``, shape ``[n]``, is the number of tokens that a row shares, 0 if
-    none.
+    in ``groups``, shape ``[n]``; ``shared``, shape ``[n]``, is the number of tokens that each row shares,
+    which may be 0.
     """
 
     ids: TokenIds
@@ -67,7 +69,7 @@ class Tokens:
     def costs(self) -> Ids:
         """Tokens that each row adds to a batch that keeps rows with a shared prefix together, shape ``[n]``.
 
-        A prefix is computed once for all of them, but its keys and values take memory in every row.
+        A shared prefix is computed once, but its keys and values take memory in every row.
         """
         if self.shared is None:
             return self.lengths
@@ -180,14 +182,17 @@ def _together(parts: Sequence[Ids | None]) -> Ids | None:
 
 
 def ends(lengths: Ids) -> Ids:
-    """Offsets of pieces with these lengths in an array: 0, then where each piece ends, ``[n + 1]``."""
+    """Where pieces with these lengths begin and end in an array: 0, then the end of each piece, ``[n +
+    1]``.
+    """
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def pieces_of(numbers: TokenIds, offsets: Ids, which: Rows) -> TokenIds:
     """Pick pieces of an array and join them; piece ``i`` is ``numbers[offsets[i]:offsets[i + 1]]``.
 
-    Arrow copies whole pieces, outside of Python's lock, four times as fast as an index for each number.
+    Arrow copies whole pieces, without Python's lock. This is four times as fast as numpy with an index for
+    each number.
     """
     lists = pa.LargeListArray.from_arrays(offsets, numbers)
     picked: TokenIds = lists.take(pa.array(which)).flatten().to_numpy()
@@ -206,7 +211,9 @@ def put_together(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
 
 
 class BatchPiece(NamedTuple):
-    """Some rows of a batch for one stream of a device: a batch of its own, as wide as its longest row."""
+    """Some rows of a batch for one stream of a device: it is a batch of its own, as wide as its longest
+    row.
+    """
 
     rows: Rows
     batch: Batch

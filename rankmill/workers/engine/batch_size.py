@@ -33,8 +33,8 @@ from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
-"""Chunks whose rows together take at most this long share batches. The oldest are finished first, so that if
-all processes die at once, scored rows of unfinished chunks, less than 5 s of work, are lost.
+"""Chunks whose rows together take at most this long share batches. The oldest are finished first. So if all
+processes die at once, only the scored rows of unfinished chunks are lost: less than 5 s of work.
 """
 
 _LEAST_TOKENS = 512
@@ -44,8 +44,8 @@ _FIRST_SHARE = 4
 """The first batches have 1/4 of the budget's tokens, because the model may be slow."""
 
 _FEWEST = 4
-"""Fewest batches that are cut together, because rows in fewer batches are padded too much; also their number
-until the time of a batch is known.
+"""Fewest batches that are cut together, because rows in fewer batches are padded too much. It is also the
+number of batches until the time of one is known.
 """
 
 _LATEST = 20
@@ -55,8 +55,8 @@ _BATCH_SECONDS = 0.5
 """Longest time of a batch in seconds, because requests wait for it; smaller batches also pad less."""
 
 _WORTH = 50
-"""The search begins when it is expected to take a 50th of all forwards so far. On a GPU this is soon. On a
-CPU, where the search takes seconds, it is after minutes, so that short runs do not wait for it.
+"""The search begins when it is expected to take a 50th of the time of all forwards so far. On a GPU it begins
+soon. On a CPU, where it takes seconds, it begins after minutes, so that short runs do not wait for it.
 """
 
 _FACTORS = (0.5, 1, 2, 4)
@@ -125,7 +125,7 @@ class BatchSize:
     def of(cls, settings: WorkerSettings, model: Model) -> BatchSize:
         """Make the size of batches by a worker's settings.
 
-        It is searched unless the settings fix it, or rows are computed one by one.
+        The size is searched unless the settings fix it, or rows are computed one by one.
         """
         backend, search = model.backend, None
         token_budget = first_budget(settings.token_budget, backend.device)
@@ -156,7 +156,8 @@ class BatchSize:
         return max(round(_MIXED_SECONDS * median(self._speeds) / tokens), _FEWEST)
 
     def see(self, planned: int, rows: int, tokens: int, seconds: float) -> bool:
-        """Record a batch: its tokens as the budget counts them, its rows, its own tokens, its time.
+        """Record a batch: `planned` are its tokens as the budget counts them, `tokens` those of its rows,
+        `seconds` its time.
 
         Returns whether to call `search` now.
         """
@@ -178,7 +179,9 @@ class BatchSize:
             self._search = None
 
     def shrink(self, tokens: int) -> None:
-        """Lower the budget to half of a batch that had no memory, and search no better one."""
+        """Lower the budget to half of a batch that did not fit into memory, and end the search for a better
+        one.
+        """
         self.token_budget = max(1, min(self.token_budget, tokens // 2))
         self._search = None
 
@@ -191,8 +194,8 @@ def first_budget(setting: int | str, device: str) -> int:
 class BudgetSearch:
     """The search for the token budget of one model on one device.
 
-    Whatever else a machine does only makes forwards slower. So the best of several short rounds counts, and
-    the budget changes only where the gain is larger than the noise.
+    Other work of the machine only makes forwards slower. So the best of several short rounds counts, and the
+    budget changes only where the gain is larger than the noise.
 
     Parameters
     ----------
@@ -206,7 +209,7 @@ class BudgetSearch:
         Cache folder for found budgets, with one file for each model, precision, backend, device and number of
         threads.
     worth
-        Time of all forwards from which the search begins, as a multiple of the search's own time.
+        The search begins when all forwards have taken this many times the search's own time.
     """
 
     def __init__(self, backend: Backend, model: str, first: int, folder: Path, worth: float = _WORTH) -> None:
@@ -266,7 +269,7 @@ class BudgetSearch:
         while self._backend.device != "cpu" and (larger := self._larger(speeds)):
             tried = self._try([larger], batch, most_rows)
             if not tried:
-                break  # this does not fit into memory
+                break  # batches of this size do not fit into memory
             speeds |= tried
         if not speeds:
             return self._first
@@ -284,7 +287,7 @@ class BudgetSearch:
         return best
 
     def _budgets(self) -> list[int]:
-        """Budgets to try: those around the first one whose batches take no longer than `_BATCH_SECONDS`."""
+        """Budgets to try: multiples of the first one whose batches take at most `_BATCH_SECONDS`."""
         wanted = [int(self._first * factor) for factor in _FACTORS]
         return [budget for budget in wanted if budget <= max(self._first, self._most)]
 
@@ -340,10 +343,10 @@ class BudgetSearch:
 
 
 def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
-    """Choose the budget by the speeds of each; also returns the noise, by which the best rounds of a budget
-    differ.
+    """Choose a budget by the speeds of each; also returns the noise, which is the largest difference between
+    the two best rounds of a budget.
 
-    It is `first` unless another budget is faster by more than the noise; then it is the smallest of the
+    The budget is `first` unless others are faster by more than the noise; then it is the smallest of the
     fastest.
     """
     best = {budget: max(rounds) for budget, rounds in speeds.items()}

@@ -27,10 +27,12 @@ from rankmill.workers.models.probes import Probe, columns_of
 from rankmill.workers.models.sources import directory_content
 
 Stamp = Mapping[str, Facts]
-"""What the file system says about the files of a model's directory, by name; empty for other models."""
+"""What the file system says about the files of a model's directory, by name; empty for a model that is not a
+directory.
+"""
 
 _ENGINES = 100
-"""Most engines of a model that are kept; each instruction has its own."""
+"""Most engines of a model that are kept; each instruction has an engine of its own."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +54,8 @@ class EngineCache:
     Parameters
     ----------
     settings
-        They limit the number of models, the bytes of weights and the seconds without use, and size batches.
-        The model in use stays loaded even if it exceeds the limits by itself.
+        The settings, which limit the number of models, the bytes of weights and the seconds without use, and
+        which size batches. The model in use stays loaded even if it exceeds the limits by itself.
     device
         The device of the models.
     load
@@ -93,7 +95,8 @@ class EngineCache:
     def get(self, spec: ScoreSpec) -> Engine:
         """The engine of `spec`; this loads the model if it is not loaded, or has new content.
 
-        A spec with a revision gets that content as long as it is loaded, even if the directory has changed.
+        As long as the content of a spec's revision is loaded, the spec gets it, even if the directory has
+        changed.
 
         Raises
         ------
@@ -104,15 +107,17 @@ class EngineCache:
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
-        options = spec.model_copy(update={"revision": None})  # the weights' key contains the revision
+        options = spec.model_copy(update={"revision": None})  # the key of the weights contains the revision
         engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
-        cached.engines[options] = engine  # the latest one is last
+        cached.engines[options] = engine  # so that the latest engine is last
         if len(cached.engines) > _ENGINES:
             del cached.engines[next(iter(cached.engines))]
         return engine
 
     def _first_that_loads(self, specs: Sequence[ScoreSpec]) -> WeightsKey:
-        """The key of the first of these specs whose model can be loaded; raises its first error otherwise."""
+        """The key of the first of these specs whose model can be loaded; if none can, this raises the first
+        error.
+        """
         errors: list[SpecError] = []
         for spec in specs:
             try:
@@ -125,7 +130,7 @@ class EngineCache:
 
     def _loaded(self, spec: ScoreSpec) -> WeightsKey:
         """The key of a spec's model, which is loaded now if it is not loaded, or has new content."""
-        with one_line(spec):  # for instance a stale mount
+        with one_line(spec):  # the directory may be a stale mount
             key, stamp = self._key(spec), {} if spec.revision else _stamp(spec)
         cached = self._cached.get(key)
         if cached is not None and not spec.revision and cached.stamp != stamp:
@@ -133,19 +138,20 @@ class EngineCache:
                 cached.stamp = stamp
             else:
                 logger.info("the files of %s have changed, loading them beside the old ones", spec.model)
-                old = (key[0], cached.loaded.revision, *key[2:])  # for runs that have begun with it
+                # kept for runs that have begun with that content
+                old = (key[0], cached.loaded.revision, *key[2:])
                 self._cached[old] = self._cached.pop(key)
                 cached = None
         if cached is None:
             if spec.revision:
-                self._content(spec)  # before another model is unloaded for one that is missing
+                self._content(spec)  # this raises for a missing model before another model is unloaded
             self._make_room(key)
             cached = self._cached[key] = _CachedModel(
                 spec, self._load_beside(spec), stamp, system.monotonic()
             )
             self._update_metrics()
             self._bytes_of[key] = cached.loaded.backend.bytes
-            self._make_room(key)  # again, because the size may have been unknown before
+            self._make_room(key)  # once more, because the size may have been unknown before
         else:
             metrics.model_hits.inc()
         return key
@@ -179,7 +185,9 @@ class EngineCache:
         return len(keys)
 
     def has(self, spec: ScoreSpec) -> bool:
-        """Whether the model of `spec` is loaded, with the content that it names, or else of its files now."""
+        """Whether the model of `spec` is loaded, with the content that the spec names, or else the present
+        content of the files.
+        """
         cached = self._cached.get(self._key(self._weights_of(spec)[0]))
         try:
             return cached is not None and (spec.revision is not None or cached.stamp == _stamp(spec))
@@ -203,8 +211,8 @@ class EngineCache:
     def _weights_of(self, spec: ScoreSpec) -> list[ScoreSpec]:
         """The specs whose weights a spec can use, the best first.
 
-        For tokens, any loaded weights of the model will do, or else any that can be loaded: some models do
-        not take pairs, and some need a prompt that nothing names.
+        For tokens, any loaded weights of the model suffice, or else any that can be loaded, because some
+        models do not take pairs, and some need a prompt that nothing names.
         """
         if spec.inputs != "tokens":
             return [spec]
@@ -216,14 +224,14 @@ class EngineCache:
         return [spec.model_copy(update={"inputs": "pairs", **no_score, **form}) for form in forms]
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
-        """The key of a spec's weights, which may be loaded under the key without the revision."""
+        """The key of a spec's weights; if they are loaded under the key without a revision, that key."""
         key = weights_key(spec)
         plain = (key[0], None, *key[2:])
         same = key not in self._cached and plain in self._cached
         return plain if same and self._cached[plain].loaded.revision == spec.revision else key
 
     def _load_beside(self, spec: ScoreSpec) -> Loaded:
-        """Load a model; if there is no memory for both, unload its older content first."""
+        """Load a model; if its older content leaves too little memory, unload that before."""
         try:
             return self._load_timed(spec)
         except (MemoryError, OutOfMemory):
@@ -294,5 +302,5 @@ def _stamp(spec: ScoreSpec) -> Stamp:
     folder = model_folder(spec.model)
     try:
         return {} if folder is None else model_facts(folder)
-    except OSError:  # a file that is being replaced; loading reports it
+    except OSError:  # a file is being replaced; loading reports it
         return {}

@@ -21,10 +21,10 @@ from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
 
 PROVE_SECONDS = 3600.0
-"""Seconds after which the probes are scored again, while work comes."""
+"""Seconds after which the probes are scored again, as long as work comes."""
 
 ERROR_SECONDS = 60.0
-"""The same after an error of the model or the device."""
+"""Seconds after which the probes are scored again, if the model or the device had an error."""
 
 Part = tuple[Work, Rows]
 """Some rows of a `Work`, as indices into its ``tokens``."""
@@ -32,7 +32,7 @@ Part = tuple[Work, Rows]
 
 @dataclass(frozen=True)
 class Flight:
-    """A batch whose forward has begun, or could not begin; then ``pending`` is the error."""
+    """A batch whose forward has begun; if it could not begin, ``pending`` is the error."""
 
     parts: list[Part]
     pending: Pending | Exception
@@ -86,7 +86,7 @@ class Engine:
         self.size = BatchSize(size) if isinstance(size, int) else size
         self._length_aware = length_aware
         self._fitted = model.proof.longest if model.proof else 0
-        """Tokens of the longest row for which the device has had memory."""
+        """Number of tokens of the longest row that has fitted into the device's memory."""
 
     def score(self, queries: Texts, passages: Texts | None = None) -> PairScores:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
@@ -113,8 +113,8 @@ class Engine:
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:
-        """A number for each row, equal for rows that share a prefix to be computed once; ``None`` if no rows
-        do.
+        """A number for each row, equal for rows whose common prefix is computed once; ``None`` if no rows
+        share one.
         """
         if tokens.shared is None or tokens.groups is None or not self.model.backend.shares_prefixes:
             return None
@@ -155,12 +155,15 @@ class Engine:
             work.left -= len(rows)
             if work.apart is not None and not work.left:
                 work.scored.scores[:] = _means(work.apart, work.rows, len(work.scored.scores))
-            work.scored.scores[list(work.scored.errors)] = np.nan  # even if another window has a score
+            # even if another window of the row has a score
+            work.scored.scores[list(work.scored.errors)] = np.nan
         return [work for work, _ in flight.parts if not work.left]
 
     @property
     def _pads(self) -> bool:
-        """Whether rows of a batch are padded to one length; not if they are packed or computed one by one."""
+        """Whether rows of a batch are padded to one length; they are not if they are packed or computed one
+        by one.
+        """
         return not (self.model.backend.packs or self.model.kind)
 
     def _planned(self, parts: list[Part]) -> int:
@@ -219,7 +222,7 @@ class Engine:
         return self.size.headroom.submit(self.model.backend, self._batch(parts))
 
     def _cut(self, parts: list[Part]) -> None:
-        """Run a batch that was not expected to fit, in pieces that do."""
+        """Run a batch that is not expected to fit into memory, in pieces that are."""
         for start, end in self.size.headroom.pieces(rows_in(parts), longest_in(parts)):
             self._run_again(parts, [np.arange(start, end)])
 
@@ -280,7 +283,8 @@ class Engine:
             if work.apart is not None:
                 work.apart[rows[finite]] = mine[finite]
             else:
-                np.fmax.at(out.scores, places[finite], mine[finite])  # the best of a pair's windows
+                # the score of a pair is that of its best window
+                np.fmax.at(out.scores, places[finite], mine[finite])
             for place in places[~finite].tolist():
                 precision = self.model.backend.precision
                 out.fail(place, "not_a_number", f"the model's output is not a number in {precision}")

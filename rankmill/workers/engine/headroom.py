@@ -1,4 +1,6 @@
-"""Whether the next batch fits into memory, by what batches have needed so far and what is free now."""
+"""Whether the next batch fits into memory, judged by what batches have needed so far, and by what is free
+now.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host import metrics
 
 _SHARE = 0.9
-"""Share of the free memory that a batch may take: the need is an estimate, and others use memory too."""
+"""Share of the free memory that a batch may take: the need is only an estimate, and other processes use
+memory too.
+"""
 
 _QUADRATIC = 512
-"""Row length in tokens at which attention, which grows with its square, needs as much as all the rest."""
+"""Row length in tokens at which attention, which grows with the square of the length, needs as much memory as
+everything else.
+"""
 
 _LEAST = 512
-"""Least weight that a batch counts as: most of what lighter batches need does not grow with weight."""
+"""A lighter batch counts as having this weight, because most of what it needs does not grow with its
+weight.
+"""
 
 _SAY_SECONDS = 60
 """Least seconds between two log lines about short memory."""
@@ -59,7 +67,9 @@ class HostMemory:
 
     _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     _KEPT_SECONDS = 0.2
-    """Seconds for which a reading is used, because one takes up to 2 ms, as a batch of a small model may."""
+    """Seconds for which a reading is used, because a reading takes up to 2 ms, which is as long as a batch of
+    a small model.
+    """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -83,15 +93,15 @@ class HostMemory:
 
     def begin(self) -> None:
         with suppress(OSError):
-            self._RESET.write_text("5", encoding="utf-8")  # resets VmHWM; exists only on Linux
+            self._RESET.write_text("5", encoding="utf-8")  # this resets VmHWM; the file exists only on Linux
 
 
 class CudaMemory:
     """The memory of a GPU, as PyTorch's allocator sees it; what the allocator keeps unused counts as free."""
 
     _KEPT_SECONDS = 0.2
-    """Seconds for which a reading of the free memory is used, because one takes a part of a small model's
-    batch.
+    """Seconds for which a reading of the free memory is used, because a reading costs a part of the time of a
+    small model's batch.
     """
 
     def __init__(self) -> None:
@@ -117,7 +127,7 @@ class CudaMemory:
         """A figure of the allocator; PyTorch's functions for a single figure would sort all of them first."""
         import torch
 
-        figures = torch.cuda.memory_stats_as_nested_dict()  # empty before the device is used
+        figures = torch.cuda.memory_stats_as_nested_dict()  # the figures are empty before the device is used
         return int(figures[which]["all"][when]) if figures else 0
 
     def begin(self) -> None:
@@ -135,8 +145,8 @@ def memory_of(device: str) -> Memory | None:
 
 @dataclass
 class _Largest:
-    """The heaviest batches so far that were in progress together, and the bytes that they used above the
-    floor.
+    """The heaviest batches so far that were in progress together: their weight, and the bytes that they used
+    above the floor.
     """
 
     weight: float = 0.0
@@ -146,9 +156,9 @@ class _Largest:
 class Headroom:
     """Learns how much memory the batches of a model need, and tells which batch fits.
 
-    A batch's weight is its padded tokens, and more for long rows. A batch is expected to need memory in
-    proportion to its weight, at the rate of the heaviest batch so far. Only the thread that runs forwards
-    uses this object.
+    A batch's weight is its padded tokens, and somewhat more if rows are long. A batch is expected to need
+    memory in proportion to its weight, at the rate of the heaviest batch so far. Only the thread that runs
+    forwards uses this object.
 
     Parameters
     ----------
@@ -161,7 +171,7 @@ class Headroom:
         self._floor = 0
         """Bytes in use without any batch."""
         self._weight = self._heaviest = 0.0
-        """Weight of the batches in progress, now and at most since the last time without any."""
+        """Weight of the batches in progress: now, and the largest since none was in progress."""
         self._known = _Largest()
         self._said = float("-inf")
 
@@ -178,8 +188,8 @@ class Headroom:
             raise
 
     def most_rows(self, length: int) -> int:
-        """The rows of this length that are expected to fit into the next batch; at least one, which may be
-        tried.
+        """How many rows of this length are expected to fit into the next batch; at least one, because a
+        single row may always be tried.
         """
         if self._memory is None or self._known.bytes <= 0:
             return sys.maxsize
@@ -189,8 +199,8 @@ class Headroom:
         return max(int(weight / _weight(1, length)), 1)
 
     def pieces(self, rows: int, length: int) -> Iterator[tuple[int, int]]:
-        """Cut a batch that does not fit into pieces that do; yields the first row of each, and the row after
-        its last.
+        """Cut a batch that does not fit into pieces that do; yields for each piece its first row, and the row
+        after its last one.
         """
         metrics.cut_batches.inc()
         if self._memory and system.monotonic() - self._said >= _SAY_SECONDS:
@@ -207,7 +217,7 @@ class Headroom:
     def _begin(self, memory: Memory, weight: float) -> None:
         if not self._weight:
             used = memory.used()
-            # Memory of earlier batches may still be in use, but not more than they needed.
+            # Earlier batches may still use memory, but at most what they needed.
             self._floor = max(min(used, self._floor or used), used - self._known.bytes)
             memory.begin()
             self._heaviest = 0.0
@@ -223,7 +233,7 @@ class Headroom:
 
 
 class _Measured:
-    """A forward in progress; `end` is called when it has ended."""
+    """A forward in progress; it calls `end` when it has ended."""
 
     def __init__(self, pending: Pending, end: Callable[[], None]) -> None:
         self._pending, self._end = pending, end

@@ -35,10 +35,10 @@ batch.
 """
 
 FIRST_BATCH_SECONDS = 900
-"""Seconds after which a worker's first batch, which includes compilation, counts as hanging."""
+"""Seconds after which a worker's first batch counts as hanging; it includes compilation."""
 
 LATER_BATCH_SECONDS = 300
-"""Seconds after which a later batch counts as hanging, or 100 times the slowest batch if that is longer."""
+"""Seconds after which a later batch counts as hanging, unless 100 times the slowest batch is longer."""
 
 REQUESTS_FOR_BULK = 3
 """Most pairs of requests for each pair of bulk work while both wait, so that bulk work keeps a quarter."""
@@ -74,8 +74,8 @@ class PriorityTurns:
     def took(self, kind: str, pairs: int) -> None:
         """Count a turn of `kind` (``request`` or ``bulk``) with this many `pairs`.
 
-        Neither kind is owed more than the latest turn, so after a long time of only one kind, the other is
-        soon next.
+        A kind is never owed more than the latest turn. So if only one kind came for a long time, the other
+        kind does not get many turns in a row.
         """
         if kind == "request":
             self._ahead = min(self._ahead + pairs, max(self._part, pairs))
@@ -84,7 +84,7 @@ class PriorityTurns:
             self._ahead = max(self._ahead - self._part, -self._part)
 
     def no_bulk_waits(self) -> None:
-        """Forget what requests have had, because no bulk work waited."""
+        """Forget how many pairs requests have had, because no bulk work waited."""
         self._ahead = min(self._ahead, 0)
 
 
@@ -100,9 +100,9 @@ class _Lane:
 class Pipeline:
     """Scores the work of several chunks together, and answers each chunk when its last row is scored.
 
-    A request waits only for the forwards in progress, however much bulk work is claimed: for one while
-    requests come, and otherwise for up to `Backend.depth`. If requests always wait, a quarter of the pairs is
-    still bulk work (`PriorityTurns`).
+    A request waits only for the forwards in progress, however much bulk work is claimed: for one forward
+    while requests keep coming, and otherwise for up to `Backend.depth`. If requests always wait, a quarter of
+    the pairs is still bulk work (`PriorityTurns`).
 
     Parameters
     ----------
@@ -123,10 +123,10 @@ class Pipeline:
         self.stopping = False
         """Whether the worker must stop without finishing all work."""
         self.proven: Callable[[Model], None] = lambda model: None
-        """Called with a model when its probes still have their scores."""
+        """Called with a model whose probes were scored again with the same scores."""
         self.changed: Callable[[Model, str], None] = lambda model, figures: None
-        """Called in the writing thread with a model and the figures if its probes have other scores; after
-        that nothing is scored or answered.
+        """Called in the writing thread, with a model and figures, if the model's probes have other scores;
+        afterwards nothing is scored or answered.
         """
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
@@ -146,7 +146,7 @@ class Pipeline:
     ) -> None:
         """Score `work` with `engine`, then call `answer` in the writing thread.
 
-        With `whole`, bulk work that is not next is not cut yet, so that `withdraw` may remove it.
+        With `whole`, bulk work is cut only when it is next, so that `withdraw` may remove it until then.
         """
         if not work.left:
             self.answer(answer)
@@ -167,12 +167,14 @@ class Pipeline:
                 self.answer(answer)
 
     def withdraw(self, work: Work) -> bool:
-        """Remove `work` without an answer if none of its rows is scored or being scored; returns whether."""
+        """Remove `work` without an answer if none of its rows is scored or being scored; returns whether it
+        was removed.
+        """
         with self._changed:
             return work in self._whole() and self._remove(work)
 
     def unstarted(self) -> list[Work]:
-        """Bulk work none of whose rows is scored or being scored, the oldest first."""
+        """Bulk work of which no row is scored or being scored, the oldest first."""
         with self._changed:
             return self._whole()
 
@@ -201,7 +203,7 @@ class Pipeline:
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until `condition` holds, at most `seconds` or until `wake`; returns whether it holds.
 
-        It is checked whenever work is added, finished or removed.
+        `condition` is checked whenever work is added, finished or removed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._woken or condition(), seconds)
@@ -209,18 +211,18 @@ class Pipeline:
             return condition()
 
     def wake(self) -> None:
-        """End another thread's `wait_for`, the present one or the next."""
+        """End the `wait_for` of another thread: the one in progress, or else the next."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait up to `seconds` until all work is scored and answered; returns whether it is."""
+        """Wait up to `seconds` until all work is scored and answered; returns whether all is."""
         while self._forward is None and self.step(wait=False):
             pass
         idle = self.wait_for(lambda: not self.pending, seconds)
         if idle and self._writer:
-            self._writer.submit(lambda: None).result()  # returns after all earlier answers
+            self._writer.submit(lambda: None).result()  # this returns after all earlier answers
         return idle
 
     def drain(self) -> None:
@@ -239,7 +241,7 @@ class Pipeline:
 
     @property
     def hungry(self) -> bool:
-        """Whether the next batch may be the last one unless more work comes."""
+        """Whether at most one more batch is left unless more work comes."""
         with self._changed:
             return sum(lane.rows.batches for lane in self._lanes.values()) < _ENOUGH_BATCHES
 
@@ -257,7 +259,7 @@ class Pipeline:
         return system.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
-        """Stop after all work if `finish`, or else after the batch in progress; pending answers are still
+        """Stop after all work with `finish`, otherwise after the batch in progress; pending answers are still
         written.
         """
         with self._changed:
@@ -280,7 +282,8 @@ class Pipeline:
     def step(self, *, wait: bool = True) -> bool:
         """Begin a forward, or finish the oldest of up to `Backend.depth` that are in progress.
 
-        If none is in progress, `wait` for work; returns whether there was something to do.
+        With `wait` and without a forward in progress, this waits for work. Returns whether something was
+        done.
         """
         batch = None if self._full() else self._take(wait=wait and not self._flights)
         if batch is not None:
@@ -314,7 +317,9 @@ class Pipeline:
             self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
-        """Take the next batch from the lane whose turn it is; ``None`` if none waits, or after `close`."""
+        """Take the next batch from the lane whose turn it is; ``None`` if no batch waits, or after
+        `close`.
+        """
         with self._changed:
             if wait:
                 self._wait_for_work()
@@ -329,7 +334,7 @@ class Pipeline:
             return lane, parts
 
     def _next_lane(self) -> tuple[int, Priority]:
-        """The lane that has waited longest, of the priority whose turn it is."""
+        """The lane that has waited longest, among those of the priority whose turn it is."""
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:
             first.setdefault(key[1], key)
@@ -341,7 +346,8 @@ class Pipeline:
     def _wait_for_work(self) -> None:
         waiting = True
         while waiting:
-            with metrics.stage("wait"):  # in steps, so that metrics show a long wait while it lasts
+            # the wait is in steps, so that metrics show a long wait while it lasts
+            with metrics.stage("wait"):
                 waiting = not self._changed.wait_for(lambda: self._lanes or self._closed, _WAIT_SECONDS)
                 if not waiting:
                     self._wait_for_a_full_batch()
@@ -357,8 +363,8 @@ class Pipeline:
     def _finish(self, lane: _Lane, flight: Flight) -> float:
         """Finish a batch, and answer the chunks that it completes.
 
-        Returns the seconds since the batch before this one ended, or since this one began if it was the only
-        one.
+        Returns the seconds since the previous batch ended, or since this batch began if none was in progress
+        then.
         """
         complete = lane.engine.finish(flight)
         if lane.engine.must_prove:

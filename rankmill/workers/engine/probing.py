@@ -1,5 +1,5 @@
-"""Scores the probes with a loaded model, in the way of every pair, beside several pairs and in several
-batches.
+"""Scores the probes with a loaded model, in the way in which it scores every pair, beside several other
+pairs, and in several batches.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ _BUDGET = 1024
 """Padded tokens in a batch of probes."""
 
 _UNLIKE = 3
-"""Batches of unlike rows over which all probes except the longest are distributed."""
+"""Number of batches of unlike rows that all probes except the longest are distributed over."""
 
 _BESIDE_LONGEST = 2
-"""Probes that are scored beside the longest one; each of them costs as much as that."""
+"""Number of probes that are scored beside the longest one, each of which costs as much as the longest."""
 
 _ALIKE = 2
-"""Groups of probes that begin alike and are scored in one batch."""
+"""Number of groups of probes that begin alike and are scored in one batch."""
 
 _COME_AGAIN = 9
-"""How often packed batches are scored; at the ninth time or before, a graph of their shape is replayed."""
+"""How often packed batches are scored, so that a graph of their shape is replayed at least once."""
 
 _ALONE = 8
-"""Probes that are also scored by themselves, beginning with the shortest, which others would pad most."""
+"""Number of probes that are also scored by themselves: the shortest, because other rows would pad them
+most.
+"""
 
 
 class Probed:
@@ -66,8 +68,8 @@ class Probed:
     def companies(self) -> list[Logits]:
         """Logits ``[probes, outputs]`` in the planned batches, beside unlike rows, and one by one.
 
-        If rows share prefixes, also beside rows that begin alike; if rows are packed, also in the planned
-        batches several times. NaN stands for a probe that was not scored.
+        If rows share prefixes, they are also scored beside rows that begin alike; if rows are packed, the
+        planned batches are also scored several times. NaN stands for a probe that was not scored.
         """
         tokens = self._tokens
         order = np.argsort(-tokens.lengths, kind="stable")
@@ -75,11 +77,12 @@ class Probed:
         unlike = [np.concatenate([order[:1], beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
         alone = [order[::-1][place : place + 1] for place in range(min(_ALONE, len(order)))]
         planned = self._planned()
-        turned = [[rows[::-1] for rows in planned], planned]  # other rows of the same shape
+        # this gives batches of the same shape with other rows
+        turned = [[rows[::-1] for rows in planned], planned]
         batches = [planned, unlike, alone]
         if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):
             _, of, members = np.unique(tokens.groups, return_inverse=True, return_counts=True)
-            # What rows with several prefixes share is worth computing once.
+            # With several prefixes in a batch, sharing them saves enough.
             alike = np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE])
             batches.append([np.flatnonzero(alike)])
         batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if self._way == "packed" else []
@@ -89,11 +92,11 @@ class Probed:
         return logits
 
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
-        """Yield probes and their logits in a batch of this many `rows`, and in one of this many padded
-        `tokens`.
+        """Yield probes with their logits in a batch of this many `rows`, and in another one of this many
+        padded `tokens`.
 
-        The first batch repeats the shortest probes, the second repeats all of them, from the longest on. Each
-        consists of two works, as batches of several chunks do.
+        The first batch repeats the shortest probes, the second repeats all probes, beginning with the
+        longest. Both consist of two works, like batches of several chunks.
         """
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")
@@ -126,8 +129,8 @@ class Probed:
 
     @property
     def shortest(self) -> int:
-        """Tokens of the longest one of the shortest probes, which `repeated` puts into the batch with the
-        most rows.
+        """Tokens of the longest of those shortest probes that `repeated` puts into the batch with the most
+        rows.
         """
         return int(np.sort(self._tokens.lengths)[:_ALONE].max(initial=1))
 

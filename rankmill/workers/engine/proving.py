@@ -1,7 +1,7 @@
 """The proof of a model: checks its scores before a worker serves them, and keeps the result on this host.
 
 The worker's own way (`probing`) is compared with transformers' model (`models/reference.py`). If a way does
-not pass, the next is tried: only rows of equal lengths together, then another backend, then fp32.
+not pass, the next is tried: batches of rows with equal lengths, then another backend, then fp32.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Allowed difference of logits in fp32, and its share of logits over 10, whatever transformers' own differ
-by.
-"""
+"""Difference of logits that is always allowed: a number, and for logits over 10 a share of the logit."""
 
 _TIMES = 2.0
 """A worker's error may be this many times transformers' own error in the same precision."""
@@ -55,12 +53,12 @@ _CHOSEN = 16
 """Outputs that are checked by name and by number, if a model has more."""
 
 _SOME, _OVERHEAD = 6, 32
-"""Probes, the longest first, by whose time transformers' others are estimated; one costs as much as its own
-and this many more tokens.
+"""How many probes, the longest first, are timed to estimate the time that transformers takes for the others;
+and how many tokens a probe costs beyond its own.
 """
 
 _WHOLE = 1.25
-"""What is left of a proof then takes this many times as long as the other probes."""
+"""The rest of a proof is estimated to take this many times as long as the other probes."""
 
 _LONGEST = 160
 """Most characters of an error in a proof."""
@@ -71,7 +69,9 @@ come.
 """
 
 _FACTOR, _ROWS = 4, 1024
-"""Limits of that batch: a multiple of the tokens in the device's first budget, and a number of rows."""
+"""Limits of the largest batch that is compared at load: a multiple of the device's first token budget, and a
+number of rows.
+"""
 
 DEMO_FIGURES = shipped("examples", "demo-model.json")
 """Transformers' figures for the demo model, so that its first proof needs neither transformers nor torch."""
@@ -87,7 +87,8 @@ class Own(BaseModel, frozen=True, extra="forbid"):
     logits
         ``[probes, outputs]``
     scores
-        Scores ``[probes, outputs]`` for each activation of a spec, except the model's own if torch lacks it.
+        Scores ``[probes, outputs]`` for each activation that a spec may name; the model's own is missing if
+        torch lacks it.
     labels
         Names of the outputs.
     tokens
@@ -95,7 +96,7 @@ class Own(BaseModel, frozen=True, extra="forbid"):
     longest
         Tokens of the longest scored probe.
     drift
-        How much the first probe's logits change if it is scored again after all others.
+        How much the first probe's logits change if it is scored again after all other probes.
     """
 
     logits: tuple[tuple[float, ...], ...]
@@ -109,7 +110,7 @@ class Own(BaseModel, frozen=True, extra="forbid"):
 class Shipped(BaseModel, frozen=True, extra="forbid"):
     """Transformers' results for a shipped model, and their error in bf16 on a CPU.
 
-    ``of`` is a digest of everything that they depend on.
+    ``of`` is a digest of everything on which these depend.
     """
 
     of: str
@@ -118,7 +119,7 @@ class Shipped(BaseModel, frozen=True, extra="forbid"):
 
 
 class Kept(BaseModel, frozen=True, extra="forbid"):
-    """What a host keeps of a check: everything that it depends on, the proof, and the reference."""
+    """What a host keeps of a check: everything on which the check depends, the proof, and the reference."""
 
     about: dict[str, Any]
     proof: Proof
@@ -136,15 +137,15 @@ def load_proven(
     """Load a model, and check its scores or take this host's kept proof.
 
     The parameters are as in `rankmill.workers.models.loading.load`; `on_proof` is called when the model is
-    loaded, and with about how many seconds a new proof takes in all, as soon as that is known. The first
-    backend, precision and way that passes is taken.
+    loaded. If a new proof is needed, it is called again with the seconds that this takes in all, as soon as
+    they can be estimated. The first backend, precision and way that passes is taken.
 
     Raises
     ------
     SpecError
         As in `load`.
     WorkerError
-        As in `load`; or no way passes, and the message has the figures.
+        As in `load`; or no way to score passes, and the message has the figures.
     """
     failed: list[Proof] = []
     without: set[Combination] = set()
@@ -181,7 +182,7 @@ def load_proven(
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
                 if proof.wrong:
-                    break  # whatever the other rows are
+                    break  # no other way helps, because this fault does not depend on other rows
         without.add((loaded.backend.name, loaded.backend.precision.partition(" ")[0]))
 
 
@@ -245,7 +246,7 @@ class Proving:
         """The kept proof of a way, or else a new one, for which other workers of this host wait."""
         if not self._read(way):
             with ExitStack() as stack:
-                with suppress(OSError):  # without a lock, each worker measures for itself
+                with suppress(OSError):  # without a lock, each worker makes a proof for itself
                     if held := lock(self._file(way).with_suffix(".lock")):
                         stack.callback(held.close)
                 if not self._read(way):
@@ -254,7 +255,7 @@ class Proving:
         return self._proof
 
     def again(self, way: Way) -> Proof:
-        """Score the probes again; if they have other scores, the kept proof is deleted."""
+        """Score the probes again; if their scores have changed, the kept proof is deleted."""
         assert self._proof
         with self._loaded.about.lock:
             proof = self.measured(way, rows=self._proof.rows, tokens=self._proof.tokens)
@@ -264,8 +265,8 @@ class Proving:
         return proof
 
     def batch(self, way: Way, rows: int, tokens: int) -> Proof | None:
-        """Compare batches of this many rows and padded tokens, or somewhat larger ones; ``None`` if these
-        were compared.
+        """Compare batches of this many rows and padded tokens, or somewhat larger ones; ``None`` if such
+        batches have been compared.
 
         A wrong result is kept, so that no worker of this host serves the model.
         """
@@ -307,14 +308,14 @@ class Proving:
         }
 
     def _read(self, way: Way) -> bool:
-        """Use the kept proof of exactly this way, unless it was made with too little memory, and more is free
-        now.
+        """Use the kept proof of exactly this way, unless it was made with too little memory and more memory
+        is free now; returns whether it is used.
         """
         if strangers(self.folder, self.folder.parent):
             return False
         try:
             kept = Kept.model_validate(read_json(self._file(way)))
-        except ValidationError:  # no kept proof, or a damaged one
+        except ValidationError:  # no proof is kept, or it is damaged
             return False
         inputs = json.loads(json.dumps(self._about(way)))
         if kept.about != inputs or (kept.proof.reference == "own" and not self._is_large()):
@@ -334,7 +335,9 @@ class Proving:
         return Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
 
     def measured(self, way: Way, rows: int | None = None, tokens: int | None = None) -> Proof:
-        """Measure a proof now, even if one is kept; include batches of `rows` rows and `tokens` tokens."""
+        """Measure a proof now, even if one is kept; it includes batches of `rows` rows and of `tokens` padded
+        tokens.
+        """
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._known = self._known or self._reference()
         theirs = np.array(own.logits, np.float32)
@@ -392,7 +395,9 @@ class Proving:
     def _repeated(
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
-        """Why large batches have other scores than their rows; also the largest difference."""
+        """Why rows have other scores in large batches than in small ones, or ``None``; and the largest
+        difference.
+        """
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound
         assert bound is not None
@@ -417,7 +422,7 @@ class Proving:
         return "it must be deterministic, but a pair by itself does not get the same bits each time"
 
     def _wrong(self, own: Own, probed: Probed, theirs: Logits, bound: float) -> str | None:
-        """A fault that differences of logits do not show; ``None`` without one."""
+        """A fault that the differences of logits do not show; ``None`` if nothing is wrong."""
         scored = len(SCORED)
         if probed.tokens != list(own.tokens[:scored]):
             place = next(n for n in range(scored) if probed.tokens[n] != own.tokens[n])
@@ -433,15 +438,15 @@ class Proving:
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
-        """Which spec would turn the same logits into another score, by its activation or output; ``None`` if
-        none would.
+        """The activation or output of a spec that would turn the same logits into another score; ``None`` if
+        none does.
         """
         several = len(own.labels) > 1
         logits = theirs if several else theirs[:, 0]
         for activation, (label, output) in product(own.scores, _choices(own.labels)):
             every = label is None and several
             spec = {"activation": activation, "label": label, "all_labels": every}
-            with suppress(SpecError):  # torch lacks this function: a spec must name another
+            with suppress(SpecError):  # torch lacks this function, so a spec must name another one
                 model = self._loaded.model(self._spec.model_copy(update=spec))
                 if model.labels != (own.labels if every else ()):
                     return f"its outputs are {', '.join(own.labels)}, in this order"
@@ -462,7 +467,9 @@ class Proving:
         return *self.asked(large=large), "own" if large else "exact"
 
     def _shipped(self) -> Shipped | None:
-        """The figures that came with this model; ``None`` if they are about other probes."""
+        """The figures that came with this model; ``None`` if this model has none, or if they are about other
+        probes.
+        """
         if self._spec.model != "demo" or not DEMO_FIGURES.is_file():
             return None
         figures = Shipped.model_validate(read_json(DEMO_FIGURES))
@@ -483,10 +490,10 @@ class Proving:
     def asked(self, *, large: bool) -> tuple[Own, float]:
         """Ask transformers for the results of the probes, in fp32 on the CPU unless the model is too `large`.
 
-        Also returns their error in the worker's precision on its device; for a large model, their change by
-        padding.
+        Also returns their error in the worker's precision on its device; for a large model, how much padding
+        changes them.
         """
-        # This imports torch, which a kept proof does not need.
+        # This module imports torch, which a kept proof does not need.
         from rankmill.workers.models.reference import ReferenceModel
 
         backend = self._loaded.backend
@@ -523,7 +530,7 @@ class Proving:
             model.close()
 
     def _tell_seconds(self, left: float) -> None:
-        """Tell how long the proof takes in all; transformers takes `left` more seconds."""
+        """Tell how long the proof takes in all, given that transformers takes `left` more seconds."""
         seconds = system.monotonic() - self._began + _WHOLE * left
         logger.info("proving %s, once on this host, takes about %.0f s", self._spec.model, seconds)
         self._on_proof(seconds)
@@ -537,7 +544,7 @@ def _logits(
 ) -> Logits:
     """Logits ``[probes, outputs]``; NaN for a probe without tokens.
 
-    `on_some` is called after `_SOME` probes, with about how many seconds the others take.
+    `on_some` is called after `_SOME` probes with an estimate of the seconds for the other probes.
     """
     places = [place for place, row in enumerate(tokens) if row["input_ids"]]
     began = system.monotonic()
@@ -559,7 +566,7 @@ def _rounded_up(size: int) -> int:
 
 
 def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
-    """All outputs together, then some of them by name and by number, if these are unambiguous."""
+    """All outputs together, then some outputs by name and by number, if names and numbers are unambiguous."""
     yield None, slice(None)
     lower = [label.lower() for label in labels]
     for number in np.unique(np.linspace(0, len(labels) - 1, _CHOSEN).astype(int)).tolist():
@@ -570,7 +577,7 @@ def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
 
 
 def _largest(values: Logits) -> float:
-    """The largest absolute value; 0 if there is none."""
+    """The largest absolute value; 0 for an empty array."""
     magnitudes = np.abs(values[np.isfinite(values)])
     return float(magnitudes.max(initial=0.0))
 
@@ -602,7 +609,7 @@ def _ranks(values: Logits) -> npt.NDArray[np.float64]:
 
 
 def _of_device(device: str) -> dict[str, str]:
-    """The kind of a device, and the machine, by name and number of threads."""
+    """The kind of a device, and the machine: its name, and the number of threads."""
     return {"device": device, "machine": f"{device_name(device)}, {threads()} threads"}
 
 

@@ -22,7 +22,7 @@ from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of,
 from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
 
 _KEPT = 1000
-"""Most specs of a model that a host remembers; these are the latest."""
+"""Most specs of a model that a host remembers; the latest ones."""
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
 """Fields of a spec that change no tokens, or that the proof of the model covers."""
@@ -90,7 +90,8 @@ class SpecCheck:
     def _compare(self, spec: ScoreSpec, model: Model) -> None:
         limit = find_max_length(spec, self._loaded.about)
         theirs = ReferenceTokens(spec, replace(self._loaded.about, tokenizer=self._tokenizer))
-        cut = spec.max_length is not None or limit <= LONGEST  # otherwise its own limit, which was compared
+        # otherwise the limit is the model's own, which was compared at load
+        cut = spec.max_length is not None or limit <= LONGEST
         probes = [*OF_SPECS, *(over_the_limit(limit) if cut else ())]
         work = prepare(model, *columns_of(probes, spec.inputs), counted=False)
         ours = list(zip(work.rows.tolist(), ids_of(work.tokens), strict=True))

@@ -20,7 +20,9 @@ from rankmill.workers.models.loading import Model
 Texts = Sequence[str | None]
 
 _MOST_FOUND = MAX_CHUNK_BYTES // 2
-"""Most bytes of results for a chunk that asks for tokens; these must be readable as a payload is."""
+"""Most bytes of results for a chunk that asks for tokens; the results must be small enough to be read as a
+payload.
+"""
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Work:
     seconds
         Seconds of the chunk's stages, by name.
     apart
-        The scores of the rows, if a pair's score is the mean over its windows.
+        The scores of single rows, if a pair's score is the mean over its windows.
     found
         The results of rows that ask for tokens, as JSON.
     """
@@ -189,7 +191,7 @@ def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tu
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
     """`run` the rows; if that raises, bisect them and call `broken` for each single row that fails.
 
-    A `SpecError`, which is of the model, and `DeviceLost` pass.
+    A `SpecError`, which concerns the whole model, and `DeviceLost` are not caught.
     """
     if not len(rows):
         return

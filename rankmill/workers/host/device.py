@@ -1,6 +1,6 @@
 """The devices of this machine: which one ``auto`` means, and the defaults that depend on it.
 
-Only this module asks PyTorch about devices, so nothing touches a device before a worker uses it. PyTorch is
+Only this module asks PyTorch about devices, so a device is not touched before a worker uses it. PyTorch is
 not imported on machines without a GPU, because a worker may not need it.
 """
 
@@ -87,7 +87,7 @@ def use_threads(setting: str | int) -> None:
 
 
 def threads() -> int:
-    """The number of CPU threads of a forward, as `use_threads` has set it."""
+    """The number of CPU threads of a forward, which `use_threads` has set."""
     count = os.environ.get("OMP_NUM_THREADS", "")
     return int(count) if count.isdecimal() else cores()
 
@@ -116,7 +116,7 @@ def forced_kernels() -> list[str]:
 
 
 def int8_overflows() -> bool:
-    """Whether sums of 8-bit products overflow on this CPU, because it is not an ARM and lacks VNNI."""
+    """Whether sums of 8-bit products overflow on this CPU, because it is not an ARM CPU and lacks VNNI."""
     is_arm = platform.machine() in {"aarch64", "arm64"}
     return not is_arm and not cpu_flags() & {"avx512_vnni", "avx_vnni"}
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def version(package: str) -> str:
-    """Version of an installed package, read from its files only once; what the package makes depends on it.
+    """Version of an installed package, read from its files only once; cached files depend on it.
 
     `package` is the name by which it is imported; it may be installed under another (`onnxruntime-gpu`).
 
@@ -80,7 +80,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
                 system.fsync(written.fileno())
         try:
             whole.rename(folder)
-        except OSError:  # another process was faster; its files are equally good
+        except OSError:  # another process was faster, and its files are as good
             if not folder.is_dir():
                 raise
     return folder
@@ -89,8 +89,8 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 def is_kept(folder: Path, cache: Path) -> bool:
     """Whether `folder` in the folder `cache` is still as `build_once` made it; if not, it is removed.
 
-    The folder is marked as in use. Several threads may call this; large files take a while to read, the first
-    time.
+    The folder is marked as in use. Several threads may call this. The first time, reading large files takes a
+    while.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def try_to_keep(file: Path, values: dict[str, Any], name: str) -> None:
 
 
 def digest(value: object) -> str:
-    """A short digest of numbers and texts, as a name for what depends on them."""
+    """A short digest of numbers and texts, used as a name for what depends on these."""
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
@@ -135,14 +135,14 @@ def _digests(folder: Path, cache: Path | None) -> dict[str, str]:
 
 
 def used_now(folder: Path) -> None:
-    """Mark `folder` as in use, so that other folders are removed before it if the cache is full."""
+    """Mark `folder` as in use, so that other folders are removed before this one if the cache is full."""
     with suppress(OSError):
         os.utime(folder)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """What is kept: its folder, its bytes, the time of its last use, and its lock, if any."""
+    """A folder that is kept: its path, its bytes, the time of its last use, and its lock, if it has one."""
 
     folder: Path
     bytes: int
@@ -151,13 +151,13 @@ class _Entry:
 
 
 def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: Path | None = None) -> int:
-    """Remove what was not used for longest until it and `needed` more bytes have at most `limit` bytes.
+    """Remove what was unused for longest, until the rest and `needed` more bytes have at most `limit` bytes.
 
     What a process uses stays, and so does the folder `keep`.
 
     Returns
     -------
-    The bytes that are over the limit still. If `needed` alone is over it, nothing is removed.
+    The number of bytes that are still over the limit. If `needed` alone is over it, nothing is removed.
     """
     if needed > limit:
         return needed - limit
@@ -176,12 +176,12 @@ def _entry(kept: KeptFolder) -> _Entry | None:
     try:
         size = sum(file.stat().st_size for file in kept.folder.rglob("*") if file.is_file())
         return _Entry(kept.folder, size, kept.folder.stat().st_mtime, kept.lock)
-    except FileNotFoundError:  # another process has removed it
+    except FileNotFoundError:  # another process has removed the folder
         return None
 
 
 def _remove(entry: _Entry) -> bool:
-    """Remove an entry; whether it could be."""
+    """Remove an entry; returns whether that was possible."""
     held: Locked | None = None
     try:
         if entry.lock is not None:
@@ -189,7 +189,7 @@ def _remove(entry: _Entry) -> bool:
             if held is None:
                 return False
         gone = entry.folder.with_name(f".removed-{system.unique_id()}")
-        entry.folder.rename(gone)  # at once: no reader finds half of it
+        entry.folder.rename(gone)  # in one step, so that no reader finds half of it
         shutil.rmtree(gone)
     except FileNotFoundError:
         return True

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 class Gpu(Collector):
-    """Metrics of the GPU that this process uses, from `watch` on; those that the GPU does not report are left
-    out.
+    """Metrics of the GPU that this process uses, after a call of `watch`; metrics that the GPU does not
+    report are left out.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Gpu(Collector):
 
             pynvml.nvmlInit()
             self._nvml = pynvml
-        except Exception as error:  # a worker scores without figures too
+        except Exception as error:  # a worker can score without these figures
             logger.warning("the figures of the GPU cannot be read: %s", error)
 
     def describe(self) -> Iterable[Metric]:
@@ -81,7 +81,9 @@ class Gpu(Collector):
 
 
 def _cuda() -> Any:
-    """PyTorch's CUDA module if this process uses it; while it is being imported, parts are missing."""
+    """PyTorch's CUDA module if this process uses it; ``None`` while PyTorch is being imported, because parts
+    are missing then.
+    """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
 

@@ -42,7 +42,9 @@ _PACE_SECONDS = 30
 """Least time in seconds over which the pace is measured."""
 
 REGISTRY = CollectorRegistry()
-"""Registry of all metrics below, and not the library's default one, to which other libraries may add."""
+"""Registry of all metrics below. It is not the library's default one, because other libraries may add metrics
+there.
+"""
 
 _counter = partial(Counter, registry=REGISTRY)
 _gauge = partial(Gauge, registry=REGISTRY)
@@ -175,7 +177,7 @@ def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> N
         if priority_of(run.id) == "request":
             request_latency.observe(seconds)
     if run.inputs == "tokens":
-        return  # the result holds token counts, not scores
+        return  # the scores of such a result are token counts
     model = (run.spec.model, result.stats.revision or "")
     scores, labels = result.scores.drop_null(), outputs(result.scores)
     numbers = (scores.flatten() if labels else scores).to_numpy(zero_copy_only=False)
@@ -190,16 +192,17 @@ class _CpuUse:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """The mean since the last call; within half a second of that call, its result again."""
+        """The mean since the last call; within half a second of the last call, the same result again."""
         at, seconds = system.monotonic(), time.process_time()
         if at - self._at >= 0.5:
-            self._cores = max(seconds - self._seconds, 0.0) / (at - self._at)  # a fork starts at 0
+            # the CPU time of a forked process starts at 0
+            self._cores = max(seconds - self._seconds, 0.0) / (at - self._at)
             self._at, self._seconds = at, seconds
         return self._cores
 
 
 class _Pace:
-    """Padded tokens that a second of forward scores, measured over about the last half minute."""
+    """Padded tokens that are scored in a second of forward, measured over about the last half minute."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float, float]] = deque()

@@ -29,7 +29,8 @@ def commit_of(source: str | Path, revision: str | None) -> str | None:
     """
     if isinstance(source, Path):
         return revision
-    from huggingface_hub import constants, hf_hub_download  # like those below, only for models on the hub
+    # imported here, as below, because only models on the hub need it
+    from huggingface_hub import constants, hf_hub_download
 
     told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE", ""))
     away = told.upper() not in {"1", "ON", "TRUE", "YES"} and not _hub_answers()
@@ -43,8 +44,8 @@ def commit_of(source: str | Path, revision: str | None) -> str | None:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub answers within seconds; if not, its client is set offline, as it would try for a
-    minute.
+    """Whether the hub answers within seconds; if it does not, the hub's client is set offline, because it
+    would try for a minute.
     """
     from huggingface_hub import constants, get_session
 
@@ -52,11 +53,12 @@ def _hub_answers() -> bool:
     answers: list[object] = []
 
     def ask() -> None:
-        with suppress(Exception):  # the client may raise anything
+        with suppress(Exception):  # the client may raise any error
             answer = get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
-            answers.extend([answer] if answer.status_code < 500 else [])  # 5xx is a proxy's
+            answers.extend([answer] if answer.status_code < 500 else [])  # a status of 5xx comes from a proxy
 
-    # In a thread, because the time limit covers neither the resolver nor a second address that is tried.
+    # The request runs in a thread, because its time limit covers neither the name's resolution nor a second
+    # address that is tried.
     thread = system.Thread(target=ask, name="hub", daemon=True)
     thread.start()
     thread.join(_HUB_SECONDS)
@@ -71,8 +73,8 @@ _NAMING = ("config.json", "tokenizer_config.json", "modules.json", "model.safete
 def check_files(source: str | Path, revision: str | None) -> None:
     """Refuse a model with an adapter, and a model on the hub that names files of this host.
 
-    Whether transformers applies an adapter depends on what is installed. Files of this host are not part of
-    the commit. For a directory, `rankmill.jobs.model_files` checks the names.
+    Whether transformers applies an adapter depends on what is installed. Files of this host are not part of a
+    commit of the hub. For a directory, `rankmill.jobs.model_files` checks the names.
 
     Raises
     ------

@@ -70,20 +70,20 @@ _OWN: dict[str, Activation] = {"Identity": lambda logits: logits, "Sigmoid": _si
 
 def _of_torch(name: str, outputs: int) -> Activation | None:
     """A class of `torch.nn` as a function; ``None`` if it is not an activation."""
-    import torch  # takes a second, so only if it is needed
+    import torch  # imported only if it is needed, because that takes a second
 
     kind = getattr(torch.nn, name, None)
     if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
         return None
 
     def apply(logits: Logits) -> Logits:
-        whole = torch.from_numpy(logits.reshape(len(logits), -1))  # the shape that `CrossEncoder` passes
+        whole = torch.from_numpy(logits.reshape(len(logits), -1))  # `CrossEncoder` passes this shape
         scores: Logits = module(whole).numpy().reshape(logits.shape)
         return scores
 
     try:
         module = kind().eval()
         apply(np.zeros((3, outputs), np.float32))
-    except Exception:  # the class needs arguments, or other input than logits
+    except Exception:  # the class needs arguments, or another input than logits
         return None
     return apply

@@ -24,8 +24,8 @@ def exchange(question: str, answer: str) -> Messages:
 class ConversationTokenizer:
     """Puts conversations into the model's own chat template, and tokenizes the result, as transformers does.
 
-    The template writes the special tokens, so none are added. Longer texts are cut where the tokenizer's
-    files say, mostly at the end.
+    The template writes the special tokens, so the tokenizer adds none. Longer texts are cut at the side that
+    the tokenizer's files name, which is mostly the end.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class ConversationTokenizer:
         self._options = template_options(str(tokenizer.chat_template))
         try:
             first, *others = self._ids([exchange(*probe) for probe in _PROBES])
-        except Exception as error:  # Jinja's errors, or what a template itself raises
+        except Exception as error:  # an error of Jinja, or one that the template raises
             reason = " ".join(str(error).split())
             raise SpecError(
                 f"the chat template of model {model} cannot be filled with question and answer: {reason}",
@@ -90,7 +90,7 @@ class ConversationTokenizer:
 def read_messages(text: str) -> Messages:
     """Read the messages of a conversation from JSON, without the keys whose values are null.
 
-    Tables and datasets add such keys to a message if another message has them.
+    Tables and data sets add such keys to a message if another message has values for them.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""Copies of models with names of their own on a worker's host, and the room for these and for conversions."""
+"""The copies, on a worker's host, of models that extensions know by name; and the disk space for these and
+for conversions.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from rankmill.workers.host.disk_cache import make_room
 
 
 class ModelCopies:
-    """The models that extensions know by name, as a worker has them.
+    """The models that extensions know by name, on a worker's host.
 
     Parameters
     ----------
     settings
-        They name the cache folder and its limit; those of the extensions are among them.
+        The settings, including those of extensions; they name the cache folder and its limit.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -29,12 +31,12 @@ class ModelCopies:
         self._names = ModelNames(settings)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """`spec` with the model that its own stands for now.
+        """`spec` with the model that its name stands for now.
 
         Raises
         ------
         WorkerError
-            This worker cannot find out.
+            This worker cannot find out what the name stands for.
         """
         try:
             return self._names.pinned(spec)
@@ -42,14 +44,14 @@ class ModelCopies:
             raise WorkerError(str(error)) from error
 
     def find(self, model: str, content: str | None) -> ModelCopy | None:
-        """The model's files, as of `NamedModels.copy`; ``None`` if no extension knows the name.
+        """The model's files, as `NamedModels.copy` returns them; ``None`` if no extension knows the name.
 
         Raises
         ------
         SpecError
-            No worker could ever have them.
+            No worker could ever have these files.
         WorkerError
-            They cannot be had here. Another worker may have them.
+            This worker cannot get the files; another worker may.
         """
         owner = self._names.owner(model)
         try:
@@ -64,5 +66,5 @@ class ModelCopies:
     def _kept(self) -> Iterator[KeptFolder]:
         for owner in self._names.owners:
             yield from owner.kept(self.folder)
-        for backend in backends():  # each keeps what it makes of models in a folder of its name
+        for backend in backends():  # each backend keeps its conversions in a folder of its name
             yield from map(KeptFolder, (self.folder / backend).glob("*"))

@@ -29,7 +29,7 @@ from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
 _VERSION = 3
-"""Version of the cached files; to be changed with their content."""
+"""Version of the cached files; it changes with what they contain."""
 
 _FACTS, _TOKENIZER = "facts.json", "tokenizer.json"
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
-    """The fields of a transformers config that are used, under their names there."""
+    """The fields that are used of a transformers config, under the same names."""
 
     model_type: str
     hidden_size: int | None
@@ -109,12 +109,14 @@ class Description:
 
     @cached_property
     def joiner(self) -> Joiner | None:
-        """Joins pairs from texts that were tokenized separately; ``None`` if this gives other tokens."""
+        """What joins pairs from texts that are tokenized separately; ``None`` if this would give other
+        tokens.
+        """
         return Joiner.of(self.tokenizer, self.cache)
 
     @cached_property
     def joiner_alone(self) -> Joiner | None:
-        """The same for single texts that are scored without a passage."""
+        """What joins single texts, which are scored without a passage; ``None`` as for `joiner`."""
         return Joiner.of(self.tokenizer, self.cache, alone=True)
 
     @property
@@ -135,7 +137,7 @@ class PlainTokenizer:
     """
 
     split_special_tokens = False
-    truncation_side = "right"  # `_plain` refuses other tokenizers
+    truncation_side = "right"  # `_plain` refuses tokenizers that cut elsewhere
 
     def __init__(self, text: str, facts: TokenizerFacts) -> None:
         self.backend_tokenizer = Tokenizer.from_str(text)
@@ -203,14 +205,14 @@ def describe(
     description = read(source, revision, cache)
     chat = description.layout.chat is not False and getattr(description.tokenizer, "chat_template", None)
     if description.config.model_type not in TRACEABLE or not description.plain or chat:
-        return description  # running it imports transformers anyway
+        return description  # running this model imports transformers anyway
     try:
         text = _plain(description.tokenizer, source, revision)
         if text is not None:
-            check_unchanged()  # otherwise it would be cached under the name of other files
+            check_unchanged()  # otherwise the description would be cached under the name of other files
             build_once(folder, partial(_save, _facts(description), text))
             return replace(description, copy=kept_as(folder))
-    except Exception as error:  # an unusual tokenizer or config, or a full disk
+    except Exception as error:  # the tokenizer or config is unusual, or the disk is full
         logger.warning("cannot cache what %s needs, so workers import transformers: %s", source, error)
     return description
 
@@ -226,7 +228,8 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
     config = load_config(source, revision)
     layout = read_layout(source, revision, config)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers needs no files to make one
+    # transformers makes a tokenizer even without its files
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise SpecError(f"the tokenizer in {source} knows no words: are its files missing?")
     most = getattr(config.get_text_config(), "vocab_size", None)
     if most and (last := max(_words(tokenizer), default=0)) >= most:
@@ -239,7 +242,7 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
 
 
 def _words(tokenizer: Any) -> Iterable[int]:
-    """The numbers of a tokenizer's words, without the tokens that were added to them."""
+    """The ids of a tokenizer's vocabulary, without added tokens."""
     added = tokenizer.added_tokens_encoder
     return (number for word, number in tokenizer.get_vocab().items() if word not in added)
 
@@ -285,7 +288,7 @@ def _candidates(own: dict[str, Any], source: str | Path, revision: str | None) -
     file = model_file(source, revision, _TOKENIZER)
     if file is not None:
         yield file.read_text(encoding="utf-8")
-    if own["model"].get("type") != "Unigram":  # its scores lose their last digit in JSON
+    if own["model"].get("type") != "Unigram":  # the scores of a Unigram model lose their last digit in JSON
         yield json.dumps(own)
 
 

@@ -48,10 +48,11 @@ class TextEncoder:
 
     @cached_property
     def _texts(self) -> Any:
-        """The tokenizer without its handling of pairs and of long texts."""
+        """A tokenizer that does not combine pairs or cut long texts."""
         try:
             whole = self._tokenizer.backend_tokenizer
-            tokenizer = single_texts(self._tokenizer)  # an own object, because others set its truncation
+            # an object of its own, because other code sets the shared one's truncation
+            tokenizer = single_texts(self._tokenizer)
         except (AttributeError, ValueError) as error:
             raise ValueError(f"it does not tell where its tokens are in a text ({error})") from error
         tokenizer.post_processor, tokenizer.decoder = whole.post_processor, whole.decoder

@@ -1,7 +1,7 @@
 """Fast tokenizer libraries, which replace Hugging Face's if they are proven to give the same ids.
 
-Hugging Face's tokenizer costs 90 µs of CPU and more for a pair, so that it starves a GPU. `nanotoken` (for
-WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, and are young. So each tokenizer is
+Hugging Face's tokenizer costs at least 90 µs of CPU for a pair, so a GPU waits for it. `nanotoken` (for
+WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, but are young. So each tokenizer is
 proven: when tokenizing has cost as much time as a proof does, a thread compares the two libraries. The result
 is kept in the cache folder for all workers of this host. A text with an unproven character goes to Hugging
 Face's tokenizer, and a sample of all texts goes to both. The first difference, in any process of this host,
@@ -37,16 +37,18 @@ from rankmill.workers.models.tokenizer_proof import (
 )
 
 _AFTER_SECONDS = 7.0
-"""Seconds of tokenizing before the proof, which takes about as long: a short run should not pay for it."""
+"""Seconds of tokenizing after which the proof begins. The proof takes about as long, and a short run should
+not pay for it.
+"""
 
 _SAMPLE = 256
-"""Both libraries tokenize one text of this many, which costs 0.4 µs for each text."""
+"""One text of this many is tokenized by both libraries, which costs 0.4 µs per text on average."""
 
 _ATTEMPTS = 3
-"""Proofs that begin and never end after which the library counts as one that crashes."""
+"""After this many proofs that began and never ended, the library counts as one that crashes."""
 
 _CACHED_WORDS = 1 << 18
-"""Words that nanotoken remembers, in two tables of about 64 bytes a word."""
+"""Number of words that nanotoken remembers, in two tables with about 64 bytes for each word."""
 
 _RECIPE = 1
 """Version of the proof; it changes when a proof would find more."""
@@ -95,7 +97,7 @@ class FastTexts:
         return self._fast is not None
 
     def news(self) -> str | None:
-        """How the library was found to be wrong, once after that; otherwise ``None``."""
+        """How the library was found to be wrong; each finding is returned once, and ``None`` otherwise."""
         news, self._news = self._news, None
         return news
 
@@ -141,7 +143,7 @@ class FastTexts:
         return None
 
     def _unproven(self, texts: list[str]) -> list[int]:
-        """Indices of texts with a character that was not compared, or that gets other ids."""
+        """Indices of texts with a character that was not compared, or with one that gets other ids."""
         other = [place for place, text in enumerate(texts) if not text.isascii()]
         if not other or self._all_proven("".join([texts[place] for place in other])):
             return []
@@ -235,7 +237,8 @@ class FastTexts:
                 for start, stop in kept["proven"]:
                     proven[start:stop] = True
                 self._proven = proven
-                self._fast = self._make(self._slow.to_str())  # last: the proof's thread may run this
+                # set last, because the proof's thread may run this
+                self._fast = self._make(self._slow.to_str())
             except (TypeError, ValueError) as error:
                 logger.warning("%s is damaged: %s", self._file, error)
 
@@ -257,8 +260,8 @@ def _nanotoken(text: str) -> FastEncode:
     core = nanotoken.WordPieceTokenizer.from_json(text)
 
     def encode(texts: list[str]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        # In the calling thread, because one thread is faster than any device here, and threads do not survive
-        # a fork.
+        # The library works in the calling thread, because one thread is faster than any device here, and
+        # threads do not survive a fork.
         return core.encode_batch(texts, add_special_tokens=False, parallel=False)
 
     return encode

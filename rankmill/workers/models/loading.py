@@ -54,9 +54,11 @@ class Model:
     windows: Windows | None = None
     """Cuts long passages into windows; ``None`` if they are truncated."""
     refused_over: int | None = None
-    """Most tokens of a pair before it gets an error; ``None`` if it is cut instead."""
+    """Most tokens of a pair; a longer pair gets an error. ``None`` if longer pairs are cut."""
     labels: tuple[str, ...] = ()
-    """Names of the outputs if each is a score: scores are then ``[rows, labels]``, else ``[rows]``."""
+    """Names of the outputs if each is a score. Scores are ``[rows, labels]`` with labels, and ``[rows]``
+    without.
+    """
     proof: Proof | None = None
     """The proof of the model's scores; ``None`` in a simulation, which proves nothing."""
     kind: str | None = None
@@ -64,7 +66,9 @@ class Model:
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes once more."""
     prove_batch: Callable[[int, int], Proof | None] | None = None
-    """Compares batches with these rows and padded tokens; returns ``None`` if such batches were compared."""
+    """Compares batches with this many rows and padded tokens; returns ``None`` if such batches have been
+    compared.
+    """
     inputs: Inputs = "pairs"
     """What the rows of a chunk are."""
     averages: bool = False
@@ -90,8 +94,9 @@ class Loaded:
     """Tokenizer and weights of a model, which specs with any length, activation and instruction share.
 
     ``held`` keeps an extension's copy on this host, ``source`` is where the files are, and ``copies`` names
-    the cached files that were loaded instead of the model's. ``proof`` says what was proven of the scores;
-    ``prove_again`` and ``prove_batch`` are as in `Model`. ``check_spec`` compares what a spec adds.
+    the cached files that were loaded instead of the model's. ``proof`` says what was proven about the scores;
+    ``prove_again`` and ``prove_batch`` are as in `Model`. ``check_spec`` compares the tokens of a spec's own
+    options.
     """
 
     about: Description
@@ -117,7 +122,7 @@ class Loaded:
         Raises
         ------
         SpecError
-            The model does not support one of them.
+            The model does not support one of these.
         """
         description = self.about
         with one_line(spec), description.lock:
@@ -186,7 +191,7 @@ def load(
         The model does not exist, is not a cross-encoder, has no safetensors or is damaged, or it
         cannot run with the requested precision or backend.
     WorkerError
-        Another worker may be able to load the model: its directory does not exist on this host, say.
+        Another worker may be able to load the model: for example, its directory does not exist on this host.
     """
     started = system.monotonic()
     with one_line(spec):
@@ -196,9 +201,10 @@ def load(
         located = find_source(spec, copies, cache)
         source, revision = located.files, located.revision
         description = describe(source, revision, cache, located.check_unchanged)
-        _scores(spec, description)  # reports errors of the spec before the weights are read
+        _scores(spec, description)  # this reports errors of the spec before the weights are read
         texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
-        if device != "cpu" and texts:  # a GPU would starve, also in a short run; weights load meanwhile
+        # otherwise a GPU would wait for tokens even in a short run; weights load meanwhile
+        if device != "cpu" and texts:
             texts.begin_proof()
         answer_ids = answers(spec, description) if description.layout.task == "causal" else None
         files = ModelFiles(
@@ -251,7 +257,7 @@ def _row_by_row(function: Activation) -> Activation:
 
 
 ANY_LENGTH = 1 << 24
-"""More tokens than any pair has."""
+"""A number of tokens that no pair reaches."""
 
 
 def _load_network(files: ModelFiles) -> Any:
@@ -261,7 +267,9 @@ def _load_network(files: ModelFiles) -> Any:
 
 
 class CannotConvert(SpecError):
-    """A backend cannot convert a model to its own form, or run the result; ``combination`` was tried."""
+    """A backend cannot convert a model to its own form, or run the result; ``combination`` is the backend and
+    precision that was tried.
+    """
 
     def __init__(self, combination: Combination, reason: str) -> None:
         super().__init__(reason)
@@ -291,7 +299,8 @@ def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Back
 
 @contextmanager
 def one_line(spec: ScoreSpec) -> Iterator[None]:
-    """Turn every error of a model into a `SpecError` of one line, because every chunk here would meet it.
+    """Turn every error of a model into a `SpecError` of one line, because every chunk of the model would fail
+    here.
 
     Errors of memory and of the device pass unchanged.
     """
@@ -300,7 +309,7 @@ def one_line(spec: ScoreSpec) -> Iterator[None]:
     except (RankmillError, OutOfMemory, DeviceLost, MemoryError):
         raise
     except BaseException as error:
-        of_rust = type(error).__name__ == "PanicException"  # from tokenizers and safetensors
+        of_rust = type(error).__name__ == "PanicException"  # tokenizers and safetensors raise it
         if not (isinstance(error, Exception) or of_rust):
             raise
         raise SpecError(_cannot_load(spec, error)) from error

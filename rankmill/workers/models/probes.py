@@ -1,4 +1,4 @@
-"""The probe pairs of a proof: short, long, empty, in many scripts, partly equal, and over every limit.
+"""The probe pairs of a proof: short, long, empty, in many scripts, some equal, and some over every limit.
 
 For a model of single texts the passages are the probes. For a reward model the probes are question and
 answer, some of them after other messages.
@@ -47,7 +47,9 @@ def _words(count: int, start: int = 0, step: int = 7) -> str:
 
 
 def _alike(first: str, last: str, count: int) -> list[str]:
-    """Different texts that have equally many tokens for any tokenizer: the same words between two others."""
+    """Different texts that have equally many tokens for any tokenizer: the same words between a first and a
+    last one.
+    """
     words = _WORDS[1:12]
     return [" ".join([first, *words[turn:], *words[:turn], last]) for turn in range(count)]
 
@@ -83,7 +85,7 @@ _SAME = _words(45, 3, 11)
 _MOON, _SEA = f"{_SAME} moon", f"{_SAME} sea"
 
 _LENGTHS = (16, 56, 88, 120, 184, 248, 376)
-"""Words of passages, so that pairs have token counts near each power of two, and between."""
+"""Numbers of words of passages; so pairs have token counts near each power of two, and in between."""
 
 _SYSTEM = (("system", "Be brief."),)
 _TURNS = (("user", "how far is the moon"), ("assistant", "Nobody knows."))
@@ -105,7 +107,9 @@ SCORED = (
     *(Probe(_words(5, length), _words(length, length, 5)) for length in _LENGTHS),
     _NULL,
 )
-"""Rows that are scored. The first is cut in both texts, and is the longest; some are equal, or almost."""
+"""Probes that are scored. The first is the longest, and both of its texts are cut; some are equal, or almost
+equal.
+"""
 
 OF_SPECS = tuple(SCORED[place] for place in (1, 4, 6, 8, 12, 17, 30)) + SCORED[-5:-1]
 """Pairs whose tokens are compared for a spec's own options."""
@@ -135,7 +139,7 @@ def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]
 
 
 def scored_length(config: Any) -> int:
-    """Most tokens of a scored probe if the model has no limit: more than its attention computes exactly."""
+    """Most tokens of a scored probe if the model has no limit: more than its attention treats exactly."""
     if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
         return max(LONGEST, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size) + 8)
     return LONGEST

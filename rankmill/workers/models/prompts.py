@@ -18,7 +18,7 @@ from rankmill.workers.models.templates import bound_templates, template_options
 from rankmill.workers.models.tokenizer import PairTokenizer, Tokenize, sample_pairs
 
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A pair, one with another query, and one with another passage."""
+"""A pair, a pair with another query, and a pair with another passage."""
 
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 """Signs by which sentence-transformers guesses that a template reads content as a list."""
@@ -32,8 +32,8 @@ class PromptTokenizer:
     """Puts pairs into a chat template, and tokenizes the result.
 
     The two texts are messages with the roles ``query`` and ``document``; an instruction is a message with the
-    role ``system``. A longer prompt is cut at one side. Then the tokens after the passage, which the model
-    needs to answer, replace the last tokens that remain.
+    role ``system``. A longer prompt is cut at one side, and its last tokens are replaced by those that follow
+    the passage, because the model needs these to answer.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class PromptTokenizer:
     options
         Other variables of the template.
     side
-        The side at which prompts are cut; ``None`` means where the tokenizer's files say.
+        The side at which prompts are cut; ``None`` leaves it to the tokenizer's files.
     texts
         A tokenizer of single texts, which is used if its tokens are the same.
 
@@ -81,7 +81,7 @@ class PromptTokenizer:
         self._instruction, self._structured = instruction, structured
         try:
             first, *others = self.rendered(*map(list, zip(*_PROBES, strict=True)))
-        except Exception as error:  # Jinja's errors, or those that the template raises
+        except Exception as error:  # an error of Jinja, or one that the template raises
             reason = " ".join(str(error).split())
             raise SpecError(
                 f"the prompt template cannot be filled with a query and a passage: {reason}",
@@ -135,7 +135,7 @@ class PromptTokenizer:
         return texts
 
     def _fills_without_instruction(self) -> bool:
-        """Whether the template works without the instruction, which this removes."""
+        """Whether the template works without an instruction; this removes the instruction."""
         self._instruction = ""
         try:
             self.rendered(*map(list, zip(*_PROBES, strict=True)))

@@ -1,8 +1,8 @@
 """The reference model: transformers computes the probes' logits as sentence-transformers does, pair by pair.
 
 A worker's scores are compared with these, so this module shares as little as possible with a worker's code:
-it has its own tokens (`reference_tokens`), its own poolings and activation, and transformers' own forward.
-With one pair at a time it needs no padding.
+it has its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. It needs
+no padding, because it takes one pair at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ReferenceModel:
 
     def __init__(self, spec: ScoreSpec, source: str | Path, revision: str | None) -> None:
         self._source, self._revision, self._device = source, revision, "cpu"
-        self._about = description = read(source, revision)  # without the cached description
+        self._about = description = read(source, revision)  # this does not use the cached description
         self._inputs = spec.inputs
         self.tokens = ReferenceTokens(spec, description)
         """Tokenizes a probe."""
@@ -61,8 +61,8 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:
-        """Logits ``[rows, outputs]`` of tokenized pairs, each by itself, or each padded `beside` a longer
-        pair.
+        """Logits ``[rows, outputs]`` of tokenized pairs, each computed by itself, or with padding `beside` a
+        longer pair.
         """
         return np.stack([self._one(row, beside) for row in rows])
 

@@ -55,7 +55,7 @@ class ReferenceTokens:
             cut |= template_options(str(self._tokenizer.chat_template))
             try:
                 return dict(self._tokenizer.apply_chat_template(probe.messages, return_dict=True, **cut))
-            except Exception:  # the template refuses such messages, so they cannot be scored
+            except Exception:  # the template refuses such messages, so the probe cannot be scored
                 if not probe.before:
                     raise
                 return {"input_ids": []}
@@ -77,7 +77,7 @@ class ReferenceTokens:
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def beginning(self, passage: str) -> str:
-        """The beginning of a passage that a spec takes."""
+        """The beginning of a passage, as long as the spec's ``max_passage_tokens`` allows."""
         most = self._spec.max_passage_tokens
         while most:
             encoding = self._tokenizer(passage, add_special_tokens=False, return_offsets_mapping=True)

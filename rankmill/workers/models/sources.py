@@ -1,7 +1,7 @@
 """Finds a model's files, in a folder, on the hub or by an extension, and checks that they are whole.
 
-Importing this loads no torch. Reading 100 GB of weights for their digest takes minutes, so a thread does it,
-and the headers of safetensors are checked before anything else of them is read.
+Importing this loads no torch. Reading 100 GB of weights for their digest takes minutes, so a thread does
+that. Of safetensors, the headers are checked before anything else is read.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def locate(name: str) -> str | Path:
     Raises
     ------
     WorkerError
-        `name` is a path, and the directory does not exist on this host; or nothing here knows such names.
+        `name` is a path, and the directory does not exist on this host; or no installed extension knows such
+        a name.
     SpecError
         The directory does not contain a model.
     """
@@ -216,14 +217,15 @@ logger = logging.getLogger(__name__)
 
 
 class Reading:
-    """Threads that read models' files before these are loaded, so that the worker serves others meanwhile.
+    """Threads that read models' files before the models are loaded, so that the worker scores with other
+    models meanwhile.
 
     Parameters
     ----------
     cache
         Folder in which digests are remembered, so that loading finds them.
     copies
-        Those of models that extensions know by name; the thread fetches them too.
+        The copies of models that extensions know by name; a thread fetches these too.
     """
 
     def __init__(self, cache: Path, copies: ModelCopies | None) -> None:
@@ -232,8 +234,8 @@ class Reading:
         self._threads: dict[tuple[str, str | None], threading.Thread] = {}
 
     def goes_on(self, spec: ScoreSpec) -> bool:
-        """Whether the model's files are still being read; the first call begins that. Afterwards, load the
-        model.
+        """Whether the model's files are still being read; the first call begins it. When this returns false,
+        load the model.
         """
         key = spec.model, spec.revision
         thread = self._threads.get(key)

@@ -1,4 +1,5 @@
-"""Bounds on chat templates, which may come from anywhere: on their work, their size and what they depend on.
+"""Bounds on chat templates, which may come from anywhere: on the work that they do, the text that they write,
+and what the text may depend on.
 
 Jinja's sandbox protects the process from a template, but lets it run forever, fill the memory, and write text
 that differs between days or processes. Here transformers' own environment, which renders all prompts, counts
@@ -23,7 +24,7 @@ from jinja2.visitor import NodeTransformer
 from rankmill.jobs.contract.errors import SpecError
 
 _DAY = "26 Jul 2024"
-"""The date in prompts whose template asks for today's, because a score must not change overnight. Llama's
+"""The date that a template gets if it asks for today's, because a score must not change overnight. Llama's
 templates use this day if they cannot ask.
 """
 
@@ -31,10 +32,12 @@ _LONGEST = 1 << 18
 """Most characters of a template."""
 
 _MOST = 1 << 28
-"""Most characters, and items of lists, that a template may make for a prompt."""
+"""Most characters and items of lists, counted together, that a template may make for a prompt."""
 
 _STEP = 1024
-"""What a step of a loop, a call or a written item adds to that count; a prompt may take 262,144 of these."""
+"""What a step of a loop, a call or a written item adds to the count of `_MOST`; so a prompt may take 262,144
+steps.
+"""
 
 _TIMES, _BESIDE = 4, 1 << 14
 """A prompt has at most 4 times the characters of its messages, and 16,384 more, because each row has a
@@ -42,12 +45,12 @@ prompt.
 """
 
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02
-"""CPU time in seconds that all prompts of a template may take together: a fixed part, and more for each
-prompt.
+"""CPU time in seconds that all prompts of a template may take together: a fixed number, and one more number
+for each prompt.
 """
 
 _LOOK = 64
-"""The CPU time is checked at one step of this many."""
+"""The CPU time is checked at every 64th step."""
 
 _DEPTH = 100
 
@@ -56,10 +59,10 @@ _ITERATE = frozenset({
     "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
     "slice", "sort", "sum", "unique",
 })  # fmt: skip
-"""Filters and methods whose arguments may be other than text and lists, because they do not write them."""
+"""Filters and methods whose arguments may be of any type, because they do not write the arguments."""
 
 _ADD_UP = frozenset({"join", "sum"})
-"""Those of `_ITERATE` whose result contains everything that the items contain."""
+"""Filters of `_ITERATE` whose result contains everything that the items contain."""
 
 _WIDEN = frozenset({
     "batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "tojson", "wordwrap",
@@ -71,14 +74,14 @@ _MULTIPLY = frozenset({"expandtabs", "indent", "join", "replace", "tojson", "tra
 """Filters and methods whose result grows with the product of two arguments."""
 
 _DIGITS = 300
-"""Most digits to round to."""
+"""Most digits that a number may be rounded to."""
 
 _WIDTH = re.compile(r"%[^%a-zA-Z]*(\d{6,}|\*)|\{[^{}]*:[^{}]*(\d{6,}|\{)")
 """Matches a large or computed width in a format string."""
 
 
 class _Meter(local):
-    """What remains of the bounds for the prompt that a thread renders."""
+    """What a thread may still count for the prompt that it renders, before a bound is exceeded."""
 
     left = _MOST
     until = float("inf")
@@ -100,7 +103,9 @@ _TOO_LONG = (
 
 
 class _Counted(NodeTransformer):
-    """Counts steps of loops and macros, and what is joined and cut; `BoundedEnvironment` counts the rest."""
+    """Compiles templates so that steps of loops and macros are counted, and what is joined and cut;
+    `BoundedEnvironment` counts the rest.
+    """
 
     def visit_For(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -151,7 +156,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         own = {"step": bounded.step, "joined": bounded.joined, "cut": bounded.cut}
         bounded.filters |= {f"bounded {name}": method for name, method in own.items()}
         bounded.globals = {**bounded.globals, "strftime_now": _today}
-        bounded.globals.pop("lipsum", None)  # lipsum is random; so is the filter `random`
+        bounded.globals.pop("lipsum", None)  # lipsum writes random text, and so does the filter `random`
         bounded.filters.pop("random", None)
         return bounded  # type: ignore[no-any-return]
 
@@ -162,22 +167,22 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @pass_context
     def step(self, context: Context, text: int) -> None:
-        """Count a step that writes `text` characters of the template itself."""
+        """Count a step that writes `text` characters which stand in the template itself."""
         self._meter.spend(_STEP + text)
 
     @pass_context
     def joined(self, context: Context, parts: list[Any]) -> str:
-        """Join values as ``~`` does."""
+        """Join values as the operator ``~`` does, and count the result."""
         self._meter.spend(sum(map(_size, parts)))
         return str_join(parts)
 
     @pass_context
     def cut(self, context: Context, value: Any, *ends: int | None) -> Any:
-        """Cut as ``[start:stop:step]`` does."""
+        """Cut a value as ``[start:stop:step]`` does, and count the result."""
         return self._counted(value[slice(*ends)])
 
     def written(self, value: Any) -> Any:
-        """Count what is written."""
+        """Count a value that the template writes, and return it."""
         self._meter.spend(_size(value))
         return value
 
@@ -198,7 +203,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """See `SandboxedEnvironment.call`."""
-        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
+        method = getattr(__obj, "__wrapped__", __obj)  # because the sandbox wraps str.format
         text = getattr(method, "__self__", None)
         if isinstance(text, str):
             named = [value for name, value in kwargs.items() if not name.startswith("_")]
@@ -215,7 +220,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return bounded
 
     def _check(self, name: str, given: tuple[Any, ...]) -> None:
-        """Check the arguments of a filter or of a text's method, before it makes something larger of them."""
+        """Check the arguments of a filter or of a text's method, before it makes something larger from
+        these.
+        """
         if name in {"format", "format_map"} and isinstance(given[0], str):
             _check_widths(given[0])
         sizes = [1, 1]
@@ -312,7 +319,7 @@ def _digits(value: int) -> int:
 
 
 def _times(left: Any, right: Any) -> int:
-    """The size of the product of two values."""
+    """The size of the product of two values, one of which may be a text or a list."""
     if isinstance(left, int) and isinstance(right, int):
         return _digits(left) + _digits(right)
     sizes = [len(value) if isinstance(value, str | list | tuple) else abs(value) for value in (left, right)]

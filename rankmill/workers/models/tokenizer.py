@@ -47,7 +47,7 @@ class PairTokenizer:
     joiner
         The tokenizer's `Joiner`, if it has one.
     side
-        The side at which texts are cut; ``None`` means where the tokenizer's files say.
+        The side at which texts are cut; ``None`` leaves it to the tokenizer's files.
     prompt
         The text before each query, as `CrossEncoder` puts it for a model without a chat template.
     """
@@ -78,7 +78,7 @@ class PairTokenizer:
 
 
 class ShortPassages:
-    """Cuts passages to their own limit of tokens, before anything else is done with them.
+    """Cuts passages to a limit of tokens of their own, before anything else is done with them.
 
     Parameters
     ----------
@@ -106,10 +106,10 @@ class ShortPassages:
         ]
 
     def _beginning(self, passage: str, spans: Sequence[tuple[int, int]]) -> str:
-        """Cut a passage after so few tokens that the result by itself has at most `most`.
+        """Cut a passage so that the result, tokenized by itself, has at most `most` tokens.
 
-        It may have more tokens by itself than within its passage, because one character can be several
-        tokens.
+        By itself, a beginning may have more tokens than within its passage, because one character can be
+        several tokens.
         """
         for kept in range(self._most, 0, -1):
             short = passage[: spans[kept - 1][1]]
@@ -146,8 +146,8 @@ def tokenize_pairs(
 class Joiner:
     """Tokenizes each distinct text of pairs only once, and gives the same tokens as their tokenizer.
 
-    The token ids of pairs are then joined in numpy. That is faster than Python objects for each pair, which
-    more threads would not speed up.
+    The token ids of pairs are then joined in numpy. This is faster than making Python objects for each pair,
+    which threads would not speed up.
 
     Parameters
     ----------
@@ -171,16 +171,17 @@ class Joiner:
 
     @classmethod
     def of(cls, tokenizer: Any, cache: Path | None = None, *, alone: bool = False) -> Joiner | None:
-        """Make a joiner for a Hugging Face tokenizer, of pairs, or of single texts if `alone`.
+        """Make a joiner for a Hugging Face tokenizer, for pairs, or for single texts if `alone`.
 
-        If the two differ on any sample, this returns ``None`` and logs a line. `cache` is as in `FastTexts`.
+        If joiner and tokenizer differ on any sample, this returns ``None`` and logs a line. `cache` is as in
+        `FastTexts`.
         """
         try:
             joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)
             if joiner._agrees_with(tokenizer):
                 return joiner
             why = "a text by itself gets other tokens than in its pair"
-        except Exception as error:  # not a Rust tokenizer, or one with unknown parts
+        except Exception as error:  # the tokenizer is not in Rust, or has unknown parts
             why = f"{type(error).__name__}: {error}"
         logger.info("each pair is tokenized as a whole, which is slower: %s", why)
         return None
@@ -188,7 +189,7 @@ class Joiner:
     @classmethod
     def _guess(cls, tokenizer: Any, cache: Path | None, passage: list[str] | None) -> Joiner:
         sample = tokenizer(["a"], passage)
-        texts = sample.encodings[0].sequence_ids  # 0, 1: a token of that text; None: a special token
+        texts = sample.encodings[0].sequence_ids  # 0 and 1 are tokens of that text; None is a special token
         keep = [at for at, text in enumerate(texts) if text is None or text not in texts[:at]]
         order = [texts[at] for at in keep]
         ids, types = (sample.get(name) for name in ("input_ids", "token_type_ids"))
@@ -225,12 +226,13 @@ class Joiner:
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
         """Insert `truncated` tokens of the texts of `pairs` into the pattern; both arrays are ``[sides, n]``.
 
-        These are the first tokens of each text, or the last ones if the left side is cut.
+        The first tokens of each text are inserted, or the last ones if the left side is cut.
         """
         width, count = len(self._pattern), pairs.shape[1]
         numbers = np.concatenate([self._pattern, texts.ids])
         offsets = np.concatenate([np.arange(width), width + texts.offsets])
-        which = np.tile(np.arange(width), (count, 1))  # piece numbers: the pattern's, then all texts
+        # the numbers of pieces: those of the pattern, then all texts
+        which = np.tile(np.arange(width), (count, 1))
         which[:, self._places] = width + pairs.T
         lengths = np.ones_like(which)
         lengths[:, self._places] = truncated.T
@@ -270,8 +272,8 @@ def longest_first(lengths: Ids, room: int) -> Ids:
 def single_texts(tokenizer: Any) -> Tokenizer:
     """Make a Rust tokenizer like `tokenizer`'s own, without truncation and template.
 
-    It shares the parts of the original. A copy would go through JSON, where the scores of a Unigram model
-    lose their last digit, which sometimes changes the tokens.
+    The new tokenizer shares the parts of the original. A copy would go through JSON, where the scores of a
+    Unigram model lose their last digit, which sometimes changes the tokens.
     """
     whole = tokenizer.backend_tokenizer
     single = Tokenizer(whole.model)
@@ -286,7 +288,9 @@ def single_texts(tokenizer: Any) -> Tokenizer:
 
 
 def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
-    """As `single_texts`; raises `SpecError` if the tokenizer cannot do what `option` needs."""
+    """Make a tokenizer as `single_texts` does; raises `SpecError` if it does not tell where tokens are in a
+    text, which `option` needs.
+    """
     try:
         return single_texts(tokenizer)
     except (AttributeError, ValueError) as error:
@@ -323,7 +327,7 @@ class Windows:
         belongs to.
 
         A passage that fits stays whole. If the query leaves less than a quarter of the model's length, the
-        passage stays whole too, and is truncated later. A text without a passage is cut as a passage is.
+        passage stays whole too, and is truncated later. A text without a passage is cut in the same way.
         """
         questions, long_texts = ([""] * len(queries), queries) if passages is None else (queries, passages)
         distinct = list(dict.fromkeys(questions))
@@ -346,5 +350,5 @@ class Windows:
     def _parts(self, passage: str, spans: Sequence[tuple[int, int]], room: int) -> list[str]:
         step = min(self._stride or max(room // 2, 1), room)
         last = len(spans) - room
-        starts = [*range(0, last, step), last]  # the last window is as long as the others
+        starts = [*range(0, last, step), last]  # so that the last window is as long as the others
         return [passage[spans[start][0] : spans[start + room - 1][1]] for start in starts]

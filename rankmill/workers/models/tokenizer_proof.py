@@ -17,13 +17,15 @@ from tokenizers.decoders import ByteLevel
 from rankmill.workers.batches.tokens import TokenIds, Tokens, ends
 
 _PLANES = (0, 1, 2, 3, 14)
-"""Planes of Unicode that have characters; the others have private characters, or none."""
+"""Planes of Unicode that have characters; other planes have only private characters, or none."""
 
 CODES = [code for plane in _PLANES for code in range(plane << 16, (plane + 1) << 16)]
 """Code points that are compared; a text with any other code point never goes to the fast library."""
 
 _MOST_DIFFERENT = 256
-"""Most characters that may differ, and then count as not proven; if more differ, the library is not used."""
+"""If more characters than this differ, the library is not used; if fewer differ, these count as not
+proven.
+"""
 
 _CONTEXTS = ("{0}", "a{0}b{0}{0}1", "e{0}\u0301 .{0} A")
 _SPACE_BYTE = "\u0120"
@@ -33,7 +35,7 @@ _SIGNS = (" ", "\n", "\t", "\u00a0", "\u3000", ".", ", ", "'s", "-", "1999", "$3
 RANDOM_TEXTS, LONG_TEXTS = 4000, 4
 
 FastEncode = Callable[[list[str]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-"""Returns the ids of texts, end to end, and their offsets, as in `Tokens`."""
+"""A function that returns the ids of texts, end to end, and their offsets, as in `Tokens`."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ def prove_tokenizer(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
     Raises
     ------
     Untrusted
-        They differ on more than a few single characters.
+        The tokenizers differ on more than a few single characters.
     """
     points = np.array([code for code in CODES if not 0xD800 <= code < 0xE000])
     same = np.ones(len(points), np.bool_)
@@ -138,7 +140,8 @@ def _random_texts(words: list[str], characters: str) -> Iterator[str]:
     for number in range(RANDOM_TEXTS):
         text = "".join(piece() for _ in range(chance.randrange(1, 60)))
         yield text.title() if number % 5 == 0 else text
-    for length in (99, 100, 101, 200, 5000):  # words longer than the longest that is cut into pieces
+    # some of these are longer than the longest word that is cut into pieces
+    for length in (99, 100, 101, 200, 5000):
         yield "a" * length
         yield "é" * length
     for _ in range(LONG_TEXTS):

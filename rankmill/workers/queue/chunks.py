@@ -51,7 +51,7 @@ from rankmill.workers.rq.job import HeldJob, ScoringJob
 from rankmill.workers.rq.worker import JobTimeout, RQWorker, TooLong
 
 _RUNS = 1000
-"""Runs whose settled spec a worker remembers."""
+"""Most runs whose settled spec a worker remembers."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ class ChunkClaim:
     fast
         Whether a fast tokenizer library may have tokenized it.
     claimed, started
-        Monotonic times in seconds: when the job was claimed, and when its scoring began, plus the time that
-        its model took to load.
+        Monotonic times in seconds: when the job was claimed, and when its scoring began, moved later by the
+        time that loading its model took.
     """
 
     in_redis: ClassVar[bool] = True
@@ -130,7 +130,7 @@ class ChunkClaim:
     def columns(self, run: Run) -> Sequence[Texts] | None:
         """Read the rows: queries and passages, ``[n]`` each, or texts or conversations.
 
-        Returns ``None`` if no producer waits for them any more.
+        Returns ``None`` if no producer waits for the scores any more.
 
         Raises
         ------
@@ -143,8 +143,8 @@ class ChunkClaim:
         return None if payload is None else decode_rows(payload, run.inputs)
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
-        """Settle what all chunks of the run are scored with, if this worker has `mine` and the chunk `rows`
-        rows.
+        """Settle what all chunks of the run are scored with; this worker would use `mine`, and the chunk has
+        `rows` rows.
 
         A request of one chunk needs no agreement, because no other chunk could be scored differently.
         """
@@ -182,7 +182,7 @@ class PairsClaim(ChunkClaim):
     _texts: tuple[Texts, Texts] | None = None
 
     def load(self) -> Run | None:
-        self._texts = read_pairs(self.job)  # refuses bad texts before a model is loaded
+        self._texts = read_pairs(self.job)  # this refuses bad texts before a model is loaded
         self.run = read_request(self.job)
         return self.run
 
@@ -196,7 +196,7 @@ class PairsClaim(ChunkClaim):
         return self.held.is_wanted()
 
     def finish(self, result: ChunkResult | None) -> None:
-        """End the job; RQ does what follows, such as jobs that depend on it."""
+        """End the job; RQ then does the rest, such as starting jobs that depend on it."""
         try:
             if isinstance(result, ChunkScores):
                 assert self.run
@@ -213,7 +213,7 @@ class PairsClaim(ChunkClaim):
 
     def fail(self, error: Exception) -> None:
         """Record a failed attempt; an error that rankmill explains is final, because another attempt would
-        not help.
+        have the same result.
         """
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
@@ -275,7 +275,7 @@ class ChunkScorer:
         SpecError, FormatError
             This worker cannot score the run, because it has another format or the worker refuses it now.
         InputError
-            The job asks for something impossible.
+            The job asks for something that is not possible.
         """
         self._refusals.check(("run", claim.run_id))
         try:
@@ -286,7 +286,7 @@ class ChunkScorer:
             raise RunFailed(str(error)) from None
         if run is None:
             return
-        if not claim.in_redis:  # no producer resolved the model's name
+        if not claim.in_redis:  # no producer has resolved the model's name
             try:
                 claim.run = run = run.model_copy(update={"spec": self._pinned(run.spec)})
             except WorkerError as error:
@@ -294,8 +294,8 @@ class ChunkScorer:
         self._refusals.check(weights_key(self.spec(run)))
 
     def reads(self, run: Run) -> bool:
-        """Whether the files of the run's model are being read, before it is loaded; the first call begins
-        that.
+        """Whether the files of the run's model are still being read, which must end before it is loaded; the
+        first call begins it.
         """
         spec = self.spec(run)
         return not self._engines.has(spec) and self._reading.goes_on(spec)
@@ -307,7 +307,7 @@ class ChunkScorer:
     def begin(self, claim: ChunkClaim, answer: Callable[[], None], *, whole: bool) -> None:
         """Fetch and tokenize a chunk, and put it into the pipeline, which calls `answer` when it is scored.
 
-        The claim gets no work if the run already has the scores; `whole` is as in `Pipeline.put`.
+        If the run already has the scores, nothing is put into the pipeline. `whole` is as in `Pipeline.put`.
 
         Raises
         ------
@@ -376,8 +376,8 @@ class ChunkScorer:
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
         """The engine of a run, in the precision and with the content that all its chunks are scored with.
 
-        The first worker to get here settles these for the whole run. If a chunk is tried again, they are
-        read again, because the server may have lost them and another worker may have settled others.
+        The first worker that calls this settles both for the whole run. If a chunk is tried again, both are
+        read again, because the server may have lost them and another worker may have settled something else.
         """
         if attempt(run, claim.job) > 1:
             self._settled.pop(run.id, None)
@@ -396,7 +396,7 @@ class ChunkScorer:
             try:
                 engine = self._engines.get(spec)
             except WorkerError as error:
-                raise SpecError(str(error)) from None  # another run may have settled what is here
+                raise SpecError(str(error)) from None  # another run may have settled what this host has
             own = engine.model.backend.precision
             if settled.precision not in {None, own}:
                 raise SpecError(f"the run is scored in {settled.precision}, and this worker has {own}")
@@ -455,7 +455,9 @@ class ChunkScorer:
 
 
 def _as_arrow(scores: Logits) -> pa.Array:
-    """Scores ``[n]`` as an Arrow array, or those of labels ``[n, labels]`` as lists; NaN becomes null."""
+    """Scores ``[n]`` as an Arrow array, or scores of labels ``[n, labels]`` as an array of lists; NaN becomes
+    null.
+    """
     if scores.ndim == 1:
         return pa.array(scores, mask=np.isnan(scores))
     missing = pa.array(np.isnan(scores[:, 0]))

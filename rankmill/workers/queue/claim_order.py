@@ -1,7 +1,8 @@
 """Decides which jobs a worker claims, and which it gives away. It does no I/O.
 
-Requests come before bulk work, which keeps a share; among tenants and runs the queue decides. No worker
-claims more than its part of the waiting bulk work, or keeps chunks that an idle worker could score now.
+Requests come before bulk work, which keeps a share of the pairs. The queue decides the order of tenants and
+runs. No worker claims more than its part of the waiting bulk work, or keeps chunks that an idle worker could
+score now.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from rankmill.workers.engine.pipeline import PriorityTurns
 
 _LEFT_ALONE_SECONDS = 1.0
 _REFUSED_SECONDS = 10.0
-"""After a worker hands back a chunk that it cannot score: seconds in which it leaves the run alone, and
-seconds in which it takes that run only after all others.
+"""Seconds after a worker has handed back a chunk that it cannot score: first it leaves the run alone, then it
+takes that run only after all others.
 """
 
 _KEEP = 4
@@ -28,7 +29,8 @@ class ClaimOrder:
     Parameters
     ----------
     claim_ahead
-        The worker claims no more of a priority once this many of its pairs are claimed and not scored.
+        When this many pairs of a priority are claimed and not scored, the worker claims no more of that
+        priority.
     """
 
     def __init__(self, claim_ahead: int) -> None:
@@ -56,7 +58,9 @@ class ClaimOrder:
 
     @property
     def last(self) -> bool:
-        """Whether so few jobs wait that a worker may soon have none, and take what another has claimed."""
+        """Whether so few jobs wait that a worker may soon have none and take what another worker has
+        claimed.
+        """
         return self._workers > 1 and self._waiting < self._workers
 
     def saw(self, waiting: int, workers: int) -> None:
@@ -87,11 +91,11 @@ class ClaimOrder:
         requests, bulk
             Pairs of each priority that are claimed and not scored.
         hungry
-            Whether the device may soon run out of bulk work, even if the worker has its part.
+            Whether the device may soon run out of bulk work, even if the worker has already claimed its part.
         """
         priorities: list[Priority] = ["request"] if requests < self._claim_ahead else []
         most: float = self._claim_ahead
-        if self._workers > 1:  # a single worker may take all, and pads less if it mixes more
+        if self._workers > 1:  # a single worker may take everything, and pads less if it mixes more
             most = min(most, self._waiting * self._chunk_pairs / self._workers)
         if not bulk or hungry or bulk < most:
             priorities.insert(0 if self._turns.bulk_is_next else len(priorities), "bulk")
@@ -101,7 +105,7 @@ class ClaimOrder:
 def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
     """The number of unstarted chunks that a worker gives to idle workers, beginning with the last chunk.
 
-    Each idle worker gets one chunk and begins it at once. So a chunk is given only once, unless its new
+    Each idle worker gets one chunk and begins it at once. So a chunk is given away only once, unless its new
     worker ends.
 
     Parameters

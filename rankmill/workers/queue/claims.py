@@ -36,13 +36,15 @@ from rankmill.workers.rq.worker import RQWorker
 
 GROUP = 8
 GROUP_SECONDS = 3.0
-"""Number of jobs, and seconds, that wait before their model is loaded in place of another model."""
+"""A model is loaded in place of another when this many jobs wait for it, or when one has waited this many
+seconds.
+"""
 
 _NAMED = 100
-"""Most runs with wrong scores that are named; these are the latest."""
+"""Most runs with wrong scores that a report names: the latest ones."""
 
 _REMEMBERED = 100_000
-"""Most runs of a model or tokenizer that a worker can leave a note with; these are the latest."""
+"""Most runs, for each model or tokenizer, that a worker remembers to leave a note with: the latest ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +52,8 @@ logger = logging.getLogger(__name__)
 class ModelQueue:
     """Claims whose model would evict another one, put aside until claims of one model can begin together.
 
-    Otherwise two models would evict each other job by job. Claims wait here too while files of their model
-    are read.
+    Otherwise two models would evict each other job by job. Claims also wait here while the files of their
+    model are read.
     """
 
     def __init__(self) -> None:
@@ -75,7 +77,7 @@ class ModelQueue:
         return claims
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """Take the claims of the model that has waited longest, if they are many or old, or no more jobs
+        """Take the claims of the model that has waited longest, if they are many or old, or if no more jobs
         come.
 
         Claims whose model's files are still read (`reading`) keep waiting.
@@ -96,7 +98,7 @@ class ModelQueue:
 class Answered:
     """The runs that a worker has answered, in order, with their expiries in seconds; 0 means not in Redis.
 
-    ``since`` is when it began to give these answers, in seconds since 1970.
+    ``since`` is when the worker began to give these answers, in seconds since 1970.
     """
 
     since: float = field(default_factory=system.now)
@@ -111,7 +113,9 @@ class Answered:
 
 
 def loaded_as(model: Model) -> tuple[object, ...]:
-    """What the probes of a model prove; one model may be loaded in several precisions, from several files."""
+    """The key for what a model's probes prove: its precision and files count, because one model may be loaded
+    in several.
+    """
     return model.name, model.revision, model.backend.name, model.backend.precision, model.kind
 
 
@@ -127,9 +131,9 @@ class Claims:
     store
         The store of runs.
     scorer, pipeline
-        Makes a chunk into work and puts it into the pipeline, and the pipeline.
+        What turns a chunk into work and puts it into the pipeline; and the pipeline.
     order
-        Is told what is claimed.
+        The order of claims, which learns what is claimed.
     refusals
         The models and runs that this worker refuses now.
     """
@@ -152,16 +156,16 @@ class Claims:
         self._run_refusals = RunRefusals(store.redis, worker.name)
         self._put_aside = ModelQueue()
         self._unproven: dict[tuple[object, ...], Answered] = {}
-        """For each loaded model, what was answered since its probes were last right."""
+        """For each loaded model, the answers since its probes were last right."""
         self._fast = Answered()
-        """What was answered with tokens of a fast tokenizer library."""
+        """The answers that used tokens of a fast tokenizer library."""
         self._lock = system.Lock()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims that are not answered yet, by job id. Other threads read copies; `_lock` decides who
         ends one.
         """
         self.wrong: LastReport | None = None
-        """Why the worker stops, if it has computed wrong scores."""
+        """Why the worker stops, if it has computed wrong scores; otherwise ``None``."""
         pipeline.proven = self._proven
         pipeline.changed = self._stop_wrong_device
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
@@ -174,18 +178,18 @@ class Claims:
         return bool(self._put_aside)
 
     def take(self, job: ScoringJob, queue: OrderedQueue) -> None:
-        """Claim a job, and have its chunk scored.
+        """Claim a job and let its chunk be scored.
 
         A job whose model would evict another one is put aside first (`ModelQueue`). A suspect job, which may
-        kill its worker, is scored by itself. It is claimed only when the pipeline is empty: otherwise a row
-        of another chunk could kill the worker, and that would count as a failed attempt of this job.
+        kill its worker, is scored by itself. It is claimed only when the pipeline is empty. Otherwise a row
+        of another chunk could kill the worker, and that would count as a failed attempt at this job.
         """
         with self._set_aside_if_damaged(job, queue):
             if suspect := is_suspect(job):
                 self._pipeline.drain()
             held = self._worker.claim(job, queue)
             if held is None:
-                return  # another worker has it
+                return  # another worker has the job
             span = tracing.begin_for(job, worker=self._worker.name)
             kind = PairsClaim if job.has_pairs else ChunkClaim
             claim = self.unanswered[job.id] = kind(held, span, self._store)
@@ -221,7 +225,9 @@ class Claims:
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
     def hand_back_unstarted(self) -> None:
-        """Put back all bulk jobs without any scores yet, in order. Requests are scored soon."""
+        """Put back all bulk jobs without any scores yet, in order. Requests stay, because they are scored
+        soon.
+        """
         for claim in reversed(self._put_aside.empty()):
             self.hand_back(claim.job.id)
         for claim in reversed(self.unstarted()):
@@ -241,7 +247,7 @@ class Claims:
         """Put a claimed job back into its queue, as the next job of its run; this does not count as an
         attempt.
 
-        `to_others` says that it is left to other workers because this one cannot score it.
+        `to_others` says that the job is left to other workers, because this one cannot score it.
         """
         claim = self.unanswered.get(job_id)
         if claim is None or not self._ends(claim):
@@ -270,13 +276,13 @@ class Claims:
             self._begin(claim)
 
     def _begin(self, claim: ChunkClaim) -> None:
-        """Have the chunk of a claim scored, and answer it then; answer at once if the run already has its
-        scores.
+        """Let the chunk of a claim be scored and then answered; if the run already has the scores, answer at
+        once.
         """
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
         except WrongTokens as error:
-            self.hand_back_all()  # from now on none of them is answered
+            self.hand_back_all()  # from now on, none of these claims is answered
             self._pipeline.answer(partial(self._stop, [self._fast], f"a tokenizer library gave {error}"))
             return
         except Exception as error:
@@ -295,7 +301,7 @@ class Claims:
         self._run_refusals.take_back(run.id)
 
     def _end(self, claim: ChunkClaim, error: Exception) -> None:
-        """Decide what happens to a job after an error, by the error's `Fault`. Nothing else decides this.
+        """Decide what happens to a job after an error, by the error's `Fault`; no other code decides this.
 
         Raises
         ------
@@ -319,8 +325,8 @@ class Claims:
             self._fail(claim, error)
 
     def _refuse(self, claim: ChunkClaim, error: Exception) -> str | None:
-        """Refuse the run, or all runs with its model, for a while; returns why no live worker can score it,
-        if so.
+        """Refuse the run, or all runs with its model, for a while; if no live worker can score the run,
+        returns why.
         """
         run, reason, key = claim.run, str(error), ("run", claim.run_id)
         if not isinstance(error, StillRefused):
@@ -332,7 +338,7 @@ class Claims:
             claim.run_id,
             claim.queue.name,
             reason,
-            seconds=self._refusals.seconds(reason),  # after these, this worker tries again
+            seconds=self._refusals.seconds(reason),  # afterwards this worker tries again
             ttl=run.ttl if run else claim.job.run_ttl,
             in_redis=claim.in_redis,
         )
@@ -341,7 +347,7 @@ class Claims:
         return nobody_can
 
     def _leave(self, claim: ChunkClaim) -> None:
-        """Leave a job to another worker."""
+        """Put a job back for another worker."""
         self._order.refused(claim.run_id)
         self.hand_back(claim.job.id, to_others=True)
 
@@ -359,7 +365,7 @@ class Claims:
     def _answer(self, claim: ChunkClaim, result: ChunkResult | None) -> None:
         """Finish a job and write its result, if any, in one transaction; the writing thread runs this."""
         if not self._ends(claim):
-            return  # it was handed back, and may have been claimed again
+            return  # the claim was handed back, and may have been claimed again
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
             with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
@@ -387,7 +393,7 @@ class Claims:
             record.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
 
     def _ends(self, claim: ChunkClaim) -> bool:
-        """Whether the caller must end the claim, because no other thread has."""
+        """Whether the caller must end the claim, because no other thread has ended it."""
         with self._lock:
             if self.unanswered.get(claim.job.id) is not claim:
                 return False
@@ -398,13 +404,13 @@ class Claims:
         self._unproven.pop(loaded_as(model), None)
 
     def _stop_wrong_device(self, model: Model, figures: str) -> None:
-        """Stop, because a model's probes now have other scores, and so may the pairs of runs."""
+        """Stop, because a model's probes have other scores now, so pairs of runs may have wrong ones too."""
         reason = f"its device gets wrong scores of {model.name} now ({figures})"
         self._stop(list(self._unproven.values()), reason)
 
     def _stop(self, answered: Sequence[Answered], reason: str) -> None:
-        """Stop because scores are wrong: leave a note with the runs that may have some, and hand back all
-        claims.
+        """Stop because scores are wrong: leave a note with the runs that may have wrong scores, and hand back
+        all claims.
 
         The writing thread runs this after all earlier answers.
         """
@@ -421,7 +427,8 @@ class Claims:
         self._store.leave_notes({run: ttl for run, ttl in runs.items() if ttl}, why)
         self.wrong = LastReport(worker=self._worker.name, at=system.now(), reason=why, runs=named)
         self._worker.stop()
-        self.hand_back_all()  # now: the main thread may be loading a model; it hands back later claims
+        # at once, because the main thread may be loading a model; it hands back later claims
+        self.hand_back_all()
 
     @contextmanager
     def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:
@@ -438,14 +445,15 @@ class Claims:
 
 
 def _option(error: Exception) -> str | None:
-    """The field of the spec that does not fit the model, if this is the error."""
+    """The field of the spec that does not fit the model, if the error is about one."""
     return error.option if isinstance(error, SpecError | RunFailed) else None
 
 
 def _is_of_the_host(error: Exception) -> bool:
-    """Whether any run with this model would fail on this host for a while: no directory, hub, package or
-    memory.
+    """Whether any run with this model would fail on this host for a while: for lack of the directory, the
+    hub, a package or memory.
 
-    Other faults of a model may be repaired before the next run, or may not concern its options.
+    Other faults of a model may be repaired before the next run, or may not concern the options of the next
+    run.
     """
     return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)

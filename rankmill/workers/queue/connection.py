@@ -20,7 +20,7 @@ from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
 
-if TYPE_CHECKING:  # a connection needs no engine
+if TYPE_CHECKING:  # importing these would import the engine, which a connection does not need
     from rankmill.workers.engine.pipeline import Pipeline
     from rankmill.workers.queue.claims import Claims
 
@@ -31,10 +31,12 @@ _PROBE_SECONDS = 0.5
 """Seconds that a server may take to answer a worker that is stopping."""
 
 IDLE_SECONDS = 1.0
-"""Seconds to wait for the server before the end, with no chunks claimed or after a second signal."""
+"""Seconds to wait for the server before the end, if no chunks are claimed, or after a second signal."""
 
 BUSY_SECONDS = 10.0
-"""Seconds to wait, after the batch in progress, with scores to write or chunks to hand back."""
+"""Seconds to wait for the server after the batch in progress, if scores must be written or chunks handed
+back.
+"""
 
 _MISSES = 2
 """Failed checks in a row before the process ends; on a busy host, a healthy server may be late once."""
@@ -48,8 +50,8 @@ class Connection(redis.Redis):
         RQ_CONNECTION_CLASS=rankmill.Connection rq worker rankmill --worker-class rankmill.ScoringWorker …
 
     RQ's own class ends the worker if the server is away at its start, and shows a traceback if the URL is
-    malformed. This class waits for the server as a worker does later (`redis_wait_seconds`), says in one line
-    what is wrong with a URL (exit code 78), and also accepts ``redis+sentinel://``.
+    malformed. This class waits for the server as a worker does later (`redis_wait_seconds`), tells in one
+    line what is wrong with a URL (exit code 78), and also accepts ``redis+sentinel://``.
     """
 
     @classmethod
@@ -65,19 +67,19 @@ class Connection(redis.Redis):
         # Without a handler, the first process of a container ignores SIGTERM. The worker sets its own handler
         # later.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        set_up(settings.log_level, settings.log_format)  # for log lines about a wait
+        set_up(settings.log_level, settings.log_format)  # so that a wait can be logged
         return cast("Connection", cls.from_pool(pool))
 
 
 class LastResort:
-    """Ends a stopping process if the server does not answer, because a command might hang.
+    """Ends a stopping process if the server does not answer, because a command to it might hang.
 
     Parameters
     ----------
     connection, patience
         The worker's client, and how it waits for the server.
     claims, pipeline
-        What the worker must still hand back, and finish.
+        The claims that the worker must still hand back, and the work that it must still finish.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class LastResort:
 
 
 def stop_without_supervisor() -> None:
-    """Stop as on SIGTERM when the process that keeps this worker running ends, if there is such a process.
+    """If another process keeps this worker running, stop as on SIGTERM when that process ends.
 
     Nothing else would start or stop this worker.
     """

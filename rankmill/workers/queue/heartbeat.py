@@ -32,8 +32,8 @@ class WorkerHeartbeat(Periodic):
     seconds
         Seconds between two heartbeats.
     lease_seconds
-        If a job's worker sends no heartbeat for this long, the job counts as abandoned and goes to another
-        worker.
+        If a job's worker sends no heartbeat for this long, the job counts as abandoned, and another worker
+        gets it.
     report
         Returns the report that each heartbeat writes.
     wedged
@@ -66,7 +66,7 @@ class WorkerHeartbeat(Periodic):
         self._handle_failure = handle_failure
         self._orders = orders
         self._renewals = Renewals(seconds, lease_seconds)
-        self._server_now = 0.0  # at the last renewal
+        self._server_now = 0.0  # the time at the last renewal
         self._is_registered = False
         super().__init__("heartbeat", self._take_steps, seconds, orders.news)
 
@@ -91,13 +91,15 @@ class WorkerHeartbeat(Periodic):
         ):
             try:
                 step()
-            except redis.ResponseError as error:  # for instance, a key of the wrong type
+            except redis.ResponseError as error:  # for instance, a key has the wrong type
                 _tell_refused(error)
             except Exception:  # whatever fails, the leases of running jobs must be renewed
                 logger.exception("heartbeat failed, trying again")
 
     def _report_state(self) -> None:
-        """Write the report and read the orders, in one round trip; a refused part stops no worker."""
+        """Write the report and read the orders, in one round trip; the worker goes on if the server refuses a
+        part.
+        """
         worker = self._worker
         with worker.connection.pipeline() as pipe:
             announce_worker(pipe, worker.name, self._report(), self.lease_seconds)
@@ -136,7 +138,8 @@ class WorkerHeartbeat(Periodic):
                 if trusts:
                     self._end_lock_with_a_lease(queue)
                 else:
-                    worker.connection.delete(queue.registry_cleaning_key)  # others may trust the leases
+                    # because other workers may trust the leases
+                    worker.connection.delete(queue.registry_cleaning_key)
 
     def _lock(self, queue: OrderedQueue) -> bool:
         """Whether this worker cleans the queue now.
@@ -151,11 +154,11 @@ class WorkerHeartbeat(Periodic):
         return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
-        """Let the lock end when the next lease lapses, so that the next worker with a heartbeat takes that
-        job.
+        """Let the lock end when the next lease lapses, so that the worker whose heartbeat comes next takes
+        that job.
 
-        Otherwise the job would wait for this worker, which may be dead by then, or have its next heartbeat
-        later.
+        Otherwise the job would wait for this worker, which may be dead by then, or whose next heartbeat may
+        be later.
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):

@@ -25,22 +25,22 @@ from rankmill.workers.rq.job import ScoringJob
 from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker
 
 _LOOK_AGAIN_SECONDS = 0.1
-"""Seconds until a worker that refuses some runs looks again; RQ's list could give it the runs that it
-refuses.
+"""Seconds until a worker that refuses some runs looks again; it does not wait at RQ's list, which could give
+it the runs that it refuses.
 """
 
 _LISTEN_SECONDS = 1
 """Seconds for which one command listens to the bell."""
 
 _RING_SECONDS = 60
-"""Expiry of the bell, as in `pushing.lua`."""
+"""Seconds after which the bell expires, as in `pushing.lua`."""
 
 Found = tuple[bytes, OrderedQueue]
-"""The id of a job that is now in its queue's intermediate list, and the queue."""
+"""The id of a job that was moved to its queue's intermediate list, and the queue."""
 
 
 class Bell:
-    """Listens for requests in a thread, while it is told to.
+    """Listens for requests in a thread, between `listen` and `pause`.
 
     An idle worker waits for any job at the queue. A worker that is full of bulk work cannot do that,
     because it would get more bulk work. Each chunk of a request rings the bell once, and so wakes one such
@@ -84,7 +84,7 @@ class Bell:
             except (
                 redis.RedisError,
                 RedisUnavailable,
-            ):  # the worker's own commands report this, and it looks every second
+            ):  # the worker's own commands report such an error, and the worker looks every second
                 system.sleep(_LISTEN_SECONDS)
 
     def _pass_on(self, key: bytes) -> None:
@@ -111,7 +111,9 @@ class Intake:
 
     @property
     def full(self) -> bool:
-        """Whether the last `claim_next` lacked room for some jobs, so that jobs may still wait."""
+        """Whether the last `claim_next` had room for only some kinds of jobs, so that others may still
+        wait.
+        """
         return len(self._room) < 2
 
     @property
@@ -120,8 +122,8 @@ class Intake:
         return self._worker.queues_in_turn
 
     def claim_next(self, *, wait: bool) -> bool:
-        """Claim the next job; returns whether there was one. If not full, `wait` up to `POLL_SECONDS` for
-        one.
+        """Claim the next job; returns whether there was one. With `wait`, and room for all kinds of jobs, it
+        waits up to `POLL_SECONDS` for one.
         """
         self._room = kinds = self._kinds()
         willing = not (self._refusals.reasons() or self._order.left_alone)
@@ -185,7 +187,9 @@ class Intake:
     def _look(
         self, kinds: list[Priority], willing: bool, waits: bool, alone: list[str]
     ) -> list[tuple[OrderedQueue, Taken]]:
-        """Look for a job in each queue until one has a job; that queue is the last in the list."""
+        """Look for a job in each queue until one has a job; returns what each queue said, of which the last
+        is that queue.
+        """
         idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []
         for queue in self._queues:
@@ -219,7 +223,7 @@ class Intake:
             self._claims.withdraw(claim)
 
     def wait_for_room(self) -> None:
-        """Wait up to `POLL_SECONDS` for room for more jobs, or for a request if it has room."""
+        """Wait up to `POLL_SECONDS` for room for more jobs, or, with room for requests, for a request."""
         if "request" in self._room:
             self._bell.listen()
         self._pipeline.wait_for(lambda: len(self._kinds()) > len(self._room), POLL_SECONDS)
@@ -228,7 +232,9 @@ class Intake:
 
 @contextmanager
 def _naming(queues: Sequence[OrderedQueue]) -> Iterator[None]:
-    """Say in which queues Redis refuses a command, and the way out."""
+    """If Redis refuses a command in the ``with`` block, raise an error that names the queues and the way
+    out.
+    """
     try:
         yield
     except redis.ResponseError as error:

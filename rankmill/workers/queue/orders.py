@@ -37,7 +37,7 @@ class Orders:
     claims
         The worker's claims.
     refusals
-        The models and runs that the worker refuses now; a model that an order loads is removed.
+        The models and runs that the worker refuses now; a model that an order loads is removed from these.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Orders:
         self.drained = False
         """Whether the worker takes no new chunks."""
         self.cold: dict[str, str] = {}
-        """Models to load at the start that could not be loaded yet, with the reasons.
+        """Models that should be loaded at the start but could not be yet, with the reasons.
 
         Other threads read this dict, so it is replaced and never changed.
         """
@@ -112,7 +112,7 @@ class Orders:
                 self._carry_out(order)
             except SpecError as error:
                 self._answer(order.id, "failed", str(error))
-            except Exception as error:  # an order must not end the worker, whatever is wrong with a model
+            except Exception as error:  # whatever is wrong with a model, an order must not end the worker
                 logger.exception("cannot %s", order.what)
                 self._answer(order.id, "failed", f"{type(error).__name__}: {error}")
             self.news.set()
@@ -182,7 +182,7 @@ class Orders:
         seconds = system.monotonic() - began
         gone = [name for name in dict.fromkeys(before) if name not in self._engines.models]
         text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
-        if gone:  # a chunk of these would unload the new one again
+        if gone:  # a chunk that needs one of these would unload the new model again
             limits = "model_cache_size, model_cache_gib"
             text += f"; unloaded {', '.join(gone)} to make room ({limits}): they take turns"
         self._answer(order, "done", text)

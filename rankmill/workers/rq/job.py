@@ -1,4 +1,6 @@
-"""The RQ jobs of a ScoringWorker, which can ask only for scores, and how a worker that holds one ends it."""
+"""The RQ jobs of a ScoringWorker, which can ask only for scores, and how a worker ends a job that it
+holds.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ class LeasedJobs(StartedJobRegistry):
     def add_execution(self, execution: Execution, pipeline: Pipeline, ttl: int = 0, xx: bool = False) -> int:
         """Begin the lease of a claimed job; with `xx`, renew it."""
         hold(pipeline, self.key, execution.composite_key, ttl, only_renew=xx)
-        return 0  # the reply is in the pipeline
+        return 0  # the real reply comes with the pipeline's
 
 
 class ScoringJob(Job):
@@ -77,7 +79,7 @@ class ScoringJob(Job):
 
     @cached_property
     def chunk(self) -> tuple[str, ChunkId]:
-        """The run's id, and the chunk to score; a job that contains its pairs is a run of one chunk.
+        """The run's id, and the chunk to score; a job that contains its pairs counts as a run of one chunk.
 
         Raises
         ------
@@ -111,8 +113,8 @@ class ScoringJob(Job):
     ) -> None:
         """Write a heartbeat as RQ does, but with `xx` write nothing for a job that has just ended.
 
-        RQ would write a part of the job then, which never expires. RQ's next command deletes that part,
-        unless the worker dies before it or a reply is lost.
+        For a job that has ended, RQ would write a part of the job's hash, which never expires. RQ's next
+        command deletes that part, unless the worker dies before it or a reply is lost.
         """
         if not xx:
             super().heartbeat(timestamp, ttl, pipeline)
@@ -124,8 +126,8 @@ class ScoringJob(Job):
     def retry(self, queue: Queue, pipeline: Pipeline) -> None:
         """Retry as RQ does, but entirely within the pipeline.
 
-        RQ writes the new status before the pipeline, even for a job that the server has lost; that never
-        expires.
+        RQ writes the new status before the pipeline, even for a job that the server has lost, and what it
+        writes never expires.
         """
         if not (interval := self.get_retry_interval()):
             super().retry(queue, pipeline)
@@ -136,12 +138,13 @@ class ScoringJob(Job):
         queue.schedule_job(self, now() + timedelta(seconds=interval), pipeline=pipeline)
 
     def begin(self, execution: Execution, queue: OrderedQueue, pipeline: Pipeline) -> None:
-        """Start the job for a worker, as `prepare_for_execution` does; the reply says whether it was started.
+        """Start the job for a worker, as RQ's `prepare_for_execution` does; the reply in the pipeline says
+        whether it was started.
 
         Starting removes the job from all lists of its queue, because it may have been put back while its
-        worker stood still. It is not started if it has ended, if another worker has tried it since it was
-        read, or if another execution has a lease: then it was in the queue twice, or a reply was lost and it
-        is begun again.
+        worker stood still. The job is not started if it has ended, if another worker has tried it since it
+        was read, or if another execution has a lease. In the last case it was in the queue twice, or a reply
+        was lost and this begins it again.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()
@@ -214,14 +217,15 @@ class HeldJob:
     def hand_back(self) -> None:
         """Put the job back, in one transaction; this does not count as an attempt.
 
-        It is the next job of its run, which gets its turn back.
+        The job is then the next one of its run, and the run gets its turn back.
         """
 
         def put_back(pipe: Pipeline) -> None:
             self._worker.cleanup_execution(self.job, pipe, self._execution)
             enqueue(self.queue, self.job, pipe, at_front=True)
 
-        self._worker.executions.pop(self._execution.id, None)  # even if another worker already has the job
+        # this holds even if another worker already has the job
+        self._worker.executions.pop(self._execution.id, None)
         self._move(put_back)
 
     def finish(self, write: Callable[[Pipeline], object]) -> None:
@@ -271,16 +275,17 @@ class HeldJob:
         self._worker._finalize_failure(self.job, self.queue, self._execution, _told(error))
 
     def succeed(self, value: object) -> None:
-        """End the job as RQ does; try again if RQ raises, having lost a connection while it watched keys."""
+        """End the job as RQ does; try again if RQ raises because a connection broke while it watched keys."""
         while True:
             try:
                 self._worker._finalize_success(self.job, self.queue, self._execution, value)
                 return
-            except (redis.ConnectionError, redis.TimeoutError):  # redis-py has tried once to end the WATCH
+            # redis-py has tried only once to end the WATCH
+            except (redis.ConnectionError, redis.TimeoutError):
                 logger.debug("a connection was lost while RQ ended the job; again")
 
     def drop(self) -> None:
-        """Let go of a job that no one wants any more."""
+        """Let go of a job whose scores nobody wants any more."""
         with self._worker.connection.pipeline() as pipe:
             self._worker.cleanup_execution(self.job, pipe, self._execution)
             pipe.execute()
@@ -291,5 +296,5 @@ class HeldJob:
 
 
 def _told(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
-    """An error as RQ's handlers take it; without a traceback if rankmill explains the error."""
+    """An error as RQ's handlers take it; rankmill's own errors have no traceback."""
     return type(error), error, None if isinstance(error, RankmillError) else error.__traceback__

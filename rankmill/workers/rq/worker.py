@@ -1,4 +1,4 @@
-"""RQ's worker, with options, signals, records and executions as RQ has them; a subclass has the loop."""
+"""RQ's worker, with RQ's options, signals, records and executions; a subclass adds the loop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SUSPENSION_SECONDS = 1
 """Least seconds between two checks for ``rq suspend``."""
 
 _NAME_SECONDS = 0.2
-"""Seconds until a worker checks again whether its name is free."""
+"""Seconds between two checks of a worker whether its name is free."""
 
 _NO_EXPIRY, _NO_KEY = -1, -2
 """Redis's answers in place of a time: the key does not expire, or does not exist."""
@@ -48,7 +48,9 @@ _MADE_UP = re.compile("[0-9a-f]{32}")
 """The name that RQ gives to a worker without ``--name``, also in a worker pool."""
 
 _GRACE_SECONDS = 60.0
-"""Seconds after a time limit until a call that does not react to the signal, because it runs in C, hangs."""
+"""Seconds after a time limit from which a call counts as hanging, because it runs in C and does not react to
+the signal.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +96,8 @@ class DeathPenalty(UnixSignalDeathPenalty):
 
     @classmethod
     def is_overdue(cls) -> bool:
-        """Whether a limit is over and the main thread does not react, so that it never will; other threads
-        ask this.
+        """Whether a limit has been over for so long that the main thread will never react; other threads ask
+        this.
         """
         now = system.monotonic()
         return any(now - limit._began > limit._timeout + _GRACE_SECONDS for limit in list(cls._waiting))
@@ -124,7 +126,7 @@ class RQWorker(SimpleWorker):
 
     death_penalty_class: type[BaseDeathPenalty] = DeathPenalty
     lease_seconds = 0
-    """Seconds for which a job is this worker's unless it renews the lease; RQ reads this."""
+    """Seconds for which this worker holds a job unless it renews the lease; RQ reads this."""
     _suspension_seen = -math.inf
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -146,10 +148,12 @@ class RQWorker(SimpleWorker):
         raise NotImplementedError
 
     def announce(self) -> None:
-        """Publish more about this worker than RQ's record contains; called when the record exists."""
+        """Publish more about this worker than RQ's record contains; called after the record is written."""
 
     def signalled(self, signals: int) -> None:
-        """Handle a signal to stop: 1 is the first, and 2 is one that ends the process at once."""
+        """Handle a signal to stop: `signals` is 1 for the first, and 2 for one that ends the process at
+        once.
+        """
 
     def stop_soon(self) -> None:
         """Stop at the next check, and not in the middle of what the signal interrupted."""
@@ -167,7 +171,7 @@ class RQWorker(SimpleWorker):
 
     @property
     def queues_in_turn(self) -> list[OrderedQueue]:
-        """The worker's queues in order of preference, which may change with each job (`reorder_queues`)."""
+        """The worker's queues in order of preference, which may change after each job (`reorder_queues`)."""
         return cast("list[OrderedQueue]", self._ordered_queues)
 
     def limit(self, seconds: float) -> BaseDeathPenalty:
@@ -198,23 +202,23 @@ class RQWorker(SimpleWorker):
             return
         name = first = worker_name(device, str(os.getpid()))
         number = 1
-        while self.connection.exists(self.redis_worker_namespace_prefix + name):  # of an earlier container
+        # a worker in an earlier container had this name
+        while self.connection.exists(self.redis_worker_namespace_prefix + name):
             number += 1
             name = f"{first}.{number}"
         self.name = name
 
     def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
-        """Begin a job in one step, where RQ needs two; ``None`` if another worker has the job.
+        """Begin a job in one step instead of RQ's two; ``None`` if another worker has the job.
 
-        From now on the job expires as its run does, where RQ would keep it (a ``failure_ttl`` of -1 does).
-        Before this, it expires when it has waited too long: a service's ``ttl`` may be shorter than the
-        scoring.
+        From now on the job expires when its run does; RQ would keep it for ever if its ``failure_ttl`` is -1.
+        Until now the job expires by its own ``ttl``, which may be shorter than the scoring takes.
         """
         with self.connection.pipeline() as pipe:
             execution = Execution.create(job, self.lease_seconds, pipeline=pipe, worker_name=self.name)
             self.executions[execution.id] = execution
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
-            self.heartbeat(pipeline=pipe)  # if the worker dies, it is listed as lost for some minutes
+            self.heartbeat(pipeline=pipe)  # so that the worker is listed as lost for some minutes if it dies
             job.begin(execution, queue, pipe)
             if job.failure_ttl == -1:
                 pipe.persist(job.key)
@@ -228,12 +232,13 @@ class RQWorker(SimpleWorker):
 
     def forget(self, job: ScoringJob) -> None:
         """Forget a job whose keys may be damaged."""
-        executions = list(self.executions.values())  # a copy, because two threads begin and end executions
+        # this is a copy, because two threads begin and end executions
+        executions = list(self.executions.values())
         with self.connection.pipeline() as pipe:
             for execution in executions:
                 if execution.job_id == job.id:
                     self.cleanup_execution(job, pipe, execution)
-            pipe.execute(raise_on_error=False)  # one of these keys may be damaged too
+            pipe.execute(raise_on_error=False)  # any of these keys may be damaged too
 
     def write_record(self) -> None:
         """Write the worker's record at each heartbeat, because the server may have lost it."""
@@ -242,7 +247,9 @@ class RQWorker(SimpleWorker):
         worker_registration.register(self)
 
     def renew_leases(self) -> None:
-        """Renew the worker's record and the leases of its jobs; one that fails does not stop the others."""
+        """Renew the worker's record and the leases of its jobs; if a renewal fails, the others are still
+        tried.
+        """
         self.heartbeat()
         for execution in list(self.executions.values()):
             try:
@@ -260,7 +267,9 @@ class RQWorker(SimpleWorker):
 
     @property
     def dequeue_timeout(self) -> int:
-        """RQ takes a connection for dead if it is silent for ten seconds longer than this (s)."""
+        """Longest silence in seconds that RQ expects; a connection that is silent for ten seconds more counts
+        as dead.
+        """
         return POLL_SECONDS
 
     def work(
@@ -280,12 +289,12 @@ class RQWorker(SimpleWorker):
         return self.run(WorkOptions(burst, *log, max_jobs, max_idle_time, with_scheduler))
 
     def request_stop(self, signum: Any, frame: Any) -> None:
-        """As RQ does, and tell the subclass."""
+        """Stop as RQ does after the first signal, and tell the subclass."""
         self.signalled(1)
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def request_force_stop(self, signum: int, frame: Any) -> None:
-        """Stop as RQ does, and tell the subclass."""
+        """Stop at once as RQ does, and tell the subclass."""
         self.signalled(2)
         super().request_force_stop(signum, frame)
 
@@ -298,7 +307,9 @@ class RQWorker(SimpleWorker):
         return self.lease_seconds
 
     def serialize(self) -> dict[str, Any]:
-        """RQ's record of this worker, which also says, even after its end, that it is a ScoringWorker."""
+        """RQ's record of this worker, which also says that it is a ScoringWorker, even after the worker's
+        end.
+        """
         return {**super().serialize(), SCORING_FIELD: 1}
 
     def register_birth(self) -> None:
@@ -319,8 +330,8 @@ class RQWorker(SimpleWorker):
     def _await_name(self) -> None:
         """Wait until the worker that had this name is known to be dead, if it was killed; then take the name.
 
-        RQ keeps such a record for minutes more, but the worker's report ends with its leases, and others get
-        its jobs.
+        RQ keeps a dead worker's record for some minutes. Its report expires with its leases, and then others
+        get its jobs.
         """
         connection: Any = self.connection
         before = math.inf
@@ -346,8 +357,8 @@ class RQWorker(SimpleWorker):
         super().register_death()  # type: ignore[no-untyped-call]
 
     def unsubscribe(self) -> None:
-        """Unsubscribe as RQ does, but tell the thread to end before its last message, as it would wait for
-        another.
+        """Unsubscribe as RQ does, but tell the thread to end before its last message comes, because it would
+        wait for another one.
         """
         if self.pubsub_thread:
             self.pubsub_thread.stop()

@@ -1,4 +1,4 @@
-"""The MLX backend: Apple GPUs, and CPUs only to test the code, as it is slow there."""
+"""The MLX backend: Apple GPUs, and CPUs only to test the code, because it is slow there."""
 
 from __future__ import annotations
 

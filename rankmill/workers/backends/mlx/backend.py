@@ -21,10 +21,10 @@ _DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 _BITS = {"int8": 8, "int4": 4}
 
 _GROUP = 32
-"""Weights that share a scale: the smallest group that MLX supports, because the models are small."""
+"""Number of weights that share a scale: the smallest that MLX supports, because the models are small."""
 
 _FINENESS = 16
-"""Shapes are rounded up by at most 1/16, so that MLX compiles only a few."""
+"""Shapes are rounded up by at most 1/16, so that MLX compiles for only a few shapes."""
 
 
 class MlxBackend(Backend):
@@ -42,8 +42,8 @@ class MlxBackend(Backend):
     precision
         ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
     compiled
-        Whether MLX fuses operations. By default it does on a GPU only: on a CPU that needs a C++ compiler and
-        takes seconds.
+        Whether MLX fuses operations. By default it does so only on a GPU, because fusing on a CPU needs a C++
+        compiler and takes seconds.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class MlxBackend(Backend):
             room = ((0, _rounded(rows) - rows), (0, _rounded(longest) - longest))
             ids, mask = np.pad(ids, room), np.pad(mask, room)
             types = None if types is None else np.pad(types, room)
-            mask[rows:] = 1  # attention over a row without tokens is undefined
+            mask[rows:] = 1  # because attention over a row without tokens is undefined
         try:
             with mx.stream(self._where):
                 inputs = [mx.array(ids.astype(np.int32))]
@@ -174,7 +174,7 @@ class _Classifier(nn.Module):  # type: ignore[misc]
 
     def __call__(self, ids: mx.array, types: mx.array, mask: mx.array | None = None) -> mx.array:
         """Ids to logits; ``mask``, ``[rows, 1, 1, tokens]``, is false for tokens without attention."""
-        # Rounding up may go beyond the last position; only padding is there.
+        # The rounded length may exceed the number of positions; beyond the last one is only padding.
         end = self.positions.weight.shape[0] - 1
         hidden = self.words(ids) + self.positions(mx.minimum(mx.arange(ids.shape[1]) + self._begin, end))
         if "types" in self:
@@ -221,7 +221,7 @@ def _weights(classifier: Any) -> list[tuple[str, mx.array]]:
         here = name.removeprefix(f"{classifier.base_model_prefix}.")
         for pattern, replacement in _NAMES:
             here = re.sub(pattern, replacement, here)
-        if tensor.dtype is torch.float32:  # a weight, not a buffer of position ids
+        if tensor.dtype is torch.float32:  # other types are buffers of position ids, not weights
             weights.append((here, mx.array(tensor.numpy())))
     return weights
 
@@ -241,7 +241,9 @@ def _rounded(count: int) -> int:
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """`OutOfMemory` if the error means that, after freeing MLX's cache; any other error as it is."""
+    """`OutOfMemory` if the error means that memory ran out, after this has freed MLX's cache; otherwise the
+    error itself.
+    """
     if not any(sign in str(error) for sign in ("malloc", "Insufficient Memory")):
         return error
     mx.clear_cache()

@@ -41,7 +41,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
     def export(folder: Path) -> None:
         started = system.monotonic()
         _export(files, precision, folder)
-        files.check_unchanged()  # otherwise it would be cached under the name of other files
+        files.check_unchanged()  # otherwise the export would be cached under the name of other files
         logger.info("exported %s as %s in %.1f s", files.source, precision, system.monotonic() - started)
 
     build_once(folder, export)
@@ -51,7 +51,8 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
 def _export(files: ModelFiles, precision: str, folder: Path) -> None:
     """Export the model to a file in `folder`."""
-    from rankmill.workers.backends.traceable import traceable  # torch, which a cached file does not need
+    # imports torch, which a cached file does not need
+    from rankmill.workers.backends.traceable import traceable
 
     scorer = traceable(files)
     whole, final = folder / "fp32.onnx", folder / _FILE
@@ -66,8 +67,8 @@ def _export(files: ModelFiles, precision: str, folder: Path) -> None:
 def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> None:
     """Write a torch module as a graph for any number of rows and tokens; `example` has its inputs by name.
 
-    This is the exporter that traces: PyTorch's other exporter takes 5 to 10 times as long and needs another
-    package.
+    This uses PyTorch's exporter that traces, because the other one takes 5 to 10 times as long and needs
+    another package.
     """
     import torch
 

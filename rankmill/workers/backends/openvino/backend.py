@@ -27,11 +27,11 @@ class OpenVinoBackend(Backend):
     graph
         From `rankmill.workers.backends.openvino.graph.openvino_graph`.
     precision
-        ``fp32``, ``bf16`` or a kind of `INT8`. In a kind of `INT8` the graph's weights have 8 bits, and
+        ``fp32``, ``bf16`` or a kind of `INT8`. With a kind of `INT8` the graph's weights have 8 bits, and
         inputs are quantized when the model runs. The attribute `precision` says what the CPU really uses.
     alone
-        Whether each request is computed on one thread, and as many at the same time as the worker has
-        threads.
+        Whether each request is computed on one thread, with as many requests at the same time as the worker
+        has threads.
     """
 
     name = "openvino"
@@ -70,8 +70,8 @@ class OpenVinoBackend(Backend):
 
 
 class OpenVinoForward:
-    """The requests of a forward, each for some rows of a batch; they are idle again when their logits are
-    read.
+    """The requests of a forward, each for some rows of a batch; a request can be used again when its logits
+    are read.
     """
 
     def __init__(self, started: list[tuple[BatchPiece, Any]], idle: list[Any]) -> None:
@@ -85,7 +85,8 @@ class OpenVinoForward:
         for piece, request in self._started:
             try:
                 request.wait()
-            except RuntimeError as error:  # the other requests go on, and must end before they are used again
+            # the other requests still run, and must end before they are used again
+            except RuntimeError as error:
                 errors.append(error)
                 continue
             parts.append((piece, np.array(request.get_output_tensor(0).data, np.float32)))
@@ -114,6 +115,6 @@ def compile_graph(graph: Any, precision: str, options: Mapping[str, Any] | None 
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """`OutOfMemory` if the error means that; any other error as it is."""
+    """`OutOfMemory` if the error means that memory ran out; otherwise the error itself."""
     out_of_memory = any(sign in str(error) for sign in ("bad_alloc", "allocate"))
     return OutOfMemory(str(error)) if out_of_memory else error

@@ -25,7 +25,7 @@ def core() -> openvino.Core:
     """The only core of the process, which is never deleted.
 
     The CPU plugin of each core gives the thread a stack for signals. When a core is deleted, the plugin
-    restores the stack that was there before, even if that one was freed too. So with several cores, the next
-    signal, such as SIGTERM, may end the process with a segmentation fault.
+    restores the stack that the thread had before, even if that stack has been freed. So with several cores,
+    the next signal, such as SIGTERM, may end the process with a segmentation fault.
     """
     return openvino.Core()

@@ -20,7 +20,7 @@ from rankmill.workers.backends.speed import INT8
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 
 _VERSION = 5
-"""Version of the conversion; it changes when the same inputs would make another graph."""
+"""Version of the conversion; it changes when the same model would give another graph."""
 
 _FILE = "model.xml"
 
@@ -47,7 +47,8 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
         files.copies.append(kept_as(folder))
         return core().read_model(folder / _FILE)
     started = system.monotonic()
-    from rankmill.workers.backends.traceable import traceable  # torch, which a kept graph does not need
+    # imports torch, which a cached graph does not need
+    from rankmill.workers.backends.traceable import traceable
 
     def change(classifier: Any) -> None:
         if group is not None:
@@ -66,9 +67,9 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
 
 
 def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
-    files.check_unchanged()  # otherwise it would be cached under the name of other files
+    files.check_unchanged()  # otherwise the graph would be cached under the name of other files
     openvino.save_model(graph, folder / _FILE, compress_to_fp16=False)
-    core().read_model(folder / _FILE)  # fails if a full disk has cut the file short
+    core().read_model(folder / _FILE)  # this fails if a full disk has cut the file short
 
 
 def graph_of(module: Any, example: tuple[Any, ...], precision: str) -> Any:
@@ -91,7 +92,7 @@ def graph_of(module: Any, example: tuple[Any, ...], precision: str) -> Any:
 
 
 def _in_groups(graph: Any, precision: str) -> Any:
-    """The graph with weights in 8 bits, for a kind of int8; else as it is."""
+    """The graph, with weights in 8 bits for a kind of int8, and unchanged for other precisions."""
     group, _ = INT8.get(precision, (None, precision))
     if group is not None:
         shrink(graph, group)

@@ -1,10 +1,11 @@
-"""Reads the files that ``rankmill quantize`` adds to a model: layers that stay out of 8 bits, smoothing
-factors.
+"""Reads the files that ``rankmill quantize`` adds to a model: the layers that stay out of 8 bits, and
+smoothing factors.
 
 Some channels of a hidden state are many times as large as others. In 8 bits a group of channels shares a
 scale, so the small channels lose precision. Smoothing divides the channels by factors and multiplies the
-columns of the weights by the same factors, which changes nothing in exact arithmetic. The weights lose less
-than the inputs gain, as each of their rows has its own scale (Xiao et al., SmoothQuant, 2022).
+columns of the weights by the same factors, which changes nothing in exact arithmetic. The inputs gain more
+precision than the weights lose, because each row of the weights has its own scale (Xiao et al., SmoothQuant,
+2022).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Weights in 8 bits for OpenVINO: whole numbers, and a scale for each group of a row.
 
 OpenVINO quantizes the inputs of these products when the model runs, in groups of the same size. NNCF writes
-one scale for a whole row; with groups, scores are a quarter nearer to those of fp32, at the same speed.
-Inputs are not calibrated on a sample: that made scores worse than any precision here, and each worker would
-have another sample.
+one scale for a whole row; with groups, scores differ by a quarter less from those of fp32, at the same speed.
+Inputs are not calibrated on a sample, because that made scores worse than every precision here, and each
+worker would have another sample.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _TAKEN = {("MatMul", 1), ("Gather", 0)}
 """Kinds of nodes that take weights in 8 bits, with the number of the input: linear layers and embeddings."""
 
 _LEAST = np.float32(1e-30)
-"""The largest value that a group of zeros counts as having, so that its scale is not 0."""
+"""A group of zeros counts as if this were its largest value, so that its scale is not 0."""
 
 
 def shrink(graph: Any, group: int) -> None:
     """Put the weights of a graph's linear layers and embeddings into 8 bits, except those in `KEPT_EXACT`.
 
-    Products of two computed matrices stay as they are, and so do weights that are cut or transposed first.
+    Products of two computed matrices are not changed, nor are weights that the graph cuts or transposes
+    before the product.
     """
     for node in graph.get_ops():
         if node.get_type_name() != "Constant" or len(node.get_output_shape(0)) != 2:
@@ -62,7 +63,7 @@ def in_8_bits(weights: npt.NDArray[np.float32], group: int) -> Any:
     largest = np.maximum(parts.max(-1, keepdims=True), -parts.min(-1, keepdims=True))
     scale = np.maximum(largest, _LEAST) / np.float32(127)
     steps = parts / scale
-    whole = np.rint(steps, out=steps).astype(np.int8)  # in place, as embeddings may have a gigabyte
+    whole = np.rint(steps, out=steps).astype(np.int8)  # in place, because embeddings may have a gigabyte
     if parts.shape[1] == 1:
         whole, scale = whole[:, 0], scale[:, 0]
     small = ops.multiply(ops.convert(ops.constant(whole), "f32"), ops.constant(scale))

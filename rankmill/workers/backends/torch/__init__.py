@@ -24,7 +24,7 @@ from rankmill.workers.host.device import has_fp8
 
 @contextmanager
 def _without(*packages: str) -> Iterator[None]:
-    """Hide packages that are not imported yet from whatever the ``with`` block imports."""
+    """Hide packages from what the ``with`` block imports, unless they are already imported."""
     hidden = [name for name in packages if name not in sys.modules]
     modules: dict[str, ModuleType | None] = cast("Any", sys.modules)
     modules.update(dict.fromkeys(hidden))
@@ -38,7 +38,7 @@ def _without(*packages: str) -> Iterator[None]:
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     with _without(
         "scipy", "sklearn"
-    ):  # transformers needs these only in training, and they take half of its import
+    ):  # transformers needs these only in training, and they take half of the time of its import
         from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
     from rankmill.workers.backends.torch.networks import LanguageModel, load_network
     from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly

@@ -44,7 +44,8 @@ class TorchBackend(Backend):
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
-        if device == "cuda":  # cuDNN's attention plans anew for each shape, and batches would wait
+        # cuDNN's attention makes a new plan for each shape, for which batches would wait
+        if device == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)
         cast_all_but_head(network, DTYPES[precision], network.heads)
         with _device_errors(device):
@@ -92,8 +93,8 @@ class TorchBackend(Backend):
         return tensor.to(self.device, non_blocking=self.device == "cuda")
 
     def _mark(self) -> torch.cuda.Event | None:
-        """An event after everything submitted so far, on CUDA, which runs asynchronously; ``None`` on other
-        devices.
+        """On CUDA, which runs asynchronously, an event after everything that was submitted so far; ``None``
+        on other devices.
         """
         if self.device != "cuda":
             return None
@@ -103,7 +104,7 @@ class TorchBackend(Backend):
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor; for a tensor that is made of others, the sum of theirs."""
+    """Bytes of a tensor; for a tensor that consists of others, the sum of their bytes."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
     return sum(getattr(tensor, name).nbytes for name in tensor.__tensor_flatten__()[0])

@@ -22,7 +22,7 @@ _LEGACY = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Older names of poolings, in the order in which several are joined."""
+"""Older names of the ways to pool, in the order in which the vectors of several ways are joined."""
 
 States = dict[str, torch.Tensor]
 """The tensors that modules pass on to each other, by name."""
@@ -146,11 +146,11 @@ def load_chain(source: str | Path, revision: str | None, steps: Sequence[SavedMo
     Raises
     ------
     SpecError
-        A module has weights or settings that rankmill does not know, or no module makes a score.
+        A module has weights or settings that rankmill does not know, or none of the modules makes a score.
     """
     modules = []
     for step in steps:
-        with torch.device("meta"):  # allocates nothing until the weights are compared
+        with torch.device("meta"):  # nothing is allocated until the weights are compared
             module = _module(source, step)
         if any(True for _ in module.parameters()):
             _fill(module, source, revision, step)

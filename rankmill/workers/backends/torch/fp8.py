@@ -7,20 +7,23 @@ from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerR
 from torchao.quantization.quantize_.common import KernelPreference
 
 _LEAST = 1e-12
-"""Lower bound of a token's largest state, so that a token whose states are all 0 has a scale too."""
+"""Least value that counts as a token's largest state, so that a token whose states are all 0 has a scale
+too.
+"""
 
 
 def round_linear_layers(network: nn.Module) -> None:
     """Round the linear layers of a network in bf16, in place.
 
     Each row of weights and each token has its own scale, so no token depends on its neighbours. The last
-    projections are not of type `nn.Linear` here, so they are not rounded. The kernels do not take layers
-    whose widths are not multiples of 16; these are not rounded either.
+    projections are not of type `nn.Linear` here, so they are not rounded. Layers whose widths are not
+    multiples of 16 are not rounded either, because the kernels do not take these.
     """
     config = Float8DynamicActivationFloat8WeightConfig(
         granularity=PerRow(),
         activation_value_lb=_LEAST,
-        kernel_preference=KernelPreference.TORCH,  # independent of what else is installed
-        set_inductor_config=False,  # if set, the whole process multiplies fp32 in TF32
+        # so that the kernels do not depend on what else is installed
+        kernel_preference=KernelPreference.TORCH,
+        set_inductor_config=False,  # with True, the whole process would multiply fp32 in TF32
     )
     quantize_(network, config, filter_fn=lambda module, _: type(module) is nn.Linear)

@@ -2,7 +2,7 @@
 
 A graph has one shape, so numbers of tokens and rows are rounded up. A shape is recorded only after it has
 occurred several times, which takes about as long as a few of its forwards. The graph is kept if it gives the
-same logits as its forward and is not slower: each launch that it saves also takes Python's lock less often.
+same logits as its forward and is not slower. It also takes Python's lock less often.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ _MOST = 32
 """The most graphs: each has its own list of launches, but they share the memory for states."""
 
 _STEPS = 8
-"""Rounded token counts between a power of two and the next."""
+"""Number of rounded token counts from a power of two to the next."""
 
 _LEAST_LONGEST = 32
 
 _LONG = 0.02
-"""Seconds of a forward from which its launches are hidden, and recording it would delay others too much."""
+"""A forward of this many seconds or more is not recorded: its launches cost no time, and recording would
+delay others too much.
+"""
 
 _AS_GOOD = 1.02
 """A graph may take this many times as long as its forward, because it saves the host all launches."""
@@ -72,7 +74,7 @@ class CudaGraph:
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            forward(shape.taken_apart(buffer))  # libraries initialize themselves in their first call
+            forward(shape.taken_apart(buffer))  # because libraries initialize themselves in their first call
         torch.cuda.current_stream().wait_stream(beside)
         CudaGraph._pool = CudaGraph._pool or torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
@@ -94,7 +96,7 @@ class Graphs:
     put
         Copies a buffer to the device.
     record, wait
-        Functions that record a forward, and that wait for the device.
+        A function that records a forward, and one that waits for the device.
     """
 
     def __init__(
@@ -141,8 +143,8 @@ class Graphs:
                 return None
             graph = self._record(self._forward, shape, self._put(rows.filled(shape)))
             graphed, ours = self._timed(graph.replay)
-        except RuntimeError as error:  # memory is short, or the model waits for the device
-            self._wait()  # raises if the device is lost
+        except RuntimeError as error:  # memory is short, or the model's code waits for the device
+            self._wait()  # this raises if the device is lost
             self._works = False
             logger.info("forwards do not become CUDA graphs: %s", error)
             return None
@@ -153,7 +155,7 @@ class Graphs:
         return graph if graphed < _AS_GOOD * eager else None
 
     def _timed(self, run: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
-        """The shorter of two times in seconds, and the output."""
+        """Run twice; returns the shorter time in seconds, and the output."""
         times = []
         for _ in range(2):
             self._wait()

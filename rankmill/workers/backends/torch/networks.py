@@ -1,4 +1,6 @@
-"""A model as PyTorch runs it, from token ids to logits, whatever its parts are."""
+"""Models as PyTorch runs them, from token ids to logits: classifiers, language models and chains of
+modules.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from rankmill.workers.batches.tokens import Batch
 
 
 class AnswerProjection(nn.Module):
-    """Some rows of a language model's last projection, in float32 whatever the precision of the rest.
+    """Some rows of a language model's last projection, which are in float32 in every precision of the model.
 
     The weights are stored as integers with the same bits, because PyTorch never casts a module's integers.
 
@@ -63,7 +65,7 @@ def load_network(files: ModelFiles) -> Network:
     MemoryError
         The model does not fit into the memory of this machine.
     OSError, ValueError
-        From transformers, when the weights are not safetensors or cannot be read.
+        From transformers, if the weights are not safetensors or cannot be read.
     """
     source, revision, layout = files.source, files.revision, files.layout
     config = load_config(source, revision)
@@ -107,9 +109,9 @@ class Network(nn.Module):
     def prepare_packing(self) -> bool:
         """Prepare for `packed`; returns whether it may be tried.
 
-        It may be tried if transformers says that the model runs with Flash Attention, because then the model
-        passes its attention all that it depends on. `rankmill.workers.backends.torch.ways` compares the
-        scores afterwards.
+        It may be tried if transformers says that the model runs with Flash Attention. Such a model passes to
+        its attention everything that the attention depends on. `rankmill.workers.backends.torch.ways`
+        compares the scores afterwards.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
@@ -135,8 +137,8 @@ class Network(nn.Module):
 
     @cached_property
     def first_position(self) -> int | None:
-        """Where positions begin in RoBERTa and similar families, which do not count padding; ``None`` in
-        others.
+        """Where positions begin in RoBERTa and similar families, which do not count padding; ``None`` for
+        other families.
         """
         kinds = (part for part in self.model.modules() if hasattr(part, "create_position_ids_from_input_ids"))
         return next((part.padding_idx + 1 for part in kinds), None)
@@ -169,8 +171,7 @@ class Classifier(Network):
 class LanguageModel(Network):
     """A language model: its tokens see only earlier tokens, so padding on the right changes nothing.
 
-    A prefix that several rows share is also the same in all of them, so its keys and values are computed
-    once.
+    So a prefix that several rows share has the same keys and values in all of them, and is computed once.
     """
 
     def __init__(self, model: Any, heads: list[str]) -> None:
@@ -211,7 +212,7 @@ class LanguageModel(Network):
         return self._score(_at(states, self._last(rest, rest_mask)))
 
     def _unpack_at_the_end(self) -> bool:
-        return True  # the score reads one token of a row, wherever it is
+        return True  # because the score reads one token of a row, wherever that is
 
     def pack(self, batch: Batch) -> PackedRows:
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)
@@ -325,7 +326,8 @@ class Unpacking(nn.Module):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
-        self.attention_type = getattr(layer, "attention_type", None)  # ModernBERT picks masks by it
+        # ModernBERT chooses masks by this attribute
+        self.attention_type = getattr(layer, "attention_type", None)
 
     def forward(self, *inputs: Any, packed: PackedInput | None = None, **options: Any) -> torch.Tensor:
         told = {} if packed is None else {"packed": packed}

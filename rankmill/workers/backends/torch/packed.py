@@ -17,7 +17,7 @@ Buffer = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PackedShape:
-    """The sizes that say how to take a `Buffer` apart: tokens, rows, scores, keys, and the longest row.
+    """The sizes that are needed to take a `Buffer` apart: tokens, rows, scores, keys, and the longest row.
 
     ``keys`` is ``None`` if each row reads only its own tokens. A buffer may have tokens and rows that nothing
     reads.
@@ -62,7 +62,8 @@ class PackedRows:
     read
         The token that each score reads, ``[scores]``.
     keys, key_lengths
-        The tokens that rows read, row after row, and how many each reads; ``None`` if each row reads its own.
+        The tokens that rows read, row after row, and how many tokens each row reads; ``None`` if each row
+        reads only its own tokens.
     """
 
     ids: Ids | TokenIds
@@ -97,8 +98,8 @@ class PackedRows:
 
     @classmethod
     def sharing(cls, shared: SharedPrefixes, skipped: int | None) -> PackedRows:
-        """Pack rows with shared prefixes: each prefix once, then the rest of each row, which reads its prefix
-        too.
+        """Pack rows with shared prefixes: each prefix once, then the rest of each row, whose tokens also read
+        the prefix.
         """
         before, after = shared.mask.astype(bool), shared.rest_mask.astype(bool)
         prefixes, rests = before.sum(axis=1), after.sum(axis=1)
@@ -131,7 +132,9 @@ class PackedRows:
         )
 
     def filled(self, shape: PackedShape) -> Buffer:
-        """Put all numbers into one buffer of an equal or larger shape; nothing reads what is added."""
+        """Put all numbers into one buffer of an equal or larger shape; the forward's result does not depend
+        on the rest of the buffer.
+        """
         parts = [(self.ids, shape.tokens), (self.positions, shape.tokens)]
         parts += [] if self.types is None else [(self.types, shape.tokens)]
         parts += [(ends(self.lengths), shape.rows + 1), (self.read, shape.scores)]
@@ -141,7 +144,7 @@ class PackedRows:
         done = 0
         for numbers, size in parts:
             buffer[done : done + len(numbers)] = numbers
-            buffer[done + len(numbers) : done + size] = numbers[-1]  # in `starts`: empty rows
+            buffer[done + len(numbers) : done + size] = numbers[-1]  # in `starts` this means empty rows
             done += size
         return buffer
 

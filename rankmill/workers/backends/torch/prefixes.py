@@ -9,7 +9,9 @@ import numpy as np
 from rankmill.workers.batches.tokens import Batch, Ids
 
 _GAIN = 1.2
-"""Sharing must save this factor of the tokens, because it copies keys and values and runs the model twice."""
+"""Without sharing there must be this many times as many tokens, because sharing copies keys and values and
+runs the model twice.
+"""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class SharedPrefixes:
     of
         Index of each row's prefix, ``[rows]``.
     rest, rest_mask
-        The rest of each row, ``[rows, tokens]``, padded on the right; at least one token.
+        The rest of each row, which is at least one token, ``[rows, tokens]``, padded on the right.
     places
         The position of each token of ``rest``.
     """
@@ -39,8 +41,8 @@ class SharedPrefixes:
 def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | None:
     """Find the shared prefixes of a batch; ``None`` if they would not save enough.
 
-    Rows whose `Batch.groups` are equal may begin alike; their tokens show how far. The last token that is not
-    `skipped`, which the score reads, is never part of a prefix.
+    Rows whose `Batch.groups` are equal may begin alike; their tokens show how long the common part is. The
+    last token that is not `skipped`, which the score reads, is never part of a prefix.
     """
     if batch.groups is None or batch.shape[0] < 2:
         return None

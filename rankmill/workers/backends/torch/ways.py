@@ -1,4 +1,6 @@
-"""Chooses whether a network scores padded or packed batches: compares the scores, and measures the speeds."""
+"""Chooses whether a network scores padded or packed batches: it compares the scores, and measures the
+speeds.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,28 @@ _EXACT = 1e-4
 """How far a packed logit may be from the padded one in fp32 on a CPU, as a share of the largest logit."""
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""The same on a device. Later the proof (`rankmill.workers.engine.proving`) compares with transformers."""
+"""How far a packed logit may be from the padded one on a device, by precision. The proof
+(`rankmill.workers.engine.proving`) compares with transformers later.
+"""
 
 _SHORT = (5, 1, 23, 9)
 """Lengths in tokens of the rows that show whether a network can be packed."""
 
 _LIKE = 96
 _TOKENS = 8_192
-"""The timed batch has about 8,192 tokens in rows of about 96: real batches are sorted by length, too."""
+"""The timed batch has about 8,192 tokens in rows of about 96 tokens, because rows of real batches have
+similar lengths too.
+"""
 
 _WHOLE_BATCH = 65_536
 _QUICK_SECONDS = 0.02
-"""If the timed batch takes less, a larger one is timed: on a fast device a small batch mostly waits for its
-launches, so its time says nothing about the device.
+"""If the timed batch takes fewer seconds, a larger one is timed. On a fast device a small batch mostly waits
+for its launches, so its time says nothing about the device.
 """
 
 _AS_GOOD = 1.05
-"""Packed rows may take this many times as long: rows of real batches differ more in length, which slows down
-only padded ones, and CUDA graphs can be made only of packed forwards.
+"""Packed rows may take this many times as long as padded ones. In real batches, lengths differ more, which
+slows down only padded rows, and CUDA graphs can be made only of packed forwards.
 """
 
 _ROUNDS = 3
@@ -48,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 def kernel_lacks(device: str, dtype: torch.dtype) -> str | None:
-    """Why packed rows have no kernel here; ``None`` if they have one."""
+    """Why this device has no kernel for packed rows; ``None`` if it has one."""
     if device != "cuda":
         return f"none for {device}"
     if dtype not in KERNEL_DTYPES:
@@ -67,7 +73,7 @@ def packs_exactly(network: Network) -> bool:
     try:
         rows = network.pack(batch)
         logits = network.packed(rows.shape.taken_apart(torch.from_numpy(rows.filled(rows.shape))))
-    except (RuntimeError, TypeError, ValueError) as error:  # the model needs other attention
+    except (RuntimeError, TypeError, ValueError) as error:  # the model needs another attention
         logger.debug("rows cannot be packed: %s", error)
         return False
     expected = network(*map(torch.from_numpy, (batch.ids, batch.mask)))
@@ -75,8 +81,8 @@ def packs_exactly(network: Network) -> bool:
 
 
 def pack_if_faster(backend: TorchBackend, network: Network) -> None:
-    """Let a backend pack rows if that is right, and as fast on its device; it stays quiet if packing is
-    impossible.
+    """Let a backend pack rows if the scores stay right, and packing is as fast on its device. This logs
+    nothing if packing is impossible.
     """
     tokens = _TOKENS
     try:
@@ -85,7 +91,8 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
             with suppress(OutOfMemory):
                 seconds = _both_ways(backend, _like_real(network, _WHOLE_BATCH))[1]
                 tokens = _WHOLE_BATCH
-    except (OutOfMemory, RuntimeError, TypeError, ValueError) as error:  # the kernel lacks something
+    # the kernel lacks something that the model needs
+    except (OutOfMemory, RuntimeError, TypeError, ValueError) as error:
         backend.packs = False
         logger.debug("rows are not packed: %s", error)
         return
