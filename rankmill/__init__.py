@@ -6,7 +6,7 @@ so that a command which only starts workers imports none of them.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing that of typing would take most of the time
+TYPE_CHECKING = False  # because importing it from typing would take most of the time
 
 if TYPE_CHECKING:
     from typing import Any
@@ -89,7 +89,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(__all__, "jobs.contract.errors"),  # the errors that callers may catch, except those below
+    **dict.fromkeys(__all__, "jobs.contract.errors"),  # these are the errors that callers may catch
     "AsyncClient": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "Classified": "producer.client.runs",
@@ -107,7 +107,9 @@ _HOMES = {
 }
 
 _OF_EXTENSIONS = ("AsyncSubmittedFile", "SubmittedFile", "score_file")
-"""Names that an extension adds, by the seam ``rankmill.names``; ``import *`` has only the core's."""
+"""Names that an extension adds, by entry points of ``rankmill.names``; ``import *`` imports only those of the
+core.
+"""
 
 
 def __getattr__(name: str) -> Any:

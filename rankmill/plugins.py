@@ -33,23 +33,22 @@ Seam = Literal[
 ]
 """The groups of entry points.
 
-``rankmill.backends``: a `rankmill.workers.backends.base.BackendKind`.
-``rankmill.commands``: a dictionary of commands; `rankmill.cli.main.Listed` says what it has of each.
-``rankmill.dialects``: a tuple of the bodies of a dialect of the gateway; its name is the dialect's.
-``rankmill.files``: opens the `FileRuns` of `rankmill.producer.client.files`, by `RunStore.server_kind`.
-``rankmill.formats``: a `rankmill.producer.files.formats.base.Format`.
-``rankmill.models``: models by names of their own, as `rankmill.jobs.model_names.NamedModels` describes them.
-``rankmill.names``: what `rankmill` itself has under that name.
-``rankmill.orders``: an `OrderKind` of `rankmill.extensions.runners.orders`, by the name of the kind.
-``rankmill.routes``: a subclass of the gateway's `Addition`, which says what an extension may add.
-``rankmill.settings``: a subclass of `rankmill.jobs.runtime.settings.ExtensionSettings`.
-``rankmill.watch``: a `Watch` of `rankmill.cluster.watch`, what the extension shows of a cluster.
+``rankmill.backends``: a `rankmill.workers.backends.base.BackendKind`. ``rankmill.commands``: a dictionary of
+commands; `rankmill.cli.main.Listed` says what it has of each. ``rankmill.dialects``: a tuple of the bodies of
+a dialect of the gateway; its name is the dialect's. ``rankmill.files``: opens the `FileRuns` of
+`rankmill.producer.client.files`, by `RunStore.server_kind`. ``rankmill.formats``: a
+`rankmill.producer.files.formats.base.Format`. ``rankmill.models``: models by names of their own, as
+`rankmill.jobs.model_names.NamedModels` describes them. ``rankmill.names``: an object that `rankmill` has
+under that name. ``rankmill.orders``: an `OrderKind` of `rankmill.extensions.runners.orders`, by the name of
+the kind. ``rankmill.routes``: a subclass of the gateway's `Addition`, which says what an extension may add.
+``rankmill.settings``: a subclass of `rankmill.jobs.runtime.settings.ExtensionSettings`. ``rankmill.watch``: a
+`Watch` of `rankmill.cluster.watch`, which says what the extension shows of a cluster.
 """
 
 
 @cache
 def _named(seam: Seam) -> dict[str, list[EntryPoint]]:
-    """What packages add to a seam, ours first; packages that use one name have one entry each."""
+    """What packages add to a seam, ours first; if several packages use a name, each has an entry."""
     named: dict[str, list[EntryPoint]] = {}
     _ours()
     for point in sorted(
@@ -98,7 +97,7 @@ def load(seam: Seam, name: str) -> Any:
 
 
 def load_all(seam: Seam) -> list[Any]:
-    """Import all that packages add to a seam, ours first; raises as `load`."""
+    """Import all that packages add to a seam, ours first; raises what `load` raises."""
     return [load(seam, name) for name in names(seam)]
 
 
@@ -119,7 +118,7 @@ def _load(points: list[EntryPoint]) -> Any:
     point = _only(points)
     try:
         return point.load()
-    except Exception as error:  # whatever the code of others raises, a KeyError among it
+    except Exception as error:  # the code of other packages may raise anything, even a KeyError
         extra = next(iter(point.extras), None)
         way_out = f"{install_line(extra)} installs it" if extra else f"repair or uninstall {_package(point)}"
         raise ConfigError(
@@ -134,13 +133,13 @@ def _ours() -> EntryPoints:
     Raises
     ------
     ConfigError
-        They are not those of this code: it was not installed, or has changed since.
+        The entry points are not those of this code, because it was not installed, or has changed since.
     """
     try:
         points = distribution("rankmill").entry_points
     except PackageNotFoundError:
         points = EntryPoints()
-    if not points.select(group="rankmill.backends"):  # the core always has some
+    if not points.select(group="rankmill.backends"):  # because the core always has some
         raise ConfigError(
             "this code of rankmill is not the one that is installed, so its parts are not found: "
             f"{install_line('worker')} installs it"

@@ -58,7 +58,7 @@ from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopS
 from rankmill.producer.client.sync_client import Client
 
 Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
-"""A function of the kind that `FakeWorkers` takes."""
+"""What `FakeWorkers` takes as ``score``: a function from texts to a score, several scores, or a reason."""
 
 URL = "redis://fake.invalid:6379/0"
 """A server that does not exist, in case something looks for it."""
@@ -70,8 +70,8 @@ _WORD = re.compile(r"\w+")
 
 
 def shared_words(*texts: Any) -> float:
-    """The share of the query's words that the passage has, from 0 to 1, and a little more that distinguishes
-    rows.
+    """The share of the query's words that the passage has, from 0 to 1, plus a tiny number that differs
+    between rows.
 
     For a text or a conversation it is a number from 0 to 1 that depends on the characters.
     """
@@ -94,9 +94,9 @@ class FakeRun:
     asked
         The run itself, with its spec, rows, priority and queue.
     is_complete
-        Whether all of its scores were collected.
+        Whether all scores of the run were collected.
     is_cancelled
-        Whether it was cancelled or failed before it was complete.
+        Whether the run was cancelled or failed before it was complete.
     """
 
     asked: Run
@@ -116,9 +116,9 @@ class FakeWorkers:
     Parameters
     ----------
     score
-        Gets a query and a passage, a text, or a list of messages. Returns the score, or as text the reason
-        why it has none; if it raises `RunFailed`, the run fails. By default it returns the share of the
-        query's words in the passage.
+        Gets a query and a passage, a text, or a list of messages. Returns the score, or a text with the
+        reason why the row has no score; if it raises `RunFailed`, the run fails. By default it returns the
+        share of the query's words in the passage.
     labels
         Names of the model's outputs, if it has several; `score` returns a number for each.
     count
@@ -148,7 +148,7 @@ class FakeWorkers:
         self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Cancelled runs whose other collectors must be told so."""
+        """Ids of cancelled runs whose cancellation other collectors must still learn."""
         self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
@@ -156,7 +156,8 @@ class FakeWorkers:
     def everywhere(self) -> Iterator[FakeWorkers]:
         """Score for all clients that are made within the block, by any code.
 
-        This includes `CrossEncoder` and embedded clients. If nothing names a server, ``REDIS_URL`` does.
+        This includes `CrossEncoder` and embedded clients. If nothing names a server, ``REDIS_URL`` is set to
+        name one.
         """
 
         def alone(kind: type[Client], /, *, settings: Settings | None = None, **options: Any) -> Client:
@@ -195,7 +196,7 @@ class FakeWorkers:
         done = run if reason else run.changed(rows=rows, outcome=outcome)
         self.files[run_id] = done.end("failed" if reason else "done", reason)
 
-    # What a server would know
+    # What a server would do
 
     def _begin(self, run: Run) -> None:
         with self._lock:
@@ -209,7 +210,7 @@ class FakeWorkers:
         return found if found and system.now() < found.asked.created + found.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run, some of whose chunks may be `left`; returns how many of them had no result."""
+        """Forget a run; returns how many of its chunks had no result, if chunks may be `left`."""
         with self._lock:
             found = self._known.pop(run.id, None)
             if found is None:
@@ -323,7 +324,9 @@ class FakeWorkers:
 
 
 def _activated(logits: npt.NDArray[np.float32], spec: ScoreSpec) -> npt.NDArray[np.float32]:
-    """Apply the spec's activation to logits ``[n, outputs]``; the model's own is the identity."""
+    """Apply the spec's activation to logits ``[n, outputs]``; the activation of the fake model itself is the
+    identity.
+    """
     several = logits.shape[1] > 1
     if spec.activation == "softmax" and not several:
         why = f"activation softmax is for several outputs, and model {spec.model} has one"

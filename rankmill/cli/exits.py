@@ -52,7 +52,7 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
                 error.args = (f"interrupted; {interrupted}" if interrupted else "interrupted",)
                 _fail(error, ExitCode.INTERRUPTED)
             except BrokenPipeError:
-                raise  # the reader has closed the pipe; click exits silently
+                raise  # the reader has closed the pipe, so click exits silently
             except Exception as error:
                 if not isinstance(error, _system_errors()):
                     raise

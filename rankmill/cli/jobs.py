@@ -34,7 +34,7 @@ def jobs(client: redis.Redis, as_json: bool) -> None:
 
 
 def _command(name: str, do: Callable[[redis.Redis, FailedJob], str], text: str) -> None:
-    """Add a command that does something with some of the jobs, or with all of them."""
+    """Add a command that calls `do` for some of the jobs, or for all of them."""
 
     @options.settings("redis_url")
     @click.argument("ids", metavar="[ID]...", nargs=-1)

@@ -46,12 +46,12 @@ workers.add_command(score_workers, "start")
 
 
 def _reachable(context: click.Context) -> list[WorkerState]:
-    """The workers that take orders, for a shell's completion; empty if the server cannot be asked."""
+    """The workers that take orders, for a shell's completion; empty if the server does not answer."""
     try:
         given = {"redis_url": context.params.get("redis_url")}
         client = options.connection(load_settings(given, context.params.get("config")))
         return reachable(read_cluster(client, page_size=0).workers)
-    except Exception:  # a shell that completes a word has no place for a message
+    except Exception:  # because a shell that completes a word cannot show a message
         return []
 
 
@@ -150,8 +150,8 @@ def unload(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any
 def forget(settings: Settings, names: tuple[str, ...]) -> None:
     """Forget workers that have stopped because of wrong scores.
 
-    NAME is the worker's name or the beginning of it. rankmill status says for a week that a worker has
-    stopped so, or until this command.
+    NAME is the worker's name or the beginning of it. rankmill status reports such a worker for a week, or
+    until this command.
     """
     client = options.connection(settings)
     reports = last_reports(client)

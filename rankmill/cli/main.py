@@ -15,7 +15,7 @@ Listed = tuple[str, str, str]
 """Facts about a command: its purpose, the first line of its help, and ``MODULE:FUNCTION``."""
 
 _PURPOSES = ("Score", "Serve", "Cluster", "Models", "Measure")
-"""Purposes of commands; --help lists the commands by purpose, in this order."""
+"""Purposes of commands, in the order in which --help lists them."""
 
 _CORE: dict[str, Listed] = {
     "score": (
@@ -74,7 +74,7 @@ def listed_commands() -> tuple[dict[str, Listed], list[str]]:
 
 
 def _is_listing(added: object) -> bool:
-    """Whether what a package adds has the three facts of `Listed` for each command."""
+    """Whether a package's commands are given as a dictionary of `Listed`."""
     return isinstance(added, dict) and all(
         isinstance(name, str) and isinstance(facts, tuple) and [*map(type, facts)] == [str] * 3
         for name, facts in added.items()
@@ -82,7 +82,7 @@ def _is_listing(added: object) -> bool:
 
 
 def _commands() -> dict[str, Listed]:
-    """All commands; says on standard error what cannot be listed."""
+    """All commands; this prints on standard error which ones cannot be listed."""
     commands, problems = listed_commands()
     for problem in problems:
         click.echo(f"rankmill: {problem}", err=True)
@@ -105,7 +105,7 @@ class _Commands(OneKindOfLine, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.NoSuchCommand as error:  # click knows only commands that are already imported
+        except click.NoSuchCommand as error:  # because click knows only commands that are already imported
             possibilities = self.list_commands(ctx)
             raise click.NoSuchCommand(error.command_name, possibilities=possibilities, ctx=ctx) from None
 

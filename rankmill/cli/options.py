@@ -93,7 +93,9 @@ _FLAGS = {
 }
 
 _SHOWN = {"precision": "auto|fp32|bf16|int8…"}
-"""Values in --help where all of them are too long a line; the reference of settings has them."""
+"""What --help shows for a setting with too many values for a line; the reference of settings lists them
+all.
+"""
 
 DEFAULTS = {name: setting.value for name, setting in merge_settings(environ={}).items()}
 
@@ -141,7 +143,7 @@ def command(
 def group(name: str) -> Callable[[Function], click.Group]:
     """A `click.group` that also runs without a command's name; otherwise like `command`.
 
-    Its function gets a connection to the server. A command that is named gets ``--redis`` and ``--config``.
+    Its function gets a connection to the server. A subcommand gets ``--redis`` and ``--config``.
     """
 
     def wrap(function: Function) -> click.Group:
@@ -211,7 +213,7 @@ def flags(*names: str, **defaults: str) -> Option:
 
 
 def _field(name: str) -> FieldInfo | None:
-    """The field of a setting; ``None`` if the setting is of an extension that is not installed."""
+    """The field of a setting; ``None`` if the setting belongs to an extension that is not installed."""
     if name in Settings.model_fields:
         return Settings.model_fields[name]
     added = extension_settings()
@@ -312,7 +314,7 @@ def made_of(model: type[BaseModel]) -> dict[str, Option]:
 
 
 def _option(name: str, schema: dict[str, Any], field: FieldInfo) -> Option:
-    kind = schema.get("anyOf", [schema])[0]  # the kind of a field that may be None
+    kind = schema.get("anyOf", [schema])[0]  # for a field that may be None, this is its other kind
     title, kind_name = kind.get("title"), kind["type"]
     own: dict[str, Any] = {"metavar": None if title == name.replace("_", " ").title() else title}
     least, most = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
@@ -339,7 +341,7 @@ def _option(name: str, schema: dict[str, Any], field: FieldInfo) -> Option:
 
 
 def _split(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The names in all uses of an option, each of which is a list separated by commas."""
+    """The names from all uses of an option; each use is a list separated by commas."""
     return tuple(name for names in given for name in names.split(",") if name)
 
 

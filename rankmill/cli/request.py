@@ -49,7 +49,7 @@ def file_options(function: options.Function) -> options.Function:
 
 
 def _take_request(given: dict[str, Any]) -> FileRequest:
-    """Take the request out of the options `given`; raises `UsageError` if its parts do not fit."""
+    """Take the request out of the options `given`; raises `UsageError` if they do not fit together."""
     dataset = given.pop("dataset")
     if dataset:
         if all(given[name] for name in ("run", "queries", "corpus")):
@@ -83,7 +83,7 @@ _OWN: dict[str, options.Option] = {
         help=f"{options.HELP['model']} Several: a column for each.  [default: {options.DEFAULTS['model']}]",
     ),
 }
-"""Fields that are not simple options; the first model is also a setting."""
+"""Options for fields that need more than a type and a text; the first model is also a setting."""
 
 _DATASET = click.option(
     "--dataset",

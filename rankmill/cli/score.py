@@ -110,7 +110,7 @@ def score_file(
     target = in_temporary_folder(request) if pipes else nullcontext(request)
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(request.models))
     with target as named, embedded as cluster:
-        # Imported only now, while the server and the workers are starting.
+        # These are imported only now, while the server and the workers are starting.
         from rankmill.score.progress import progress_view
         from rankmill.score.score_file import score_file as run_score_file
 
@@ -182,8 +182,8 @@ def _estimate(
 
 
 def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
-    """Raise `UsageError` for a flag without effect; settings in a file or the environment are for all
-    commands.
+    """Raise `UsageError` for a flag that has no effect; settings from a file or the environment are not
+    checked, because they are for all commands.
     """
     for name in ("workers", "device", "backend"):
         if settings.redis_url and given[name] is not None:
@@ -225,7 +225,7 @@ def describe(summary: Summary, request: FileRequest, wanted: Precision = "auto")
 
 
 def _how(summary: Summary) -> str:
-    """How the scores were computed, in words; unknown if none was computed."""
+    """How the scores were computed, in words; unknown if no score was computed."""
     if not summary.backend:
         return "no score was computed"
     beside = " of the model in its own precision" if summary.reference else ""

@@ -34,7 +34,7 @@ _NOTE = "-o - keeps no scores: only with a file (-o FILE) the same command conti
 def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
     """Change the request to write a file in a temporary folder instead of standard output.
 
-    Nothing of it is kept, because the reader of a pipe cannot get the second half later.
+    If the command fails, no output is kept, because the reader of a pipe cannot get the second half later.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
         try:
             yield request.model_copy(update={"output": str(file)})
         except (RankmillError, KeyboardInterrupt) as error:
-            if getattr(error, "__notes__", []):  # notes about scores that are kept in the folder
+            if getattr(error, "__notes__", []):  # such notes are about scores that are kept in the folder
                 error.__notes__ = [_NOTE]
             raise
 
@@ -72,7 +72,8 @@ def new_table(
     InputError
         The file cannot be written, or would be a TREC run; `why` says why it must not be one.
     """
-    from rankmill.producer.files.outputs import OutputFormat  # late: pyarrow is slow to import
+    # imported here, because pyarrow is slow to import
+    from rankmill.producer.files.outputs import OutputFormat
 
     form = OutputFormat(asked.output_format)
     if str(asked.output) != STANDARD_STREAM:
@@ -107,7 +108,8 @@ def _without_effect(option: str) -> click.UsageError:
 @contextmanager
 def _temporary_file(kind: str) -> Iterator[Path]:
     """The path of a file of a format that may go to standard output; it is deleted after the block."""
-    from rankmill.producer.files.formats.table import of_ending  # late: pyarrow is slow to import
+    # imported here, because pyarrow is slow to import
+    from rankmill.producer.files.formats.table import of_ending
 
     form = of_ending(f".{kind}")
     if form and not form.is_text and sys.stdout.isatty():
@@ -138,7 +140,7 @@ def _kind_of_input(request: FileRequest) -> str:
 
 
 def _one_kind(formats: list[Format | None]) -> str:
-    """The format for standard output, where the input has these formats."""
+    """The format for standard output if the input has these formats; empty if it does not decide one."""
     names = {form.name for form in formats if form}
     kinds = {{"json": "jsonl", "arrows": "arrow"}.get(name, name) for name in names}
     if len(kinds) != 1:

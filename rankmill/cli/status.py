@@ -89,9 +89,9 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
 def cancel(run_id: str, settings: Settings) -> None:
     """Cancel a run, or a submitted run.
 
-    RUN is the run's id or the beginning of it. The run's waiting chunks leave the queue; its producer, and
-    the workers' work on it, stop within seconds. score-file keeps the scores, and the same command continues
-    from them; so does a file that is submitted again.
+    RUN is the run's id or the beginning of it. The run's waiting chunks leave the queue; its producer and its
+    workers stop within seconds. score-file keeps the scores, and the same command continues from them; so
+    does a file that is submitted again.
     """
     echo(cancel_run(options.connection(settings), settings, run_id))
 

@@ -64,7 +64,7 @@ class View:
 
 
 def _look(client: redis.Redis) -> Snapshot | str:
-    """A snapshot of the cluster, or the reason why the server gives none now."""
+    """A snapshot of the cluster, or the reason why the server does not answer now."""
     try:
         return read_cluster(client)
     except (redis.RedisError, RedisUnavailable) as error:

@@ -9,7 +9,7 @@ from rankmill.cluster.snapshot import QueueState, RunState, Snapshot
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport
 
 RUNS = 1000
-"""Runs that are read for the backlog, by most recent activity."""
+"""Number of runs that are read for the backlog: those with the most recent activity."""
 
 _QUIET_SECONDS = 600
 """Seconds without a result after which a run no longer counts if its queue has workers: its producer has
@@ -17,7 +17,7 @@ died.
 """
 
 _ABANDONED_SECONDS = 60
-"""The same for a run whose queue has no jobs."""
+"""Seconds without a result after which a run no longer counts if its queue has no jobs."""
 
 _FORWARD = STAGES.index("forward")
 
@@ -57,7 +57,7 @@ class Backlogs:
         each = self._speeds.get(queue.name)
         if not pairs or each is None:
             return Backlog(pairs, None if pairs else 0.0)
-        # A worker that has scored nothing yet counts as fast as the others.
+        # A worker that has scored nothing yet is assumed to be as fast as the others.
         return Backlog(pairs, pairs / (each * max(len(reports), 1)))
 
 
@@ -68,15 +68,15 @@ def _speed(report: WorkerReport) -> float | None:
 
 
 def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
-    """Pairs in a chunk, as the workers have seen; 1 if they have seen none."""
+    """Mean number of pairs in the chunks that the workers have scored; 1 if they have scored none."""
     known = list(reports)
     chunks = sum(report.chunks for report in known)
     return max(sum(report.pairs for report in known) / chunks, 1.0) if chunks else 1.0
 
 
 def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:
-    """Pairs that are left: those of runs with a known total, submitted or not; at least those of the queue's
-    jobs.
+    """Pairs that are left: those of runs with a known total, even if they are not submitted yet; but at least
+    those of the queue's jobs.
     """
     jobs = queue.waiting + queue.started
     limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS

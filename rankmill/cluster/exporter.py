@@ -35,7 +35,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _CACHE_SECONDS = 1
-"""Seconds within which requests get the same snapshot, to spare Redis."""
+"""Seconds for which all requests get the same snapshot, to spare Redis."""
 
 _JOBS = ("waiting", "started", "failed")
 _COUNTED = {
@@ -63,7 +63,7 @@ def exporter_app(client: redis.Redis, settings: Settings) -> WSGIApplication:
 
     def targets() -> tuple[HTTPStatus, str]:
         cluster = view.look()
-        if cluster is None:  # on a 503, Prometheus keeps its targets
+        if cluster is None:  # because Prometheus keeps its targets if it gets a 503
             return HTTPStatus.SERVICE_UNAVAILABLE, "Redis does not answer"
         return HTTPStatus.OK, json.dumps(discovery(cluster))
 
@@ -93,7 +93,7 @@ def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
     """Addresses of the live workers' metrics, in the format of Prometheus' HTTP service discovery."""
     found = []
     for worker in cluster.workers:
-        with suppress(ValueError):  # a damaged report may have any text there
+        with suppress(ValueError):  # because a damaged report may have any text there
             found.append(urlsplit(worker.report.metrics_url or "").netloc if worker.report else "")
     return [{"targets": sorted(filter(None, found))}]
 
@@ -182,7 +182,8 @@ class ClusterMetrics(Collector):
                 before = self._reports.get(name)
                 for field in _COUNTED:
                     done, known = getattr(report, field), getattr(before, field) if before else 0
-                    self._total[field] += done - known if done >= known else done  # smaller: a new process
+                    # if the number is smaller, the process is a new one
+                    self._total[field] += done - known if done >= known else done
             self._reports = reports
 
 
@@ -243,7 +244,7 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
     ]  # fmt: skip
     gauges = {gauge.name: gauge for gauge in itertools.starmap(Gauge, own)}
     for extension, watch in watches().items():
-        with suppress(Exception):  # a fault names an extension that fails, as soon as the cluster is read
+        with suppress(Exception):  # an extension that fails is named by a fault when the cluster is read
             for gauge in checked_gauges(cluster.extensions.get(extension, watch.nothing)):
                 if gauges.setdefault(gauge.name, gauge) is not gauge:
                     _warn_once(

@@ -79,7 +79,7 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
     Raises
     ------
     InputError
-        It cannot be retried.
+        The job cannot be retried.
     """
     if job.final:
         raise InputError(f"cannot be retried: {job.final}")
@@ -96,7 +96,7 @@ def clear(client: redis.Redis, job: FailedJob) -> str:
         return "cleared"
     queue = RunStore(client).queue(job.queue)
     connection.zrem(queue.failed_job_registry.key, job.id)
-    if job.final != _OF_A_RUN:  # a run's jobs expire with it, and its producer may read them
+    if job.final != _OF_A_RUN:  # the jobs of a run expire with the run, and its producer may read them
         connection.unlink(Job.key_for(job.id), _results(job.id))
     return "cleared"
 

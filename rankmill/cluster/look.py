@@ -1,4 +1,4 @@
-"""Reading a cluster from Redis: many commands in a round trip, and what is damaged is noted and left out."""
+"""Reading a cluster from Redis: many commands in one round trip; damaged keys are noted and left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 class Look:
-    """A look at a server; what is read of it is of one moment, `now` (seconds since 1970).
+    """A look at a server, at the time `now` (seconds since 1970).
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ class Look:
         self._client = client
         self.now = system.now()
         self.damaged: dict[str, str] = {}
-        """The keys that cannot be read, or only in part, and the reasons."""
+        """The keys that cannot be read completely, with the reasons."""
 
     def replies(
         self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
     ) -> list[list[Any]]:
-        """For each item the replies to its `commands`, which only read; all in one round trip.
+        """The replies to the `commands` of each item, which only read; all are sent in one round trip.
 
         A command is its name, its key, the reply to use if the key holds a value of another type, and its
         other arguments.

@@ -30,8 +30,8 @@ class WorkerOutOfReach(RankmillError):
 class OrderOutcome(BaseModel):
     """The outcome of an order to a worker, as far as it is known.
 
-    ``waiting`` means that it is not carried out yet, but may be; ``gone`` that the worker has ended or is
-    lost.
+    ``waiting`` means that it is not carried out yet, but may be; ``gone`` means that the worker has ended or
+    is lost.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -108,7 +108,7 @@ def order_workers(
     Raises
     ------
     WorkerOutOfReach
-        A worker does not take orders; then no worker has got one.
+        A worker does not take orders; in this case no worker has got the order.
     """
     for worker in workers:
         if reason := unreachable(worker):

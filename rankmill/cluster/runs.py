@@ -17,14 +17,14 @@ def find_run(store: RunStore, prefix: str) -> Run:
     Raises
     ------
     InputError
-        No run's id begins so, or those of several do.
+        No run's id begins so, or several runs' ids do.
     """
     ids = store.find(prefix)
     if len(ids) > 1:
         raise InputError(
             f"{len(ids)} runs begin with {prefix}: {', '.join(ids[:5])}; give more characters of the id"
         )
-    exact = [prefix] if prefix.isalnum() else []  # detached runs are not listed
+    exact = [prefix] if prefix.isalnum() else []  # because detached runs are not listed
     run = store.load(*(ids or exact)) if ids or exact else None
     if run is None:
         raise InputError(
@@ -40,14 +40,14 @@ def cancel_run(client: redis.Redis, settings: Settings, run_id: str) -> str:
     Parameters
     ----------
     client, settings
-        The server, and where extensions find their runs.
+        The server, and the settings with which extensions find their runs.
     run_id
         The run's id, or the beginning of it.
 
     Raises
     ------
     InputError
-        No run's id begins so, or those of several do.
+        No run's id begins so, or several runs' ids do.
     """
     store = RunStore(client)
     watched = None if store.find(run_id) else find_watched(client, settings, run_id)

@@ -36,7 +36,7 @@ SLOW = 1 / 3
 """A worker counts as slow if its pace is under this share of its peers' pace."""
 
 _LOOK_AT = 256
-"""Tenants of a queue, and runs of each, whose next jobs are read to find the oldest."""
+"""Most tenants of a queue, and most runs of each tenant, whose next jobs are read to find the oldest one."""
 
 _CHUNK_BYTES = 8 << 20
 """Bytes that a large chunk needs in Redis."""
@@ -49,8 +49,9 @@ _WORKER_FIELDS = (
 WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreign"]
 """The state of a worker.
 
-``draining``: it takes no new chunks but has some left; ``drained``: it has none left; ``lost``: a
-ScoringWorker without a heartbeat for the time of its lease; ``foreign``: an RQ worker of another class.
+A ``draining`` worker takes no new chunks but has some left; a ``drained`` one has none left. A ``lost`` one
+is a ScoringWorker without a heartbeat for the time of its lease. A ``foreign`` one is an RQ worker of another
+class.
 """
 
 
@@ -69,7 +70,8 @@ class WorkerState(_Frozen):
     """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired.
 
     ``host`` is the name of its host, and ``pid`` its process's id there. ``relative_pace`` is its pace
-    divided by the usual pace of workers with its device and models (``None`` if no other one scores).
+    divided by the usual pace of workers with the same device and models (``None`` if no other such worker
+    scores).
     """
 
     name: str
@@ -89,10 +91,12 @@ class WorkerState(_Frozen):
 
 
 class QueueState(_Frozen):
-    """A queue: its waiting, started and finally failed jobs, and the number of its live ScoringWorkers.
+    """A queue: the numbers of its waiting, started and finally failed jobs, and the number of its live
+    ScoringWorkers.
 
-    ``workers`` counts those that take chunks; ``drained`` ones are counted apart. ``oldest_seconds`` is the
-    age of the next request or the next bulk chunk, whichever is older; ``None`` if none waits.
+    ``workers`` counts the workers that take chunks, and ``drained`` those that are drained.
+    ``oldest_seconds`` is the age of the next request or the next bulk chunk, whichever is older; ``None`` if
+    none waits.
     """
 
     name: str
@@ -117,15 +121,16 @@ class ServerMemory(_Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def is_nearly_full(self) -> bool:
-        """Whether at most a tenth of the limit is left, or too little for a chunk."""
+        """Whether at most a tenth of the limit is left, or less than a large chunk needs."""
         return bool(self.limit) and self.limit - self.used < max(self.limit / 10, _CHUNK_BYTES)
 
 
 class RunState(RunFigures):
     """An unfinished run.
 
-    ``quiet_seconds`` is the time since the last result, or since the run's creation without one. ``waiting``
-    is the number of its chunks that wait in its queue; for requests, which wait in one list, it is 0.
+    ``quiet_seconds`` is the time since the last result, or since the run's creation if no result has come.
+    ``waiting`` is the number of its chunks that wait in its queue; for requests, which wait in one list, it
+    is 0.
     """
 
     quiet_seconds: float
@@ -138,8 +143,8 @@ class Snapshot(_Frozen):
     ``at`` is in seconds since 1970, and ``page`` counts from 0. ``damaged`` lists the keys that cannot be
     read. ``trouble`` is the reason why the server accepts no writes now. ``set_aside`` lists the jobs that no
     worker could read. ``last_reports`` are of workers that stopped in the last week because they computed
-    wrong scores. ``extensions`` has what extensions show, by their names. ``durability`` is set if it was
-    asked for, ``memory`` if the server tells it.
+    wrong scores. ``extensions`` has what each extension shows, by the extension's name. ``durability`` is set
+    if it was asked for, ``memory`` if the server tells it.
     """
 
     at: float
@@ -182,7 +187,8 @@ class _Reader(Look):
     def snapshot(self, page: int, page_size: int) -> Snapshot:
         """Read the snapshot."""
         now = self.now
-        latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
+        # the arguments are desc, withscores, score_cast_func, byscore and bylex
+        latest_first = (True, False, float, True, False)
         ((queue_keys, worker_keys, total, run_ids, used),) = self.replies(
             [""],
             lambda _: [
@@ -227,7 +233,7 @@ class _Reader(Look):
         found = []
         for name, (fields, raw) in zip(names, replies, strict=True):
             known = dict(zip(_WORKER_FIELDS, fields, strict=True))
-            # RQ's list still has the name of a worker whose hash has expired.
+            # RQ's list still has the names of workers whose hashes have expired.
             if (raw or known["birth"]) and not known["death"]:
                 found.append(self._worker(name, known, raw))
         return tuple(found)
@@ -375,7 +381,7 @@ def _memory(client: redis.Redis) -> ServerMemory | None:
 
 
 def _compared(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
-    """The workers, each with its pace relative to its peers'."""
+    """The workers, each with its pace relative to that of its peers."""
     peers: dict[object, list[float]] = {}
     for worker in workers:
         if (report := worker.report) and report.pace is not None:

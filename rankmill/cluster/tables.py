@@ -25,10 +25,12 @@ ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
 _FRAME = 4
-"""Lines that the overview needs besides its parts: head and count of the workers, a gap, the prompt."""
+"""Number of lines that the overview needs besides its parts: for the head and the count of the workers, a gap
+and the prompt.
+"""
 
 _FEWEST = 3
-"""Least number of workers to show, however few lines the terminal has."""
+"""Fewest workers that are shown, even if the terminal has too few lines."""
 
 _STYLES = {
     "busy": "green",
@@ -89,7 +91,8 @@ class Overview:
 def _first_workers(workers: Sequence[WorkerState], most: int | None) -> RenderableType:
     """The first `most` workers, and how many more there are of each state."""
     ordered = sorted(workers, key=lambda worker: (not _is_in_trouble(worker), natural_order(worker.name)))
-    if most is None or len(ordered) <= most + 1:  # one more worker takes no more room than its count
+    # a line for one more worker needs no more room than a line that counts it
+    if most is None or len(ordered) <= most + 1:
         return workers_table(ordered)
     states = Counter(worker.state for worker in ordered[most:])
     more = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
@@ -115,7 +118,7 @@ def queues_table(queues: Iterable[QueueState]) -> RenderableType:
 
 
 def workers_table(workers: Iterable[WorkerState], *, gap: bool = True) -> RenderableType:
-    """One line for each worker, and a `gap` behind them."""
+    """One line for each worker, and an empty line after them with `gap`."""
     return _or_word("No workers.", table(workers, {
         "worker": lambda worker: plain(worker.name),
         "queues": lambda worker: plain(", ".join(worker.queues)),
@@ -129,7 +132,7 @@ def workers_table(workers: Iterable[WorkerState], *, gap: bool = True) -> Render
 
 
 def live_table(workers: Iterable[WorkerState]) -> RenderableType:
-    """One line for each worker, with its loaded models and what it uses of its host."""
+    """One line for each worker, with the models that it has loaded and its use of the host."""
     return _or_word("No workers: start some with rankmill workers start.", table(workers, {
         "worker": lambda worker: plain(worker.name),
         "pid": lambda worker: "" if worker.pid is None else str(worker.pid),

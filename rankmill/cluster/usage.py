@@ -32,14 +32,16 @@ _COUNTED = {
 
 
 def tenant_of(entry: Entry) -> str:
-    """The name of an entry's tenant; if unknown, the digits that stand for the tenant in ids of runs."""
+    """The name of an entry's tenant; if the name is unknown, the digits that stand for the tenant in ids of
+    runs.
+    """
     if entry.other:
         return OTHER
     return entry.tenant or (NOBODY if entry.group == _NOBODY_GROUP else entry.group)
 
 
 def summed(entries: Iterable[Entry], by: By) -> dict[tuple[str, str], Amounts]:
-    """Sum up the amounts by what `by` names, and by device."""
+    """Sum up the amounts by tenant, model or day, as `by` says, and by device."""
     found: dict[tuple[str, str], Amounts] = {}
     for entry in entries:
         name = {"key": tenant_of(entry), "model": entry.model or OTHER, "day": entry.date}[by]
@@ -80,7 +82,7 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 
 
 class UsageMetrics:
-    """Counters of what was used since this process first read the accounts, or up to a day earlier.
+    """Counters of what was used, beginning on the day before this process first read the accounts.
 
     It remembers what each day had when it was last read, so totals do not fall at midnight.
     """

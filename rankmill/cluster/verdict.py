@@ -22,7 +22,7 @@ QUIET_SECONDS = 15.0
 """Seconds without a result after which a run is stuck, if its chunks wait and a worker is free."""
 
 MAX_REASON_CHARS = 300
-"""Most characters of a reason that are shown."""
+"""Most characters of a reason that a fault shows."""
 
 
 class Verdict(BaseModel):
@@ -41,7 +41,7 @@ class Told(Snapshot):
 
 
 def fault_kinds() -> list[str]:
-    """Kinds of faults, those of extensions among them, the worst first."""
+    """Kinds of faults, including those of extensions, the worst first."""
     kinds = list(_KINDS)
     for watch in watches().values():
         for kind, worse in watch.kinds.items():

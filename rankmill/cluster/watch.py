@@ -1,6 +1,7 @@
-"""What extensions add to what is shown of a cluster, by the seam ``rankmill.watch``.
+"""What extensions add to what is shown of a cluster, by entry points of ``rankmill.watch``.
 
-An extension subclasses `Watch`, and `Seen` for what it reads of the cluster; what it adds nothing to stays.
+An extension subclasses `Watch`, and `Seen` for what it reads of the cluster. Methods that it does not
+override add nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterFault(BaseModel):
-    """Something that is wrong, as a sentence without its full stop, and what to do."""
+    """Something that is wrong, as a sentence without a full stop, and what to do about it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -42,7 +43,7 @@ class ClusterFault(BaseModel):
 
 
 class Gauge(NamedTuple):
-    """A metric of the exporter: name, help, names of its labels, and a value for each of their values."""
+    """A metric of the exporter: its name, help text and label names, and its values by the labels' values."""
 
     name: str
     text: str
@@ -51,7 +52,7 @@ class Gauge(NamedTuple):
 
 
 class RunFigures(BaseModel):
-    """How far a run is; ``rows`` (the total) and ``seconds_left`` are ``None`` if unknown."""
+    """How far a run has come; ``rows`` (the total) and ``seconds_left`` are ``None`` if unknown."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -67,9 +68,10 @@ class RunFigures(BaseModel):
 
 
 class SeenRun(RunFigures):
-    """A run that processes of an extension carry out: its state, where its scores go, and who has it.
+    """A run that processes of an extension carry out: its state, where its scores go, and which process works
+    on it.
 
-    ``reason`` is why it failed, or why it waits again; empty if there is none.
+    ``reason`` is why the run failed, or why it waits again; otherwise it is empty.
     """
 
     state: str
@@ -88,11 +90,11 @@ class Seen(BaseModel):
         return ()
 
     def runs(self) -> Iterable[SeenRun]:
-        """Runs for the live page, in the order in which it shows them."""
+        """Runs for the live page, in the order in which the page shows them."""
         return ()
 
     def faults(self) -> Iterator[ClusterFault]:
-        """What is wrong; each kind is one of `Watch.kinds`."""
+        """What is wrong; the kind of each fault is one of `Watch.kinds`."""
         return iter(())
 
     def lines(self) -> Iterator[str]:
@@ -100,7 +102,7 @@ class Seen(BaseModel):
         return iter(())
 
     def gauges(self) -> list[Gauge]:
-        """Metrics; the same ones whatever was read."""
+        """Metrics; these must be the same ones each time, whatever was read."""
         return []
 
 
@@ -119,14 +121,16 @@ class WatchedRun(Protocol):
         """Its state."""
 
     def wait(self, timeout: float | None, show: Callable[[int, Progress], None]) -> RunStatus:
-        """Wait for its end; `show` gets the number of rows and the progress, several times a second."""
+        """Wait for the end of the run; `show` gets the number of rows and the progress, several times a
+        second.
+        """
 
     def cancel(self) -> str:
-        """Cancel it; returns a sentence that says so."""
+        """Cancel the run; returns a sentence that says so."""
 
 
 class ListedRuns(NamedTuple):
-    """Runs for ``rankmill runs``: their name in its JSON, what stands there, and a table for people."""
+    """Runs for ``rankmill runs``: their key in the JSON, their JSON, and a table for people."""
 
     name: str
     data: Sequence[BaseModel]
@@ -134,33 +138,39 @@ class ListedRuns(NamedTuple):
 
 
 class Watch:
-    """What an extension adds."""
+    """What an extension adds to the views of a cluster."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """Kinds of its faults, each with the kind of the fault that is just worse; an unknown one is the last."""
+    """Kinds of the extension's faults, each with the kind of the next worse fault; after an unknown kind, a
+    fault comes last.
+    """
 
     nothing: ClassVar[Seen] = Seen()
-    """What it has seen before it has looked."""
+    """What the extension has seen before its first look."""
 
     def read(self, look: Look) -> Seen:
-        """Read what it shows of the cluster, in a few round trips whatever the size."""
+        """Read what the extension shows of the cluster, in a few round trips for any size of the cluster."""
         return self.nothing
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-        """The run with an id, or whose id alone begins so; raises `InputError` if several do."""
+        """The run whose id is `run_id`, or begins with it; raises `InputError` if several runs' ids begin
+        so.
+        """
         return None
 
     def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns | None:
-        """Its latest runs; ``None`` if it has no kind of runs."""
+        """The latest runs of the extension; ``None`` if it does not have runs."""
         return None
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
-        """What the exporter serves beside ``/metrics``, by path; `client` does not wait for the server."""
+        """What the exporter serves beside ``/metrics``, by path. Commands of `client` do not wait for the
+        server.
+        """
         return {}
 
 
 class Broken(Seen):
-    """What is shown of an extension that fails: a fault."""
+    """What is shown for an extension that fails: a fault."""
 
     name: str
     reason: str
@@ -175,7 +185,9 @@ class Broken(Seen):
 
 
 def watches() -> dict[str, Watch]:
-    """What the installed extensions add, by their names; one that cannot be imported adds a fault."""
+    """What the installed extensions add, by their names; an extension that cannot be imported adds a
+    fault.
+    """
     found: dict[str, Watch] = {}
     for name, _, watch in load_each("rankmill.watch"):
         if isinstance(watch, Watch):
@@ -194,7 +206,7 @@ class _BrokenWatch(Watch):
 
 
 def read_extensions(look: Look) -> dict[str, Seen]:
-    """What the extensions read of the cluster, by their names; one that fails is `Broken`.
+    """What the extensions read of the cluster, by their names; `Broken` for an extension that fails.
 
     Raises
     ------
@@ -207,7 +219,8 @@ def read_extensions(look: Look) -> dict[str, Seen]:
 def _seen(name: str, watch: Watch, look: Look) -> Seen:
     try:
         seen = watch.read(look)
-        # Here the extension alone fails; these depend on what was read, and are asked for again.
+        # Runs, faults and lines depend on what was read and are asked for again later. They are asked for
+        # here too, so that only the extension fails if one of them raises.
         kinds = {fault.kind for fault in seen.faults()} - {"extension", *watch.kinds}
         if kinds:
             raise ValueError(f"{', '.join(sorted(kinds))} is not among the kinds of its faults")
@@ -232,7 +245,7 @@ def checked_gauges(seen: Seen) -> list[Gauge]:
 
 
 def ask_extensions(question: Callable[[Watch], T]) -> Iterator[T]:
-    """The answers of the extensions; one that fails is left out, with a warning that names it."""
+    """The answers of the extensions; an extension that fails is left out, with a warning that names it."""
     for name, watch in watches().items():
         try:
             answer = question(watch)
@@ -255,7 +268,7 @@ def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> Watche
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things.
+    """A number and the word for what is counted.
 
     >>> counted(1, "run"), counted(2000, "run")
     ('1 run', '2,000 runs')

@@ -1,1 +1,1 @@
-"""Scoring files from end to end: the input, the run, the output, and the report."""
+"""Scores files from end to end: the input, the run, the output, and the report."""

@@ -23,7 +23,9 @@ from rankmill.score.score_file import with_inputs
 from rankmill.score.session import Session
 
 _LOOK_ROWS, _AT_ONCE = 100_000, 1000
-"""The sample comes from this many rows at the beginning of the input, read in parts of this size."""
+"""The sample is drawn from this many rows at the beginning of the input, and they are read in parts of this
+size.
+"""
 
 
 class Estimate(BaseModel):
@@ -57,7 +59,8 @@ class Estimate(BaseModel):
 def estimate(
     request: FileRequest, settings: Settings, sample: int, cluster: EmbeddedCluster | None
 ) -> Estimate:
-    """Score up to `sample` pairs twice: first to load the model and find pairs over its limit, then timed.
+    """Score up to `sample` pairs twice: first to load the model and to find pairs over its limit, then to
+    measure the time.
 
     Raises
     ------

@@ -70,7 +70,7 @@ class FoundInput:
         request, allow_nulls = self.request, self.request.on_null == "error"
         if self.run:
             from rankmill.producer.files.corpus.ranking_source import (
-                RankingSource,  # late: pandas is slow to import
+                RankingSource,  # imported here, because pandas is slow to import
             )
             from rankmill.producer.files.corpus.texts import TextFields
 

@@ -33,7 +33,9 @@ _ALWAYS = ("query_column", "passage_column", "score_column", "on_null")
 _OF_THE_PLACE = {
     "inputs", "run", "queries", "corpus", "qrels", "output", "max_field_mib", "models", "force", "restart",
 }  # fmt: skip
-"""Options that change no row of an output, or that a manifest names in another way."""
+"""Options that a manifest leaves out, because they change no row of the output, or because it names them in
+another way.
+"""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class OutputTarget:
             raise InputError("--reuse compares texts, not conversations: leave it out")
 
     def _check_several_scores(self, *, all_labels: bool) -> None:
-        """Check that rows have one score if the output needs one."""
+        """Check that rows have a single score if the output needs that."""
         request = self.request
         if request.models and all_labels:
             raise InputError("--all-labels is for one model; of several, each has one score")
@@ -245,7 +247,7 @@ def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
 
 
 def _file_state(name: str) -> str:
-    """A text that changes when a file does."""
+    """A text that changes when the file changes."""
     path = as_path(name)
     return f"{resolved(path)}, {fingerprint(path)}"
 

@@ -18,7 +18,9 @@ from rankmill.jobs.system import system
 _LOG_SECONDS = 30.0
 
 Show = Callable[[Progress, int, str], None]
-"""Shows the progress, the number of live workers, and what they do before they score (then empty)."""
+"""Shows the progress, the number of live workers, and what these do before they score (a text that is empty
+afterwards).
+"""
 
 MakeView = Callable[[int], AbstractContextManager[Show]]
 """Makes a view of the progress of this many rows."""

@@ -33,7 +33,7 @@ _COLUMNS = {f"rankmill.{name}_column" for name in ("query", "passage", "text", "
 """Metadata that say which texts were scored, and which column has the scores."""
 
 _OPEN = {"rankmill.revision", "rankmill.precision"}
-"""Metadata that a run need not name, because it takes those of the earlier output."""
+"""Metadata that a run need not name, because it takes the values of the earlier output."""
 
 
 def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, EarlierScores | None]:
@@ -70,7 +70,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
 
 
 def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:
-    """Check that an output was made as this run would make it.
+    """Check that an output was made in the way in which this run would make it.
 
     Parameters
     ----------
@@ -94,7 +94,8 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
             f"{name}: its scores cannot be used, it does not say which commit or which content the model had"
         )
     compared = _OF_SCORES | _COLUMNS
-    for key in sorted(compared, key=lambda key: key != "rankmill.revision"):  # the telling entry first
+    # the revision comes first, because it explains most
+    for key in sorted(compared, key=lambda key: key != "rankmill.revision"):
         given, expected = made.get(key, ""), wanted.get(key, "")
         if key == "rankmill.model" and revision and revision == wanted.get("rankmill.revision"):
             continue  # the same files may be in another directory

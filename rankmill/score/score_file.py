@@ -88,7 +88,7 @@ def score_file(
     started = system.monotonic()
     settings = with_inputs(request, settings)
     _use_system_memory()
-    # The request: files that exist, and an output that they can have.
+    # The request is checked: its files exist, and its output is possible for them.
     input_files = find_input(request)
     target = find_target(request, input_files.files)
     target.check(input_files.files, settings)
@@ -100,14 +100,15 @@ def score_file(
                 target.place(), restart=request.restart, force=request.force, models=len(names), made=made
             )
         )
-        # Everything that the scores depend on: if it is unchanged, an interrupted run is continued.
+        # The manifest has everything on which the scores depend. If it is unchanged, an interrupted run is
+        # continued.
         inputs, cache = input_files.identify(work.folder, stack), cache_folder(settings.cache_dir)
         target.refuse_unused(input_files)
         made_from = manifest(inputs, names, row_options(request, settings), cache)
         work.begin(made_from)
         models = _with_versions(names, settings, work)
         settings = settings.model_copy(update={"model": models[0]})
-        # The pairs, and the columns that they get.
+        # The pairs are scored, and their columns are written.
         session = stack.enter_context(Session(settings, cluster))
         source = input_files.open(target.form.of(target.file))
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(input_files.files))
@@ -150,7 +151,7 @@ def score_file(
                 )
             startup = session.watch.since(started)
             load = max(since - started - startup, 0.0) if math.isfinite(since) else 0.0
-        # The output is complete. If nothing has changed meanwhile, it is moved into place.
+        # The output is complete, and is moved into place if nothing has changed meanwhile.
         output.finish(about())
         source.check_unchanged()
         used = list(dict.fromkeys(models))
@@ -267,7 +268,8 @@ def _score(
     except RunFailed as error:
         if output.rows or isinstance(error, WrongScores):
             raise
-        raise InputError(str(error)) from None  # no chunk was scored, so most likely the model is wrong
+        # no chunk was scored, so the model or an option is most likely wrong
+        raise InputError(str(error)) from None
 
 
 def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
@@ -281,7 +283,9 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
 
 
 def _revision(journal: Journal, settings: Settings) -> str | None:
-    """The revision to score with: the first chunk's, because a branch or a directory may have a new one."""
+    """The revision to score with: that of the first chunk, because a branch or a directory may have a new one
+    meanwhile.
+    """
     return (journal.first and journal.first.revision) or settings.revision
 
 
@@ -303,7 +307,8 @@ def _end_last_run(store: RunStore, journal: Journal) -> None:
 
 
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
-    """Delete the run that a dead process has begun for an output which no one continues, from Redis.
+    """Delete from Redis the run that a dead process has begun for an output, if nobody will continue that
+    output.
 
     The output's folder stays as it is if it has scored rows. Raises what `Workspace` raises.
     """

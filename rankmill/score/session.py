@@ -92,7 +92,8 @@ class Session:
         if self.embedded:
             return Client(self.embedded.url(), no_workers_seconds=None, settings=self._settings)
         try:
-            return Client(no_workers_seconds=None, settings=self._settings)  # `watch` looks for workers
+            # because `watch` looks for workers
+            return Client(no_workers_seconds=None, settings=self._settings)
         except ConnectionFailed as error:
             error.add_note("leave --redis and REDIS_URL out to start an embedded server")
             raise
@@ -135,7 +136,7 @@ class Session:
         try:
             yield run
         except BaseException:
-            with suppress(RankmillError):  # the server itself may have failed
+            with suppress(RankmillError):  # because the server itself may have failed
                 run.cancel()
             raise
 
@@ -145,7 +146,7 @@ class Session:
         Raises
         ------
         InputError
-            No worker can tell.
+            No worker can tell the names.
         """
         inputs = self._settings.inputs
         columns = USUAL_COLUMNS[inputs]
@@ -179,7 +180,7 @@ class Session:
         inputs = options.get("inputs", self._settings.inputs)
         sizing = self.client.sizing(chunk_size)
         tables = cut_pairs(table, columns, sizing, inputs)
-        options.setdefault("all_labels", False)  # rankings need a single score
+        options.setdefault("all_labels", False)  # because rankings need a single score
         with self.run(tables, columns, sizing, rows=len(table), **options) as run:
             parts = list(run.tables())
         seconds = time.perf_counter() - started

@@ -28,10 +28,10 @@ class Summary(RunOutcome):
     ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if workers have measured
     it. ``windows`` is the number of windows that long passages were cut into. ``reused_rows`` took their
     score from an earlier output. ``bound`` is the largest difference between a logit and the model's own that
-    the workers have proven (the worst of all workers; ``None`` if one has not proven any), and ``reference``
-    is ``own`` if the model was too large for one of them to compare it in fp32. ``kind`` is what decides the
-    bits of the scores, if they are ``deterministic``. ``taken`` names the columns of the ids and texts of a
-    run's queries and corpus.
+    the workers have proven (of all workers the largest; ``None`` if a worker has not proven one), and
+    ``reference`` is ``own`` if the model was too large for one of them to compare it in fp32. ``kind`` is
+    what decides the bits of the scores, if they are ``deterministic``. ``taken`` names the columns of the ids
+    and texts of a run's queries and corpus.
     """
 
     startup_seconds: float
@@ -66,9 +66,9 @@ class Tally:
     kinds: set[str] = field(default_factory=set)
     reused_rows: int = 0
     int8_gain: float | None = None
-    """The smallest gain that any worker has measured."""
+    """The smallest gain that a worker has measured."""
     each: list[Tally] = field(default_factory=list)
-    """For several models, the sums of each."""
+    """With several models, the sums of each model."""
 
     def written(self) -> str:
         """The sums as JSON."""
@@ -83,7 +83,7 @@ class Tally:
             raise InputError("the journal's sums are damaged; start over with --restart") from None
 
     def add(self, part: ScoredTable) -> None:
-        """Count a chunk, which has a part for each of several models."""
+        """Count a chunk; with several models, it has a part for each model."""
         for own, other in zip(self.each, part.parts, strict=False):
             own.add(other)
         for other in part.parts:
@@ -127,7 +127,7 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        """The model's commit or the digest of its content; ``None`` without any score."""
+        """The model's commit or the digest of its content; ``None`` if no row has a score."""
         return None if "" in self.revisions else ", ".join(sorted(self.revisions)) or None
 
 

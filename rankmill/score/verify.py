@@ -29,9 +29,10 @@ from rankmill.score.session import Session
 class Verification(BaseModel):
     """The result of a verification, as printed with ``--json``.
 
-    Of the ``rows`` in the ``file``, ``sampled`` were scored again, and ``differ`` of these are wrong: in a
-    ``deterministic`` file they have other bits, in another file they differ by more than ``allowed``.
-    ``largest`` is the largest difference; ``first`` is the number (from 0) of the first row that differs.
+    Of the ``rows`` in the ``file``, ``sampled`` rows were scored again, and ``differ`` of these have wrong
+    scores: in a ``deterministic`` file other bits, in another file scores that differ by more than
+    ``allowed``. ``largest`` is the largest difference; ``first`` is the number (from 0) of the first row that
+    differs.
     """
 
     file: str
@@ -59,7 +60,7 @@ class Verification(BaseModel):
 
 @dataclass(frozen=True)
 class ScoredBefore:
-    """A file to verify: its metadata, and the settings that would make it again."""
+    """A file to verify: its metadata, and the settings with which it would be made again."""
 
     path: AnyPath
     about: Mapping[str, str]
@@ -88,8 +89,8 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
     Raises
     ------
     InputError
-        The file is not a Parquet output of score-file with texts and one score a row, was scored in another
-        way than `given`, or its model has changed.
+        The file is not a Parquet output of score-file with texts and one score in each row, or was scored in
+        another way than `given`, or its model has changed.
     """
     path = as_path(name)
     if not path.is_file():
@@ -166,7 +167,7 @@ def verify(scored: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = 
     else:
         own = scored.bound or 0.0
         allowed = own + max(own, worst([chunk.bound for chunk in again.stats]) or 0.0)
-        wrong = ~(apart <= allowed)  # also if a row has no score now
+        wrong = ~(apart <= allowed)  # this is also true if a row has no score now
     return Verification(
         file=str(scored.path),
         rows=rows,

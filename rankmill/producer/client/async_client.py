@@ -1,4 +1,4 @@
-"""AsyncClient, which scores from asyncio with the awaited calls of `Client`.
+"""AsyncClient, which has the calls of `Client` as coroutines for asyncio.
 
 >>> async with AsyncClient("redis://localhost:6379/0") as client:                        # doctest: +SKIP
 ...     best = await client.rank("how far is the moon", ["Cheese.", "About 384,000 km."])
@@ -50,11 +50,13 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""Seconds between two checks of the server by waiting runs; with many runs, each checks less often."""
+"""Seconds between two checks of the server by a waiting run, for each run that waits, so that many runs check
+less often.
+"""
 
 _BEGINNING = 32
-"""Most runs that begin at the same time: of a thousand that come together, the first ones do not wait until
-the last is encoded.
+"""Most runs that begin at the same time: if a thousand come together, the first ones need not wait until the
+last one is encoded.
 """
 
 _SMALL_ROWS = 256
@@ -111,7 +113,7 @@ class LoopClient(Client):
         return LoopStore(LoopRedis(url, self.settings.redis_wait_seconds))
 
     def _opened(self) -> None:
-        self._beginning = asyncio.Semaphore(_BEGINNING)  # the first call asks the server
+        self._beginning = asyncio.Semaphore(_BEGINNING)  # the first call asks whether the server answers
 
     def start(self, *args: Any, **options: Any) -> ScoringRun:
         bridge.wait(self._beginning.acquire())
@@ -122,8 +124,8 @@ class LoopClient(Client):
 
 
 class AsyncScoringRun(Generic[RowScore]):
-    """A submitted run, like `ScoringRun`; cancelling a task that reads it cancels the run, unless it is
-    detached.
+    """A submitted run, like `ScoringRun`; if a task that reads it is cancelled, the run is cancelled, unless
+    the run is detached.
     """
 
     def __init__(self, run: ScoringRun[RowScore]) -> None:
@@ -156,7 +158,7 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def found(self) -> Sequence[str | None]:
-        """For a run that asks for tokens, a `TokensFound` as JSON for each row read so far."""
+        """For a run that asks for tokens, the `TokensFound` of each row read so far, as JSON."""
         return self._run.found
 
     async def progress(self) -> Progress:

@@ -43,7 +43,7 @@ _REFUSED = {
     "classifier_dropout": "nothing is trained here",
     "keep_in_fp32_modules": "the last projection computes in fp32 in every precision",
 }
-"""Arguments of sentence-transformers' class that this class does not have, and why."""
+"""Arguments of sentence-transformers' class that this class refuses, and why."""
 
 _WITHOUT_EFFECT = frozenset({"model_card_data"})
 _MODEL = frozenset({"attn_implementation", "device_map", "low_cpu_mem_usage"})
@@ -65,8 +65,8 @@ class CrossEncoder:
     """Scores pairs with the workers of a queue, with the methods and results of sentence-transformers.
 
     If no server is set, it starts one with workers on this host, which needs ``rankmill[worker]``. All
-    objects of this process that need equal workers share them; these end with the last `close`, or with the
-    process.
+    objects of this process that need equal workers share server and workers, which end with the last `close`,
+    or with the process.
 
     Arguments about where and how to compute (``device``, ``batch_size``, ``num_workers``, ``pool``,
     ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. Arguments
@@ -87,7 +87,7 @@ class CrossEncoder:
     max_length, revision
         As in the settings of these names.
     num_labels
-        Number of the model's outputs; another number is refused when the first scores come.
+        Number of the model's outputs; if the model has another number, the first call fails.
     activation_fn
         Function from logits to scores; by default the model's own.
     prompts, default_prompt_name
@@ -174,7 +174,7 @@ class CrossEncoder:
         self.activation_fn = activation_fn
         self.prompts = dict(prompts or {})
         self.default_prompt_name = default_prompt_name
-        self._prompt(None, None)  # raises for a default that does not exist
+        self._prompt(None, None)  # this raises for a default that does not exist
 
     def __enter__(self) -> Self:
         return self
@@ -341,7 +341,7 @@ class CrossEncoder:
 
     @property
     def num_labels(self) -> int:
-        """Number of the model's outputs; a pair is scored to find out, unless some have been scored."""
+        """Number of the model's outputs; if none has been scored yet, a pair is scored to find out."""
         if not self._found_labels:
             self._scores([("a", "b")], None, None, show_progress=False)
         return self._found_labels
@@ -564,7 +564,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 
 def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
-    """The value of an argument that may be given by one of its older names."""
+    """The value of an argument, which may be given under one of its older names."""
     for name in names:
         if name in options:
             if value is not None:
@@ -574,7 +574,7 @@ def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
 
 
 def _refuse_arguments(options: dict[str, Any], model: str) -> None:
-    """Remove sentence-transformers' other arguments from `options`; refuse those that would matter."""
+    """Remove sentence-transformers' other arguments from `options`; refuse those that would change scores."""
     is_here = model == "demo" or Path(model).is_dir()
     for name in _WITHOUT_EFFECT & options.keys():
         del options[name]

@@ -1,4 +1,6 @@
-"""Runs of files that other processes carry out: clients find them by the seam ``rankmill.files``."""
+"""Runs of files that other processes carry out: clients find such runs by the entry points of
+``rankmill.files``.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class FileHandle(Protocol):
         """Cancel the run; its scores are kept."""
 
     def awaited(self) -> AsyncFileHandle:
-        """The same run for asyncio."""
+        """A handle of the same run for asyncio."""
 
 
 class AsyncFileHandle(Protocol):
@@ -63,14 +65,16 @@ class FileRuns(Protocol):
     def submit(
         self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
     ) -> FileHandle:
-        """Submit a run; raises `InputError` or `ConfigError` if it asks for what cannot be."""
+        """Submit a run; raises `InputError` or `ConfigError` if the request cannot be carried out."""
 
     def attach(self, run_id: str) -> FileHandle | None:
-        """The run with an id, if there is one."""
+        """The run with an id; ``None`` if it does not exist."""
 
 
 def file_runs(store: RunStore, settings: Settings) -> FileRuns | None:
-    """The submitted runs of files on the server of `store`; ``None`` if no installed extension has any."""
+    """The submitted runs of files on the server of `store`; ``None`` if no installed extension carries out
+    such runs.
+    """
     try:
         open_runs = load("rankmill.files", store.server_kind)
     except KeyError:
@@ -79,7 +83,7 @@ def file_runs(store: RunStore, settings: Settings) -> FileRuns | None:
 
 
 def file_request(inputs: str | Sequence[str], output: str, options: Mapping[str, Any]) -> FileRequest:
-    """A request in Python's terms; raises `ConfigError` for an unknown or invalid option."""
+    """Make a request from arguments in Python; raises `ConfigError` for an unknown or invalid option."""
     given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     try:
         return FileRequest(inputs=given, output=output, **options)

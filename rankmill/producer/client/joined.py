@@ -1,4 +1,6 @@
-"""Several runs that are read as one: of several models over the same pairs, or of an alias's versions."""
+"""Several runs that are read as one: runs of several models over the same pairs, or of the versions of an
+alias.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def start_each(
     """
     journals = journals or [None] * len(models)
     revisions = revisions or [None] * len(models)
-    readers = [OpenTables(reader, tables) for reader in tee(tables, len(models))]  # all of these end together
+    # all of these readers end together
+    readers = [OpenTables(reader, tables) for reader in tee(tables, len(models))]
     runs: list[ScoringRun] = []
     try:
         for place, (model, journal, revision) in enumerate(zip(models, journals, revisions, strict=True)):
@@ -103,7 +106,7 @@ def _mean_progress(progresses: Sequence[Progress]) -> Progress:
 
 
 def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTable:
-    """The rows of a chunk with the scores of all models, null for a model that has none."""
+    """The rows of a chunk with the scores of all models, null for a model that has no score."""
     numbers = np.stack([as_array(part.scores) for part in parts], axis=1)
     flat = pa.array(numbers.ravel(), mask=np.isnan(numbers).ravel())
     workers = dict.fromkeys(part.worker for part in parts if part.worker)
@@ -119,7 +122,9 @@ def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTabl
 
 
 def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
-    """Why a row lacks a score: the model and its reason, or only the reason if all models have the same."""
+    """Why a row lacks a score: the models with their reasons, or only the reason if it is the same for all
+    models.
+    """
     if all(column.null_count == len(column) for column in errors):
         return errors[0]
     rows = []
@@ -136,7 +141,7 @@ def version_of(name: str, versions: Mapping[str, float], query: str | None) -> s
     """The version of model `name` that scores a query; the same query gets the same version while shares stay
     equal.
 
-    If the first version's share grows, it keeps its queries; this also holds for the last version.
+    If the share of the first version grows, that version keeps its queries; so does the last version.
     """
     text = f"{name}\0{query or ''}".encode(errors="replace")
     at = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
@@ -161,13 +166,15 @@ def rows_by_version(
 
 
 def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
-    """Read runs that each score some rows of `table` as one; its scores come when all runs have theirs."""
+    """Read runs that each score some rows of `table` as one; its scores come when all runs have their
+    scores.
+    """
     read: list[list[ScoredTable]] = [[] for _ in runs]
 
     def tables(readers: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
         for mine, kept in zip(readers, read, strict=True):
             for part in mine:
-                kept.append(part)  # kept in case the wait ends and is resumed
+                kept.append(part)  # kept because the wait may end early and be resumed
         parts = [part for kept in read for part in kept]
         read[:] = [[] for _ in runs]
         if not parts:

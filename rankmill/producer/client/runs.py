@@ -1,4 +1,4 @@
-"""Runs as their callers hold them, and their scores."""
+"""Runs as their callers have them: `ScoringRun`, and the scores, rankings and statistics that it returns."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def as_array(scores: pa.Array) -> npt.NDArray[np.float32]:
 class Ranked:
     """A passage ranked by `Client.rank`: its index in the given list, and its score.
 
-    ``error`` is the reason if it has no score; then ``score`` is NaN.
+    If the passage has no score, ``error`` is the reason and ``score`` is NaN.
     """
 
     index: int
@@ -88,7 +88,7 @@ class Ranked:
 class Classified:
     """The result of `Client.classify` for a text: its most likely label, and the probability of each label.
 
-    ``error`` is the reason if the text has no scores; then ``label`` is empty.
+    If the text has no scores, ``error`` is the reason and ``label`` is empty.
     """
 
     label: str
@@ -97,7 +97,7 @@ class Classified:
 
 
 def classified(scores: Scores) -> list[Classified]:
-    """The labels of rows by their scores, one for each row; a model's only output is called ``LABEL_0``."""
+    """The `Classified` of each row, by its scores; the only output of a model is called ``LABEL_0``."""
     names = scores.labels or ("LABEL_0",)
     labelled = []
     for row, values in enumerate(np.asarray(scores).reshape(-1, len(names)).tolist()):
@@ -136,10 +136,10 @@ class RunStats:
     ``retries`` counts attempts beyond a chunk's first; ``tokens`` counts real tokens, ``padded_tokens`` also
     padding. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest time that a worker
     had a chunk, from fetching it to its scores; ``tokenize_seconds`` and ``forward_seconds`` are parts of it.
-    ``precision``, ``backend``, ``device`` and ``revision`` are those of the last chunk with scores (``None``
-    without such a chunk, or without a revision). So is ``kind``, which decides the bits of a deterministic
-    run's scores. ``bounds`` are the proven bounds of all chunks; ``reference`` is ``own`` if the model was
-    too large for one of the workers to compare it in fp32, else ``None``.
+    ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last chunk with scores
+    (``None`` without such a chunk, or if it has none); ``kind`` decides the bits of a deterministic run's
+    scores. ``bounds`` are the proven bounds of all chunks; ``reference`` is ``own`` if the model was too
+    large for one of the workers to compare it in fp32, else ``None``.
     """
 
     rows: int = 0
@@ -167,7 +167,7 @@ class RunStats:
         return worst(self.bounds)
 
     def contract(self) -> dict[str, str]:
-        """How the scores were made, as texts by name."""
+        """What decides how the scores were made, as texts by name."""
         facts = {
             "precision": self.precision,
             "backend": self.backend,
@@ -233,7 +233,7 @@ class ScoringRun(Generic[RowScore]):
         self.labels: tuple[str, ...] = ()
         """Names of a row's scores, with ``all_labels``; known after the first scored chunk."""
         self.found: list[str | None] = []
-        """For a run that asks for tokens, a `TokensFound` as JSON for each row read so far."""
+        """For a run that asks for tokens, the `TokensFound` of each row read so far, as JSON."""
 
     @property
     def id(self) -> str:
@@ -329,7 +329,7 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def _seen(self) -> Progress:
-        """The progress as this reader has seen it, without asking the server."""
+        """The progress that this reader has seen; this does not ask the server."""
         return self._join.progress([driver.progress for driver in self._drivers])
 
 
@@ -344,7 +344,7 @@ def read_together(
     """Wait for the scores of runs over the same tables, table by table, as `ScoringRun.scores` does."""
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     drivers = [driver for run in runs for driver in run._drivers]
-    first = runs[0]  # the others are as far, except for a window
+    first = runs[0]  # the other runs are as far, within a window
     try:
         with shown(lambda: first._seen, first.rows, show_progress) as look:
             for driver in drivers:

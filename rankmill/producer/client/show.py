@@ -1,4 +1,4 @@
-"""Shows the progress of runs while their caller waits: a bar in Jupyter, or if it is asked for."""
+"""Shows the progress of runs while their caller waits: a bar, in Jupyter or if it is asked for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Draw = Callable[[Progress], None]
 
 
 def in_notebook() -> bool:
-    """Whether this code runs in a cell of Jupyter; IPython is loaded then, and is not imported here."""
+    """Whether this code runs in a cell of Jupyter; this does not import IPython, which Jupyter has loaded."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
@@ -73,7 +73,7 @@ def as_html(progress: Progress, total: int | None) -> str:
 
 @contextmanager
 def _in_notebook(total: int | None) -> Iterator[Draw]:
-    display: Any = import_module("IPython.display").display  # Jupyter has loaded it
+    display: Any = import_module("IPython.display").display  # Jupyter has already loaded this module
     handle: Any = None
 
     def draw(progress: Progress) -> None:

@@ -68,12 +68,12 @@ if TYPE_CHECKING:
 
 
 _DETACHED_ROWS = 256
-"""Rows in a chunk of a detached run with ``chunk_size: auto``, because no producer measures the workers'
+"""Rows in a chunk of a detached run with ``chunk_size: auto``, because no producer then measures the workers'
 speed.
 """
 
 _SHADOWS = 8
-"""Most runs of a shadow at a time for each client; further runs are not scored by the shadow."""
+"""Most runs that a client's shadow scores at the same time; further runs are not scored by the shadow."""
 
 _SHADOW_SECONDS = 300.0
 
@@ -161,7 +161,7 @@ class Client:
     def _shared(cls, settings: Settings) -> Client:
         """Make an `embedded` client; clients of this process that need equal workers share them.
 
-        These end when the last of these clients is closed, or with this process.
+        The workers end when the last of these clients is closed, or with this process.
         """
         with ExitStack() as started:
             cluster, url = started.enter_context(shared_cluster(settings))
@@ -196,7 +196,9 @@ class Client:
         warn_of_risks(self.durability, self.url, "every run")
 
     def _warn_of_losses(self) -> None:
-        """Warn of risks for a run that only the server has; an embedded server ends with this process."""
+        """Warn of risks for a run that is stored only on the server. An embedded server, which ends with this
+        process, needs no warning.
+        """
         if self._cluster is None:
             warn_of_risks(self.durability, self.url, "only in Redis")
 
@@ -206,8 +208,8 @@ class Client:
         journals: Iterable[Journal] = (),
         part_rows: int | None = None,
     ) -> Sizing:
-        """The sizes of the chunks of a new run; `chunk_size` is the most rows, by default that of the
-        setting.
+        """The sizes of the chunks of a new run; `chunk_size` is the most rows, by default the setting's
+        value.
 
         The other parameters are those of `Sizing`.
         """
@@ -249,7 +251,8 @@ class Client:
             A journal that stores results, and scores of an earlier output. Chunks and pairs found there are
             not scored.
         deadline, sharers
-            The `time.monotonic` seconds at which to stop waiting for the server; and as in `WindowSize`.
+            When to stop waiting for the server, in `time.monotonic` seconds; and the number of runs that
+            share the window, as in `WindowSize`.
         tenant
             The run's tenant; by default that of the settings.
         row_tokens
@@ -277,7 +280,7 @@ class Client:
             driver.begin()
             driver.fill()
         except BaseException:
-            driver.cancel()  # for example: an item is not a pair of texts, or Redis is not reachable
+            driver.cancel()  # because, for example, an item is not a pair of texts, or Redis is not reachable
             raise
         return ScoringRun(driver)
 
@@ -325,7 +328,7 @@ class Client:
 
         If the model is an alias for several versions, the query decides which of them scores a pair.
 
-        If the wait fails for any reason, the run is cancelled; use `submit` for a run that should go on.
+        If the wait ends with any error, the run is cancelled; use `submit` for a run that should go on.
 
         Raises
         ------
@@ -392,8 +395,8 @@ class Client:
         timeout: float | None = None,
         **spec: Unpack[SpecOptions],
     ) -> list[Ranked]:
-        """Order `passages` by their score with `query`, best first, those without a score last; otherwise as
-        `score`.
+        """Order `passages` by their score with `query`, best first; passages without a score come last.
+        Otherwise this is like `score`.
         """
         if isinstance(passages, str):  # otherwise its characters would be the passages
             raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
@@ -404,7 +407,8 @@ class Client:
     def classify(
         self, texts: Texts, *, timeout: float | None = None, **spec: Unpack[SpecOptions]
     ) -> list[Classified]:
-        """The most likely label of each text, and the probabilities of all labels; otherwise as `score`.
+        """The most likely label of each text, and the probabilities of all labels; otherwise this is like
+        `score`.
 
         Probabilities are the softmax of several outputs, and the sigmoid of a single one. For labels that do
         not exclude each other, give ``activation="sigmoid"``.
@@ -516,7 +520,7 @@ class Client:
         Raises
         ------
         ConfigError
-            No installed extension carries them out.
+            No installed extension carries out runs of files.
         """
         files = file_runs(self.store, self.settings)
         if files is None:
@@ -575,7 +579,7 @@ class Client:
         tenant: Tenant | None = None,
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
-        """Start a run as `submit` or `start` does, even for an alias for several versions."""
+        """Start a run as `submit` or `start` does, even if the model is an alias for several versions."""
         choice = self._names.choice(str(spec.get("model", self.settings.model)))
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
         if choice is None or choice.only:
@@ -629,7 +633,9 @@ class Client:
         return split_run(table, [*rows.values()], runs)
 
     def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:
-        """Score pairs in the background, unless many other runs are; the scores are not read."""
+        """Score pairs in the background, unless the shadow already scores many runs; the scores are not
+        read.
+        """
         if not self._shadows.acquire(blocking=False):
             logger.debug("%s has enough to do: a run is not scored in the shadow", model)
             return
@@ -649,7 +655,7 @@ class Client:
 
 
 def _rows(pairs: Rows) -> int | None:
-    """The number of pairs, if it is known; DuckDB's relations are not asked, as they would run their query to
-    count.
+    """The number of pairs, if it is known; relations of DuckDB are not asked, because they would run their
+    query to count.
     """
     return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None

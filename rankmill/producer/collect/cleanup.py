@@ -48,10 +48,10 @@ class RunCleaner:
         hurry: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted | None:
-        """Delete a run and the waiting jobs of its `chunks`; in a `hurry`, do not try twice.
+        """Delete a run and the waiting jobs of its `chunks`; in a `hurry`, this does not try twice.
 
         `answered` chunks no longer have jobs, but still have pairs. What results have `used` is counted
-        first.
+        before.
 
         Returns
         -------
@@ -75,7 +75,7 @@ class RunCleaner:
             return None
 
     def _later(self, run: Run, chunks: list[ChunkId], used: Mapping[str, Usage]) -> None:
-        if os.getpid() != self._process:  # after a fork, the thread and its runs are the parent's
+        if os.getpid() != self._process:  # after a fork, the thread and its runs belong to the parent
             self._begin()
         with self._lock:
             self._left.append((run, chunks, system.monotonic() + run.ttl, used))
@@ -93,7 +93,7 @@ class RunCleaner:
             try:
                 with about(run=run.id), redis_errors():
                     deleted = self._store.delete(run, chunks, used=used)
-                    if deleted.wrong:  # the caller has already used its scores
+                    if deleted.wrong:  # the caller has already used the run's scores
                         logger.error("scores of the run are wrong: %s; score it again", deleted.wrong)
             except RedisUnavailable:
                 if system.monotonic() < until:

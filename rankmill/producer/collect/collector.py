@@ -1,5 +1,5 @@
-"""The collector of a run, which decides: which chunks are sent, what results mean, which are sent again or
-split.
+"""The collector of a run, which decides which chunks are sent, what their results mean, and which chunks are
+sent again or split.
 
 Nothing here reads a clock, a disk or a server. Chunks, results and the time go in, and decisions come out,
 which the driver (`rankmill.producer.collect.driver`) carries out.
@@ -59,7 +59,7 @@ class Piece:
 
     @property
     def start(self) -> int:
-        """The first row, within the rows of the chunk that are sent."""
+        """The number of the first row, among those rows of the chunk that are sent."""
         return self.id.start if isinstance(self.id, PieceId) else 0
 
     @cached_property
@@ -87,7 +87,9 @@ class UnfinishedChunk:
 
     table: pa.Table
     pairs: ChunkPairs | None = None
-    """The pairs to score, and those that another chunk asks for; ``None`` if all rows are scored."""
+    """The chunk's pairs: those that it asks for, and those that another chunk asks for; ``None`` if the chunk
+    asks for all of its rows.
+    """
     results: list[tuple[Piece, ChunkResult]] = field(default_factory=list)
 
     @property
@@ -97,8 +99,8 @@ class UnfinishedChunk:
 
 
 class FinishedChunk(NamedTuple):
-    """A chunk with its scores; ``result`` goes to the journal, ``None`` if it is there or must be tried
-    again.
+    """A chunk with its scores; ``result`` must be written to the journal; it is ``None`` if the journal has
+    it, or if the chunk is to be tried again when the run is resumed.
     """
 
     number: int
@@ -107,11 +109,12 @@ class FinishedChunk(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The actions to take after results came in.
+    """The actions to take after results have come in.
 
-    ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers must be sent. Pieces
-    with ``unusable`` results, given with the reasons, must be sent again, unless their job will write another
-    result. ``used`` is what the finished chunks have used, by the index of the result that finished them.
+    ``taken`` are the results, with their pieces. ``halves`` are halves of pieces that may kill workers; they
+    must be sent. ``unusable`` gives the reason for each piece whose result is unusable; such pieces must be
+    sent again, unless their job will write another result. ``used`` is what the finished chunks have used, by
+    the index of the result that finished them.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
@@ -137,9 +140,7 @@ class HowScored:
         self._labels = first.labels if first else None
 
     def news(self, stats: Iterable[ChunkStats]) -> Settled | None:
-        """What the run is scored with, if these first results tell more about it than is known; else
-        ``None``.
-        """
+        """What the run is scored with, if these results tell more about that than is known; else ``None``."""
         settled = self.settled
         for own in map(self._of, stats):
             settled = Settled(*(before or new for before, new in zip(settled, own, strict=True)))
@@ -206,8 +207,8 @@ class Collector:
         """Rows of finished chunks that devices have scored, over all runs of an output."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
-        """Number of rows that are cut into chunks, and that the caller has; each is the number of the next
-        chunk.
+        """Number of rows that were cut into chunks, and that the caller has taken; these are also the numbers
+        of the next chunk to cut, and to take.
         """
         self.exhausted = False
         """Whether all chunks are cut; the driver sets this."""
@@ -225,7 +226,7 @@ class Collector:
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
         self._used: dict[str, Amounts] = {}
-        """What the chunks that a result finishes have used."""
+        """What chunks have used, by the name of the device, since this was last read."""
         self._waiting: dict[int, int] = {}
         """Rows of finished chunks that are not taken yet, by chunk."""
         self._reuse = reuse
@@ -236,7 +237,7 @@ class Collector:
         self._payloads: dict[ChunkId, int] = {}
         """Bytes of payload of the pieces in the load."""
         self._payload_share = 1.0
-        """Bytes of payload for each byte of a table, as last seen."""
+        """Bytes of payload for each byte of a table, in the latest pieces."""
 
     @property
     def ready(self) -> bool:
@@ -245,7 +246,7 @@ class Collector:
 
     @property
     def done(self) -> bool:
-        """Whether all chunks are taken."""
+        """Whether the caller has taken all chunks."""
         return self.exhausted and self.taken == self.cut
 
     @property
@@ -301,7 +302,9 @@ class Collector:
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
-        """What the run is scored with, if these results, which are not accepted yet, are the first to say."""
+        """What the run is scored with, if that is not known yet and these results, which are not accepted
+        yet, tell it.
+        """
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))
 
@@ -321,7 +324,7 @@ class Collector:
                 continue
             piece = self.pieces.pop(result.chunk, None)
             if piece is None:
-                continue  # a second result with the same scores, or not a chunk of this run
+                continue  # this is a second result with the same scores, or of no chunk of this run
             self._leave(piece)
             self.answered.append(piece.id)
             if isinstance(result, ChunkFailure) and result.fatal:
@@ -350,8 +353,8 @@ class Collector:
     def retry(
         self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]
     ) -> tuple[list[Piece], list[ChunkFailure]]:
-        """Decide which pieces to send: new halves, and pieces whose attempt has failed, unless they are given
-        up.
+        """Decide which pieces to send: new halves, and pieces whose attempt has failed, except those that are
+        given up.
 
         Parameters
         ----------
@@ -367,7 +370,7 @@ class Collector:
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
         for chunk, reason in reasons.items():
-            begun = -1 if self.pieces[chunk].suspect else 0  # sending a half is counted too
+            begun = -1 if self.pieces[chunk].suspect else 0  # because sending a half is counted too
             attempts = failed.get(chunk, begun) + 1
             if attempts > self._run.max_retries:
                 message = f"given up after attempt {attempts}: {reason}"
@@ -393,7 +396,7 @@ class Collector:
         return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Why a result does not fit its piece; ``None`` if it does, or belongs to no piece."""
+        """Why a result does not fit its piece; ``None`` if it fits, or belongs to no piece."""
         if isinstance(result, BadResult):
             return result.reason
         if result.chunk not in self.pieces or isinstance(result, ChunkFailure):
@@ -422,11 +425,11 @@ class Collector:
             self._finish_if_complete(other, waiting)
 
     def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
-        """Finish a chunk some of whose pairs other chunks ask for, if it has all answers."""
+        """If a chunk has all answers, finish it; other chunks may have asked for some of its pairs."""
         if pairs.is_complete:
             chunk, whole = self._unfinished.pop(number), pairs.whole(number)
             self._idle -= not chunk.rows
-            if whole:  # otherwise it is tried again if the run is resumed
+            if whole:  # otherwise the chunk is tried again if the run is resumed
                 self._count(chunk)
             self._finish(number, pairs.table(chunk.table), whole)
 

@@ -44,7 +44,7 @@ class DetachedRun(LiveRun):
     def __init__(self, store: RunStore, run: Run, chunks: DetachedChunks) -> None:
         super().__init__(store, run, RunCleaner(store), ())
         self._chunks = dict(chunks.chunks)
-        self._after = "0"  # where to continue reading the stream
+        self._after = "0"  # the entry of the stream after which reading continues
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
         """Make the run's collector: all chunks are already cut, and their tables have no columns."""
@@ -61,7 +61,7 @@ class DetachedRun(LiveRun):
             self.store.unlist(self.run)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """What the run is scored with; every process sees the same first result."""
+        """What the run is scored with: `news`, because every process sees the same first result."""
         return news
 
     def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
@@ -76,10 +76,10 @@ class DetachedRun(LiveRun):
         return entries
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
-        """Log nothing, because whoever collects the run again learns nothing new."""
+        """Log nothing, because every process that collects the run would log the same."""
 
     def look_back(self) -> None:
-        """Read results again from the first one, because a server that lost some may give new ones lower
+        """Read results again from the first one, because a server that lost results may give new ones lower
         numbers.
         """
         self._after = "0"
@@ -92,7 +92,9 @@ class DetachedRun(LiveRun):
         self.used = {}
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count failed attempts; returns the pieces that no other process sends again."""
+        """Count failed attempts; returns the pieces that this process must send again, because no other
+        process does.
+        """
         mine = self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return [piece for piece in pieces if piece.id in mine]
 
@@ -111,7 +113,7 @@ class DetachedRun(LiveRun):
         return None
 
     def _stored_pairs(self, piece: Piece) -> bytes:
-        """The pairs of a piece, from those of its chunk."""
+        """The payload of a piece, made from that of its chunk."""
         payload = self.store.payload(self.run, piece.chunk)
         if payload is None:
             raise expired(self.run.id, self.run.ttl)
@@ -154,7 +156,7 @@ def submit_detached(
                 raise InputError("there are no pairs to score")
             submitted = DetachedChunks(chunks=tuple(chunks))
             store.write_chunks(run, submitted)
-            store.unlist(run)  # otherwise it would be listed as unfinished until it expires
+            store.unlist(run)  # otherwise the run would be listed as unfinished until it expires
         except BaseException:
             if chunks:
                 store.delete(run, [first for first, _ in chunks])

@@ -36,12 +36,14 @@ from rankmill.producer.collect.sizing import Sizing, WindowSize
 from rankmill.producer.collect.spool import Spool
 
 _SWEEP_SECONDS = 10
-"""Seconds of waiting for a chunk after which to check that the jobs of all chunks in Redis still exist."""
+"""After this many seconds of waiting for a chunk, the driver checks that the jobs of all chunks in Redis
+still exist.
+"""
 
 _PATROL_SHARE = 0.1
 _LONGEST_PATROL = 1.0
-"""Most seconds between two checks of its run by a waiting producer; below that, a check follows each time
-that the wait has grown by a tenth.
+"""Longest time in seconds from one check of the run to the next while a producer waits. Until then, the time
+between checks is a tenth of the wait so far.
 """
 
 logger = logging.getLogger(__name__)
@@ -50,9 +52,9 @@ logger = logging.getLogger(__name__)
 class RunDriver:
     """Submits the chunks of a run and yields its scored tables in input order.
 
-    It works while the caller iterates `tables`: it submits chunks when the window has room, so Redis never
-    holds more than the window allows. Finished chunks that wait for an earlier one are in memory or on disk.
-    The given run decides what happens to results in Redis.
+    The driver works while the caller iterates `tables`. It submits chunks when the window has room, so Redis
+    never holds more than the window allows. Finished chunks that wait for an earlier one are in memory or on
+    disk. `kept` decides what happens to results in Redis.
 
     Parameters
     ----------
@@ -78,7 +80,7 @@ class RunDriver:
         self.on_wait: Callable[[], None] = lambda: None
         """Called at least every second while waiting; an exception from it ends the wait."""
         self.on_show: Callable[[], None] = lambda: None
-        """Called after `on_wait`, for a caller to whom progress is shown."""
+        """Called after `on_wait`, to show progress to the caller."""
         self.deadline = math.inf
         """The `time.monotonic` seconds at which to stop waiting."""
         self.scoring_since = math.inf
@@ -93,10 +95,11 @@ class RunDriver:
         self._span = tracing.begin("run", run=self.run.id, model=self.run.spec.model, queue=self.run.queue)
         self._spans: dict[int, Span] = {}
         self._waits_since = self._collected = self._heard = system.monotonic()
-        self._looked = -math.inf  # when the workers' notes were last read
+        self._looked = -math.inf  # the time at which the workers' notes were last read
         self._sized = sizing.is_known  # when workers were last asked
         self._cancelled = False
-        self._accepting = system.RLock()  # held to take results or to cancel, as another thread may
+        # held to take results or to cancel, because another thread may do either
+        self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read the source, or to close it
         self._late = False  # whether the caller's time was over at the last look
         self._jobless: dict[ChunkId, str] = {}
@@ -110,7 +113,7 @@ class RunDriver:
     def begin(self) -> None:
         """Store the run on the server, unless its first chunks do so."""
         if self._kept.is_brief:
-            self._looked = system.monotonic()  # the next look waits, because each command counts
+            self._looked = system.monotonic()  # the first look is put off, because each command costs time
             return
         with self._at_redis():
             self._kept.restore(self.collector.how.settled)
@@ -152,7 +155,7 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
-        if not self._kept.is_brief:  # a brief run's next command tells
+        if not self._kept.is_brief:  # the next command of a brief run tells whether it exists
             with self._at_redis():
                 self._check_notes()
         if why := self._kept.end(collector):
@@ -173,26 +176,28 @@ class RunDriver:
         return sorted(self.collector.rows.errors, key=lambda error: error.row)
 
     def refresh(self) -> None:
-        """Collect the results so far of a detached run, which continues without a reader."""
+        """Collect the results that a detached run has so far; such a run continues without a reader."""
         if self.is_detached and not self.collector.complete:
             self._check_cancelled()
             self._catch_up()
 
     def fill(self) -> None:
-        """Submit some chunks if the window has room; between two such steps, results are collected."""
+        """Submit some chunks if the window has room. This is one step, so that results can be collected
+        between two steps.
+        """
         self._check_cancelled()
         if self._wants_chunks() and (fresh := self._cut()):
             with self._at_redis():
                 self._send(fresh)
 
     def cancel(self) -> None:
-        """Cancel the run and remove its waiting chunks from the queue; all processes that collect it are
+        """Cancel the run and remove its waiting chunks from the queue; all processes that collect the run are
         told.
         """
         if not self._cancelled:
             self._span.add_event("cancelled")
             self._span.end()
-        with self._accepting:  # accepted results are counted below, and no more are accepted
+        with self._accepting:  # results that were accepted are counted below, and none is accepted any more
             self._cancelled = True
         self._kept.cancel({*self.collector.pieces, *self.collector.answered}, hurry=self._late)
         self._close_source()
@@ -218,7 +223,7 @@ class RunDriver:
             with self._reading:
                 table = next(self._source, None)
             if table is None:
-                self._check_cancelled()  # another thread has closed the source, which may have more
+                self._check_cancelled()  # another thread has closed the source, which may have more rows
                 self.collector.exhausted = True
                 self._close_source()
                 break
@@ -281,8 +286,8 @@ class RunDriver:
             raise self._kept.wrong(why)
 
     def _give_up(self) -> None:
-        """Cancel a run that only this process collects; other runs stay, as all who collect them see the
-        same.
+        """Cancel a run that only this process collects; other runs stay, because all processes that collect
+        them see the same.
         """
         if not self.is_detached:
             self.cancel()
@@ -299,7 +304,7 @@ class RunDriver:
         self._settle([result for _, result in entries])
         accepted = self._accept(entries)
         self._kept.forget([entry for entry, _ in entries], self.collector)
-        if self._cancelled:  # meanwhile, by another thread
+        if self._cancelled:  # another thread has cancelled the run meanwhile
             self.cancel()
         self._jobless |= {half.id: "it was lost" for half in accepted.halves}
         self._jobless |= {
@@ -355,7 +360,7 @@ class RunDriver:
         if count := self._store.put_back(self.run, [piece for piece in pieces if piece not in {*missing}]):
             logger.warning("Redis has lost lists of the queue: %d chunks are put back", count)
         self._kept.look_back()
-        self._collect(0)  # a missing job may have finished meanwhile; its result came with its end
+        self._collect(0)  # a missing job may have ended meanwhile, and its result came when it ended
         missing = [piece for piece in missing if piece in self.collector.pieces]
         if lost := [piece for piece in missing if piece not in reasons]:
             logger.warning("Redis has lost %d chunks", len(lost))
@@ -367,7 +372,7 @@ class RunDriver:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
         self._kept.restore(self.collector.how.settled)
-        for failure in given_up:  # all who collect the run read the same
+        for failure in given_up:  # all processes that collect the run read the same failure
             self._store.write_result(self.run, failure)
         again = self._kept.count_attempts(again) if again else []
         if again:
@@ -380,7 +385,7 @@ class RunDriver:
         try:
             self._kept.enqueue(payloads)
         finally:
-            if self._cancelled:  # meanwhile, by another thread
+            if self._cancelled:  # another thread has cancelled the run meanwhile
                 self.cancel()
         for piece in pieces:
             with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.id)):
@@ -396,8 +401,8 @@ class RunDriver:
 
     @property
     def _patrol_seconds(self) -> float:
-        """Seconds until the next check of the run; longer if nothing came for long, as many producers may
-        wait.
+        """Seconds until the next check of the run; longer if nothing came for long, because many producers
+        may wait.
         """
         quiet = _PATROL_SHARE * self._seconds_since(self._heard)
         return max(self._store.patrol_seconds, min(quiet, _LONGEST_PATROL))
@@ -415,7 +420,7 @@ class RunDriver:
 
     @contextmanager
     def _at_redis(self) -> Iterator[None]:
-        """Redis commands in the ``with`` block wait for the server; `_look_around` is called meanwhile."""
+        """Let Redis commands in the ``with`` block wait for the server, and call `_look_around` meanwhile."""
         with about(run=self.run.id), redis_errors(), waiting(look=self._look_around, until=self.deadline):
             yield
 

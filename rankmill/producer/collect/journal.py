@@ -61,8 +61,8 @@ class Account(WireModel):
     """What must be counted of an output's usage.
 
     ``scored`` is the number of rows that devices have scored. ``used`` is what the last results have used, by
-    their entries in the last run's stream: as long as such an entry exists, it is not counted yet. ``rest``
-    are the rows that no device has scored, once a run is complete.
+    their entries in the last run's stream; what an entry has used is not counted yet as long as the entry
+    exists. ``rest`` counts the rows that no device has scored, and is known when a run is complete.
     """
 
     scored: Count = 0
@@ -73,8 +73,8 @@ class Account(WireModel):
 class Finished(WireModel):
     """The parts of an output that are in place; the results of their rows are no longer in the journal.
 
-    ``rows`` and ``row_errors`` count over all ``parts``. ``first`` is about the first scored chunk of the
-    run, and ``tally`` has the caller's sums over these rows.
+    ``rows`` and ``row_errors`` count over all ``parts``. ``first`` has the statistics of the run's first
+    scored chunk, and ``tally`` the caller's sums over the rows of all parts.
     """
 
     parts: Count
@@ -88,7 +88,7 @@ _NONE = Finished(parts=0, rows=0, row_errors=0, first=None, tally="")
 
 
 class Journal:
-    """The results for one output by chunk number, and the manifest of what they were made from.
+    """The results for one output, by the number of the chunk, and the manifest of what they were made from.
 
     Parameters
     ----------
@@ -234,7 +234,8 @@ class Journal:
         return row and (int(row[0]), int(row[1]))
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]], account: Account) -> None:
-        """Store ``{chunk: (rows, result)}`` and what must be counted; both are synced when this returns.
+        """Store results as ``{chunk: (rows, result)}``, and what must be counted; both are synced when this
+        returns.
 
         Fatal failures are not stored, and neither are results of rows in finished parts.
         """
@@ -318,7 +319,9 @@ class Journal:
 
     @property
     def sealed(self) -> list[str]:
-        """What `seal` has recorded; if one of these is in place, the run moved it there and then died."""
+        """The digests that `seal` has recorded; if a file with one of them is in place, the run moved it
+        there and died.
+        """
         return (self._state("output") or "").splitlines()
 
     def _state(self, name: str) -> str | None:
@@ -336,7 +339,7 @@ class Journal:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Run a transaction; errors are converted as by `_told`."""
+        """Run a transaction; errors are converted as in `_told`."""
         with self._told(), self._db:
             yield
 

@@ -35,7 +35,7 @@ _ENCODERS = 8
 """Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
 
 Carrier = Callable[[int], Mapping[str, str]]
-"""Returns the trace that a chunk belongs to, by its number, as it is written into jobs."""
+"""Returns the trace of the chunk with a number, in the form in which jobs contain it."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class LiveRun:
     is_brief: ClassVar = False
     """Whether the run exists in Redis only from its first chunks to its last result."""
     folder: ClassVar[Path | None] = None
-    """Folder for finished chunks that wait for their turn and do not fit into memory; ``None`` for a
-    temporary one.
+    """Folder for finished chunks that wait for their turn and do not fit into memory; ``None`` means a
+    temporary folder.
     """
 
     def __post_init__(self) -> None:
@@ -79,7 +79,9 @@ class LiveRun:
 
     @property
     def made_by(self) -> list[str]:
-        """The runs that have made the scores; if one of them is wrong, so are these."""
+        """The runs that have made the scores; if the scores of one of these runs are wrong, so are the scores
+        of this run.
+        """
         return [self.run.id]
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
@@ -97,7 +99,9 @@ class LiveRun:
             self.store.settle(self.run, settled, over=True)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Settle what the run is scored with; skipped for its last chunk, because nobody would read it."""
+        """Settle what the run is scored with; this is skipped for the run's last chunk, because nobody would
+        read it.
+        """
         return news if is_last else self.store.settle(self.run, news)
 
     def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
@@ -133,7 +137,9 @@ class LiveRun:
                 logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
 
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
-        """Keep the results of finished chunks, by number, with their rows; `scored` is as in `Collector`."""
+        """Keep the results of finished chunks, by the chunk's number, each with its number of rows; `scored`
+        is as in `Collector`.
+        """
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
         """Delete collected results from Redis, and write the run's progress there."""
@@ -151,7 +157,7 @@ class LiveRun:
         """Raise `RunExpired` if the run's results are no longer kept."""
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks; in a `hurry`, do not try twice."""
+        """Delete the run and its waiting chunks; in a `hurry`, this does not try twice."""
         self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
@@ -161,12 +167,14 @@ class LiveRun:
         return deleted.wrong if deleted else None
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """What must be counted of the complete run, including rows that no device has scored."""
+        """The usage of the complete run that must still be counted, including rows that no device has
+        scored.
+        """
         rest = collector.rest()
         return {**self.used, END: {NO_DEVICE: rest}} if any(rest) else self.used
 
     def wrong(self, why: str) -> WrongScores:
-        """The error for wrong scores."""
+        """The error to raise if scores of the run are wrong, because of `why`."""
         return WrongScores(f"scores of run {self.run.id} are wrong: {why}; score it again")
 
     def _encode(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
@@ -195,8 +203,8 @@ class LiveRun:
 
 
 class RequestRun(LiveRun):
-    """A run that is stored with its first chunks and deleted with its last result, because each command
-    counts.
+    """A run that is stored with its first chunks and deleted with its last result, because each command costs
+    time.
     """
 
     is_brief = True
@@ -206,7 +214,7 @@ class RequestRun(LiveRun):
         self._is_new = True
 
     def enqueue(self, payloads: Mapping[ChunkId, Payload]) -> None:
-        """Put pieces into the queue, the first ones with the run."""
+        """Put pieces into the queue; the first call also stores the run."""
         self.store.enqueue(self.run, payloads, new=self._is_new)
         self._is_new = False
 
@@ -243,7 +251,9 @@ class JournaledRun(LiveRun):
 
     @property
     def made_by(self) -> list[str]:
-        """The runs that have made the scores; if one of them is wrong, so are these."""
+        """The runs that have made the scores; if the scores of one of these runs are wrong, so are the scores
+        of this run.
+        """
         return self._made_by
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
@@ -275,14 +285,16 @@ class JournaledRun(LiveRun):
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks; the journal keeps its results."""
         used: Mapping[str, Usage] = self.used
-        # A signal may come when a result has arrived, but before this process knows it.
-        with suppress(InputError, OutputError):  # an unreadable journal must not keep a run from ending
+        # A signal may come after a result has arrived but before this process knows about it.
+        with suppress(InputError, OutputError):  # a run must end even if the journal cannot be read
             used = self.journal.account.used
         if self.cleaner.remove(self.run, chunks, hurry=hurry, used=used):
             self.journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """What must be counted of the complete run, unless an earlier run was already complete."""
+        """The usage of the complete run that must still be counted; rows that no device has scored are left
+        out if an earlier run was complete.
+        """
         account = self.journal.account
         if account.rest:
             return self.used
@@ -290,7 +302,9 @@ class JournaledRun(LiveRun):
         return super().used_in_all(collector)
 
     def wrong(self, why: str) -> WrongScores:
-        """The error for wrong scores; the journal is not continued."""
+        """The error to raise if scores of the run are wrong, because of `why`; no run continues the journal
+        then.
+        """
         return self.journal.distrust(why)
 
 

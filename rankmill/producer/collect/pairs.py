@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
         def fetchone(self) -> object: ...
 
-    # No class of a library that may lack types, because to a type checker it would be anything.
+    # A class of a library without types would be missing here, because to a type checker it would accept
+    # anything.
     Table: TypeAlias = ArrowStream | Relation
     Array: TypeAlias = np.ndarray[Any, Any]
     Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table
@@ -70,8 +71,8 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
 class OpenTables(Iterator[pa.Table]):
     """Tables from opened sources, such as files that a thread reads ahead, or a caller's stream.
 
-    The code that opens them closes them, with ``with`` or `close`, which may wait. The garbage collector
-    never closes anything here, because it may run while its thread holds a lock that closing needs.
+    The code that opens the sources closes them, by ``with`` or `close`, which may wait. The garbage collector
+    never closes them, because it may run in a thread that holds a lock which closing needs.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ class OpenTables(Iterator[pa.Table]):
         return next(self._tables)
 
     def close(self) -> None:
-        """Stop reading; called by the thread that reads, or while no thread reads."""
+        """Stop reading; only the thread that reads may call this while a thread reads."""
         opened, self._opened, self._tables = self._opened, (), iter(())
         for source in opened:
             if close := getattr(source, "close", None):
@@ -111,7 +112,8 @@ CHUNK_TEXT_BYTES = 16 << 20
 def rows_given(
     pairs: Pairs | None, texts: Texts | None, messages: Conversations | None, spec: SpecOptions
 ) -> tuple[Rows, SpecOptions]:
-    """The rows that one of a call's parameters gives, and `spec`, which then names their kind.
+    """The rows, which are given by one of three parameters of a call; and `spec`, with the kind of these rows
+    added.
 
     Raises
     ------
@@ -131,7 +133,8 @@ def rows_given(
 
 
 def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inputs = "pairs") -> OpenTables:
-    """Cut pairs or other rows into tables, one for each chunk. Closing these closes a generator.
+    """Cut pairs or other rows into tables, one for each chunk. Closing these tables closes a generator that
+    gives the rows.
 
     Raises
     ------
@@ -152,7 +155,7 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inp
 
 
 def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs") -> OpenTables | None:
-    """Read pairs as tables of one schema, as a stream if possible; ``None`` if they are not a table of any
+    """Read pairs as tables of one schema, as a stream if possible; ``None`` if `pairs` are not a table of any
     kind.
 
     Raises
@@ -171,7 +174,7 @@ def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs")
 
 
 def _with_json(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
-    """Convert a table's columns of conversations into what workers get."""
+    """Convert a table's columns of conversations into the JSON that workers get."""
     return pa.table({name: as_json(table[name]).cast(pa.large_string()) for name in columns})
 
 
@@ -196,15 +199,16 @@ class _Tables(NamedTuple):
 
 
 def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables | None:
-    """Read pairs as tables; ``None`` if they are not a table of any kind. This imports no library.
+    """Read pairs as tables; ``None`` if `pairs` are not a table of any kind. This imports no library.
 
-    From data frames and datasets only the `columns` are converted, if they have these.
+    Of data frames and datasets, only `columns` are converted, if these exist.
     """
     try:
         if len(columns) == 1 and _is_column(pairs):
             column = pa.chunked_array([pairs] if isinstance(pairs, pa.Array) else pairs)
             pairs = pa.table([column], names=list(columns))
-        elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
+        # this is a data frame; pandas itself is slow to import
+        elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):
             has_both = set(columns) <= set(pairs.columns)
             pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
         elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):
@@ -230,7 +234,8 @@ def _is_column(given: Any) -> bool:
     """Whether single texts or conversations are given as a column: an Arrow array, or a frame's series."""
     if isinstance(given, pa.Array | pa.ChunkedArray):
         return True
-    return hasattr(given, "__arrow_c_stream__") and hasattr(given, "dtype")  # a table has several
+    # a table has several types, so it does not have ``dtype``
+    return hasattr(given, "__arrow_c_stream__") and hasattr(given, "dtype")
 
 
 def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
@@ -341,7 +346,7 @@ def _tables_from(
     pairs: Iterable[tuple[str | None, ...]], columns: tuple[str, ...], sizing: Sizing
 ) -> Iterator[pa.Table]:
     part: list[tuple[str | None, ...]] = []
-    size = 0  # in characters; counts repeated texts, because Arrow stores a copy in each row
+    size = 0  # in characters; repeated texts count, because Arrow stores a copy in each row
 
     def table() -> pa.Table:
         texts = [_texts([pair[side] for pair in part]) for side in range(len(columns))]
@@ -363,7 +368,7 @@ def _tables_from(
 
 
 def holds_messages(kind: pa.DataType) -> bool:
-    """Whether a column of this type can contain conversations: lists of messages, or the same in JSON."""
+    """Whether a column of this type can contain conversations: lists of messages, as values or in JSON."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return is_text(kind) or (any(test(kind) for test in tests) and pa.types.is_struct(kind.value_type))
 

@@ -41,7 +41,7 @@ class WorkerPresence:
         self._queue = queue
         self._seconds = seconds
         self._looked = self._seen = self._warned = -math.inf
-        self._looking = False  # true while another run looks
+        self._looking = False  # true while another run looks for workers
 
     def check(self, since: float) -> None:
         """Look for workers, at most once a second, for a run that waits `since` (`time.monotonic` seconds).
@@ -57,13 +57,14 @@ class WorkerPresence:
             return
         if (unseen := system.monotonic() - self._looked) > _LOOK_SECONDS:
             self._looking, self._looked = True, system.monotonic()
-            if unseen > _WORD_SECONDS:  # nothing is known about that time; perhaps the server was away
+            # nothing is known about that time, because the server may have been away
+            if unseen > _WORD_SECONDS:
                 self._seen = self._looked
             try:
                 self._look()
             finally:
                 self._looking = False
-        missing = self._looked - max(self._seen, since)  # later workers are not known yet
+        missing = self._looked - max(self._seen, since)  # workers that came later are not known yet
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
         if missing > _WORD_SECONDS:
@@ -80,7 +81,7 @@ class WorkerPresence:
             raise RunFailed(wrong_worker_message(self._queue))
         if workers.scoring:
             self._seen = system.monotonic()
-        elif refusal := self._store.refusal():  # no worker can report itself
+        elif refusal := self._store.refusal():  # because then no worker can report itself
             self._seen = system.monotonic()
             self._warn(f"{refusal}; until it takes writes, workers cannot say that they listen")
 

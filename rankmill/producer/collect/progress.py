@@ -1,4 +1,6 @@
-"""The progress that a producer publishes about its run: rows done, and rows without a score."""
+"""The progress that a producer publishes about its run: the number of rows that are done, and the rows
+without a score.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class RowCounter:
         self._fresh_rows = 0
         self._row_errors = row_errors
         self._points: deque[tuple[float, int]] = deque()
-        """Number of rows done, including the known ones, at times of the last minute."""
+        """Times of the last minute, each with the number of rows that were done then, including the known
+        ones.
+        """
 
     @property
     def progress(self) -> Progress:
@@ -52,7 +56,7 @@ class RowCounter:
     def add(self, start: int, part: ScoredTable, *, fresh: bool = True) -> None:
         """Count the rows of a chunk that begins at row `start` of the input.
 
-        If not `fresh`, they are among the known rows.
+        If not `fresh`, the rows are among the known ones.
         """
         if fresh:
             self._fresh_rows += len(part.table)

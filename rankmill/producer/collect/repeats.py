@@ -1,6 +1,6 @@
-"""Pairs whose scores need no work: those of an earlier output, and those that another row asks for.
+"""Pairs whose scores need no work: pairs of an earlier output, and pairs that another row asks for.
 
-If several rows in the window have a pair, one chunk asks for its score for all.
+If several rows in the window have the same pair, one chunk asks for its score on behalf of all.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Numbers = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
 
 Answer = tuple[float | list[float] | None, str | None, int | None]
-"""Score, error and tokens of a pair; one of the first two is null, and tokens are null if unknown."""
+"""Score, error and tokens of a pair; either score or error is null, and tokens are null if unknown."""
 
 NOBODY = -1
-"""The number that stands for no row."""
+"""The number of a row that stands for none."""
 
 _WORD = 8
 _FACTORS = np.random.default_rng(0).integers(1 << 63, size=4, dtype=np.uint64) | np.uint64(1)
@@ -46,7 +46,7 @@ _NO_WORK = {
     "device_seconds": 0.0,
     "windows": 0,
 }
-"""Statistics of a chunk for which no worker did anything."""
+"""Values in the statistics of a chunk for which no worker had any work."""
 
 
 class EarlierScores:
@@ -134,14 +134,16 @@ def _bytes(text: bytes | None) -> bytes:
 def pair_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
     """A multiple of four for each row's pair, equal for equal pairs.
 
-    It is made from the lengths of the texts and from their first and last eight bytes, several times as fast
-    as a hash of everything. So pairs whose texts differ only elsewhere have the same number.
+    It is made from the lengths of the texts and from their first and last eight bytes, which is several times
+    as fast as a hash of everything. So pairs whose texts differ only elsewhere have the same number.
     """
     return _joined(*(_of_places(as_bytes(table[name])) for name in columns))
 
 
 def whole_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
-    """Keys like `pair_keys`, but of the whole texts, and other numbers, valid only in this process."""
+    """Keys like those of `pair_keys`, but made from the whole texts. They are other numbers, and valid only
+    in this process.
+    """
     return _joined(*(_hashes(as_bytes(table[name])) for name in columns)) + np.uint64(1)
 
 
@@ -168,7 +170,7 @@ def _of_places_in(texts: pa.BinaryArray) -> Keys:
     is_short = lengths < _WORD
     if data is not None and data.size >= _WORD:
         words = np.ndarray((data.size - _WORD + 1,), "<u8", np.frombuffer(data, np.uint8), strides=(1,))
-        room = np.maximum(lengths - _WORD, 0)  # 0 in short texts, whose words are not used
+        room = np.maximum(lengths - _WORD, 0)  # this is 0 for short texts, whose words are not used
         starts = np.minimum(starts, len(words) - 1)
         keys += words[starts] * _OF_FIRST + words[starts + room] * _OF_LAST
     if is_short.any():
@@ -193,9 +195,9 @@ class Answers(NamedTuple):
 class ChunkPairs:
     """The distinct pairs of a chunk without a known score, and the answers to them.
 
-    ``rows`` are the first rows that have these pairs. ``places`` has, for each row of the chunk, the index of
-    its pair; null if the score is ``known``. The chunk itself asks for its ``own`` pairs, and other chunks
-    ask for the rest, whose ``keys`` are in ``missing`` until their answers come.
+    ``rows`` are the first rows that have these pairs. ``places`` has the index of the pair of each row of the
+    chunk, or null if the row's score is ``known``. The chunk itself asks for its ``own`` pairs, and other
+    chunks ask for the rest, whose ``keys`` are in ``missing`` until their answers come.
     """
 
     rows: Numbers
@@ -205,7 +207,7 @@ class ChunkPairs:
     own: npt.NDArray[np.bool_]
     missing: set[int] = field(default_factory=set)
     result: ChunkResult | None = None
-    """The worker's result for the own pairs."""
+    """The worker's result for the chunk's own pairs."""
     answers: dict[int, Answer] = field(default_factory=dict)
     kind: pa.DataType = field(default_factory=pa.float32)
     elsewhere: ChunkStats | None = None
@@ -228,7 +230,7 @@ class ChunkPairs:
             self.kind, self.elsewhere = answers.kind, answers.stats
 
     def whole(self, chunk: int) -> ChunkScores | None:
-        """The result of all rows, for the journal; ``None`` if there are no statistics."""
+        """The result of all rows, for the journal; ``None`` if no statistics are known."""
         if isinstance(self.result, ChunkScores):
             stats = self.result.stats
         elif self.result is None and self.elsewhere:
@@ -291,7 +293,7 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, ...], scores: pa.Array, 
         pairs = pairs * (int(codes.max(initial=0)) + 1) + codes
     unknown = np.flatnonzero(np.asarray(pc.is_null(scores)))
     _, first, source = np.unique(pairs[unknown], return_index=True, return_inverse=True)
-    order = np.argsort(first)  # in the order of the chunk
+    order = np.argsort(first)  # this restores the order of the chunk
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     places = np.full(len(table), -1, np.int64)
@@ -319,7 +321,7 @@ class _Asking(NamedTuple):
 class RepeatedPairs:
     """Which chunk asks for a pair, and which others wait for its answer.
 
-    A chunk without repeated pairs costs only computing and looking up its keys.
+    For a chunk without repeated pairs, this only computes keys and looks them up.
 
     Parameters
     ----------
@@ -330,11 +332,13 @@ class RepeatedPairs:
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._columns = columns
         self._asking: dict[int, _Asking] = {}
-        """What chunks ask for, in order. A row's number is the chunk's number plus its index in the chunk."""
+        """The rows that each chunk asks for, in the order of the chunks. A row's number is the chunk's number
+        plus its index in the chunk.
+        """
         self._asked: dict[int, int] = {}
-        """The numbers of these rows, by their keys."""
+        """The numbers of all rows that chunks ask for, by their keys."""
         self._waiting: dict[int, list[int]] = {}
-        """The chunks that wait for another chunk's pair, by the pair's key."""
+        """The chunks that wait for a pair which another chunk asks for, by the pair's key."""
         self._unlike = count(2, 4)
         """Keys for pairs whose own keys equal those of other pairs; no other pair has one of these."""
 
@@ -374,7 +378,7 @@ class RepeatedPairs:
         self._asked.update(zip(keys.tolist(), range(chunk, chunk + len(keys)), strict=True))
 
     def _tell_apart(self, rows: pa.Table, keys: Keys, elsewhere: npt.NDArray[np.bool_]) -> None:
-        """Give each of the chunk's own pairs whose key is that of another pair a key of its own."""
+        """Give a new key to each of the chunk's own pairs whose key is also that of a different pair."""
         places = np.flatnonzero(~elsewhere)
         if len(alike := places[_alike(keys[places], self._asked)]):
             others = rows.take(pa.array(alike))
@@ -429,14 +433,14 @@ class RepeatedPairs:
 
 
 def _numbers(keys: Keys, numbers: Mapping[int, int]) -> Numbers:
-    """The number of the row that asks for each key, or `NOBODY`."""
+    """For each key, the number of the row that asks for it, or `NOBODY`."""
     return np.array([numbers.get(key, NOBODY) for key in keys.tolist()], np.int64)
 
 
 def _alike(keys: Keys, numbers: Mapping[int, int]) -> npt.NDArray[np.bool_]:
     """Which keys belong to pairs that a chunk asks for, or to an earlier row."""
     alike: npt.NDArray[np.bool_] = _numbers(keys, numbers) != NOBODY
-    ordered = np.sort(keys)  # ten times as fast as np.unique
+    ordered = np.sort(keys)  # this is ten times as fast as np.unique
     if (ordered[1:] == ordered[:-1]).any():
         repeated = np.ones(len(keys), bool)
         repeated[np.unique(keys, return_index=True)[1]] = False

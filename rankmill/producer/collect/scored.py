@@ -30,13 +30,13 @@ class RowResults(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it.
+    """A part of the input with its scores; ``stats`` is ``None`` if no worker could score the rows.
 
     In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
     them; if no row has a score, the type has no meaning. ``attempts`` is the number of attempts; ``worker``
-    made the last one (empty if unknown). ``reused`` rows took their score from elsewhere. ``parts`` are the
-    tables of each run, if several runs have scored the rows. ``tokens`` are as in `RowResults`. For a
-    detached run, the table has no columns.
+    made the last one (empty if unknown). ``reused`` is the number of rows that took their score from
+    elsewhere. ``parts`` are the tables of each run, if several runs have scored the rows. ``tokens`` are as
+    in `RowResults`. For a detached run, the table has no columns.
     """
 
     table: pa.Table
@@ -53,7 +53,7 @@ class ScoredTable:
 def scored_table(
     table: pa.Table, result: ChunkResult | None, results: RowResults, reused: int = 0
 ) -> ScoredTable:
-    """Join a chunk's rows with their results, and with a worker's statistics if one was asked."""
+    """Join a chunk's rows with their results, and with the worker's statistics if a worker was asked."""
     stats: ChunkStats | None = None
     attempts, worker = 0, ""
     if isinstance(result, ChunkScores):

@@ -15,7 +15,9 @@ MIN_CHUNKS = 32
 """Fewest chunks in the window with ``window: auto``."""
 
 _FIRST_CHUNKS = 8
-"""The same before a worker's speed is known: chunks are small until then, and small chunks cost time."""
+"""Fewest chunks in the window before a worker's speed is known. There are fewer because chunks are small
+until then, and small chunks cost time.
+"""
 
 _AHEAD = 2
 """With ``window: auto``, the window is this many times what the workers claim ahead."""
@@ -24,28 +26,32 @@ _REFILL_SHARE = 4
 """Chunks are submitted when 1/4 of the window is free, because several together cost less."""
 
 CHUNK_SECONDS = 1.0
-"""Seconds of work in a chunk with ``chunk_size: auto``, for the slowest worker. Until its speed is known, the
-time of its device for its first results counts.
+"""Seconds of work in a chunk with ``chunk_size: auto``, for the slowest worker. Until a worker's speed is
+known, the time of its device for its first results counts.
 """
 
 REQUEST_ROWS = 64
-"""Fewest rows in a chunk of a request with ``chunk_size: auto``, because few chunks cost a request less."""
+"""Fewest rows in a chunk of a request with ``chunk_size: auto``, because a request costs less in few
+chunks.
+"""
 
 MIN_ROWS, MAX_ROWS = 16, 16_384
 """Fewest and most rows in a chunk with ``chunk_size: auto``; the first chunks have the fewest."""
 
 _GROWTH = 8
-"""How many times as large as the last one a chunk may be."""
+"""A chunk may be at most this many times as large as the last one."""
 
 _SPEED_SECONDS = 10
-"""A worker's speed is that of its results in these last seconds, at least of the last two."""
+"""A worker's speed is that of its results in the last 10 seconds, or of the last two results if these are
+older.
+"""
 
 _LEAST_SECONDS = 0.5
 """Results over less time than this tell no speed."""
 
 _TOGETHER_SECONDS = 0.25
-"""Results that come within these seconds of the first were scored before it, so their rows do not count for
-speed.
+"""Results that come within this many seconds after the first one were mostly scored before it, so their rows
+do not count for the speed.
 """
 
 _GONE_SECONDS = 30
@@ -70,9 +76,9 @@ class WindowSize:
     Parameters
     ----------
     chunks
-        The setting ``window``. With ``auto`` it is twice what the live workers claim ahead, and at least
-        `MIN_CHUNKS`. Before their speed is known, it is two of the smallest chunks for each worker, and at
-        least 8.
+        The setting ``window``. With ``auto`` the window is twice what the live workers claim ahead, and at
+        least `MIN_CHUNKS`. Before their speed is known, it is two of the smallest chunks for each worker, and
+        at least 8 chunks.
     payload_bytes
         Most bytes of payload, whatever the workers claim.
     sharers
@@ -110,7 +116,7 @@ class WindowSize:
 
 
 class Sizing:
-    """The number of rows of the next chunk: code that cuts tables asks it, and runs tell it what they see.
+    """The number of rows of the next chunk: code that cuts tables asks for it, and runs report their results.
 
     Parameters
     ----------
@@ -120,7 +126,7 @@ class Sizing:
     learnt
         The last size with ``auto``, by model; runs of one process share it.
     journals
-        Journals; if one has a result, the chunk gets the rows of that result.
+        Journals; a chunk whose result is in one of them gets the rows of that result.
     part_rows
         Rows of a part of the output; no chunk has rows of two parts.
     """
@@ -136,7 +142,7 @@ class Sizing:
         self._learnt = {} if learnt is None else learnt
         self._journals, self._part_rows = [*journals], part_rows
         self._models: dict[str, int] = {}
-        """The models that score the chunks, with the fewest rows for each."""
+        """The models that score the chunks, each with the fewest rows of a chunk."""
         self._results: dict[tuple[str, str], deque[tuple[float, int]]] = {}
         """Results by model and worker."""
         self._stated: dict[tuple[str, str], float] = {}
@@ -177,7 +183,9 @@ class Sizing:
             self._learnt[model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)
 
     def _wanted(self, whose: tuple[str, str], now: float) -> int | None:
-        """Rows of a chunk for a worker, by its speed; ``None`` if it is gone, or its speed is unknown."""
+        """Rows of a chunk for a worker, by the worker's speed; ``None`` if the worker is gone, or its speed
+        is unknown.
+        """
         results = self._results[whose]
         if now - results[-1][0] > _GONE_SECONDS:
             return None

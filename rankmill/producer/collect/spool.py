@@ -26,7 +26,7 @@ DISK_BYTES = 16 << 30
 """Most bytes of the file; beyond this, the producer submits no further chunks."""
 
 _ABOUT = b"rankmill.about"
-"""Key in a table's metadata for what else is known about the chunk."""
+"""Key in a table's metadata; its value is what else is known about the chunk."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,9 @@ class Spool:
         self._used = 0
         self._file: IO[bytes] | None = None
         self.full = False
-        """Whether the disk has no more room; chunks then wait in memory, so no new ones should come."""
+        """Whether the disk has no more room. Chunks then wait in memory, so no new chunks should be
+        submitted.
+        """
 
     def __contains__(self, chunk: int) -> bool:
         return chunk in self._in_memory or chunk in self._on_disk
@@ -98,7 +100,7 @@ class Spool:
             self._file = None
 
     def _write(self, chunk: int, part: ScoredTable) -> bool:
-        """Write a chunk to disk; returns whether it had room."""
+        """Write a chunk to disk; returns whether the disk had room."""
         if self.full:
             return False
         written = _to_bytes(part)

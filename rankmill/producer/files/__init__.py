@@ -1,1 +1,1 @@
-"""Input files, output files, and the folder of an interrupted run."""
+"""Input files, output files, and the folder that keeps the work of a run."""

@@ -44,7 +44,7 @@ from rankmill.producer.files.stores.reading import check_not_empty, is_empty_her
 from rankmill.producer.files.stores.writing import discard
 
 _LISTS = (".yaml.tuning.jsonl", ".yml.tuning.jsonl")
-"""Endings of the names of the records that `rankmill tune` writes beside its output."""
+"""Endings of the records that `rankmill tune` writes beside its output."""
 
 _READ_BYTES = 1 << 20
 
@@ -62,7 +62,7 @@ class InputFile:
 
     @property
     def format(self) -> Format | None:
-        """The format that the file's name says."""
+        """The format that the file's name gives."""
         return format_of(self.path)
 
 
@@ -72,7 +72,8 @@ class RankingFiles:
 
     ``depth`` is the number of best passages to take of each query. Judgements (``qrels``) add two columns:
     ``relevance``, which is null for a passage that is not judged, and ``in_run``. For the queries of the
-    ranking, they also add the relevant passages that it lacks or has below ``depth``, after its rows.
+    ranking, judgements also add the relevant passages that the ranking lacks, or has only below ``depth``;
+    these come after its rows.
     """
 
     ranking: InputFile
@@ -143,7 +144,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     """The matches of a glob, without hidden files.
 
     A file is hidden if its name, or that of a folder below the fixed part of the pattern, begins with ``.``
-    or ``_``, and that part of the pattern does not. Folders of partitions (``_day=1``) are not hidden.
+    or ``_``, unless that part of the pattern begins so too. Folders of partitions (``_day=1``) are not
+    hidden.
 
     Raises
     ------
@@ -165,7 +167,7 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
 
 def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     """Whether the name of a file or folder is hidden; `pattern` has the glob's part for each name."""
-    if "**" in pattern:  # it stands for any number of folders
+    if "**" in pattern:  # ``**`` stands for any number of folders
         before = pattern.index("**")
         behind = len(pattern) - pattern[::-1].index("**")
         between = len(parts) - before - len(pattern[behind:])
@@ -206,14 +208,18 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether a file is in the folder of a run, or is a list that a command writes beside its output."""
+    """Whether a command of rankmill left the file: it is in the folder of a run, or is a list beside an
+    output.
+    """
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
     return is_list or name.endswith(_LISTS) or any(map(_is_workspace, path.parents))
 
 
 def _is_workspace(folder: AnyPath) -> bool:
-    """Whether a folder is a run's; if the output is in parts, only the journal tells, not the name."""
+    """Whether a folder is that of a run. If the output is in parts, the name does not tell this, only the
+    journal.
+    """
     if folder.suffix.lower() != WORKSPACE:
         return False
     return is_output_name(folder.stem) or (folder / "journal.db").exists()
@@ -222,7 +228,7 @@ def _is_workspace(folder: AnyPath) -> bool:
 def _is_output(path: AnyPath, output: str | None) -> bool:
     """Whether rankmill wrote the file as `output`, or as the output of a run whose folder still exists.
 
-    A file of the user's own at that path is an input, so that the run ends with an error.
+    Another file at that path is an input, so that the command ends with an error.
     """
     whole = resolved(path.parent if part_of(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))
@@ -230,7 +236,8 @@ def _is_output(path: AnyPath, output: str | None) -> bool:
     if not (is_named or is_unfinished):
         return False
     if format_of(path) is not PARQUET:
-        return is_unfinished  # other formats have no place for metadata
+        # other formats cannot say who wrote them, because they have no place for metadata
+        return is_unfinished
     try:
         return "rankmill.version" in metadata_of(path)
     except InputError:
@@ -238,7 +245,8 @@ def _is_output(path: AnyPath, output: str | None) -> bool:
 
 
 def receive_stdin(folder: Path) -> tuple[InputFile, str]:
-    """Write standard input to a file in `folder`, as it is read more than once; return the file and a digest.
+    """Write standard input to a file in `folder`, because it is read more than once; return the file and a
+    digest.
 
     The first bytes tell the format, which the file's name then gives: Parquet, Arrow, JSON, or otherwise text
     with delimiters. Text may be compressed with gzip or zstd.

@@ -1,6 +1,6 @@
 """The manifest of an output: the files, the model and the options on which its rows depend.
 
-A run is resumed only if its manifest is unchanged; otherwise the output would mix rows made in two
+A run is resumed only if its manifest is unchanged; otherwise the output would mix rows that were made in two
 ways. A file of the input is identified by its path, size, time of last change and a digest of its first and
 last 64 KiB (this includes a Parquet file's footer), so the cost is the same for files of any size. A file of
 the model is identified by all of its bytes.
@@ -21,10 +21,10 @@ from rankmill.producer.files.stores.paths import resolved
 
 _PROMPTS = {"instruction", "prompt_template"}
 _LONGEST = 60
-"""Most characters of an option that are shown."""
+"""Most characters of an option that a message shows."""
 
 _SHOWN = 3
-"""Most differences named in a message; a folder of a thousand files may have moved."""
+"""Most differences named in a message; a folder of a thousand files may have been moved."""
 
 
 def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, 
 def manifest(
     inputs: Mapping[str, str], models: Sequence[str], options: Mapping[str, object], cache: Path
 ) -> dict[str, str]:
-    """Return everything on which the output depends, each with a readable value.
+    """Everything on which the output depends, by name, each with a readable value.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def _model_files(model: str, cache: Path) -> dict[str, str]:
 
 @contextmanager
 def _reading(model: str) -> Iterator[None]:
-    """Raise what goes wrong with a model's directory as `InputError`."""
+    """Turn errors about a model's directory in the ``with`` block into `InputError`."""
     try:
         yield
     except OSError as error:

@@ -19,7 +19,7 @@ QUERY_IDS = ("query_id", "qid", "query-id", "topic_id")
 PASSAGE_IDS = ("passage_id", "pid", "doc_id", "docid", "docno", "corpus_id", "corpus-id")
 
 PART, PARTS = "rankmill.part", "rankmill.parts"
-"""Metadata of a part: its number, and the number of all parts."""
+"""Keys in the metadata of a part: for its number, and for the number of all parts."""
 
 _NAME = re.compile(r"part-([0-9]{5,})-of-([0-9]{5,})\.[a-z0-9]+")
 _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
@@ -63,7 +63,7 @@ class OutputFormat:
         Number of passages to keep of each query, ranked by score; with ``None``, all rows are kept in input
         order.
     rank_column
-        Name of the column with the rank (from 1), where there is one.
+        Name of the column with the rank (from 1), if the output has one.
     query_id, passage_id
         Columns with the ids; with ``None``, the first column with one of the usual names.
     tag
@@ -133,7 +133,7 @@ class OutputFormat:
         Raises
         ------
         InputError
-            There is no such column.
+            The input has no such column.
         """
         columns = []
         for option, named, usual in (
@@ -170,13 +170,13 @@ def check_target(path: AnyPath, form: OutputFormat) -> None:
 
 
 def known_column(names: Sequence[str], usual: Sequence[str], subject: str, way_out: str) -> str | None:
-    """The column with one of the `usual` names; ``None`` if there is none.
+    """The column with one of the `usual` names; ``None`` if no column has one.
 
     Raises
     ------
     InputError
-        Several columns have such names. The message begins with `subject`, what is looked for, and ends with
-        the `way_out`.
+        Several columns have such names. The message begins with `subject`, which names what is looked for,
+        and ends with `way_out`.
     """
     present = [name for name in usual if name in names]
     if len(present) > 1:

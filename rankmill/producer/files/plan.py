@@ -48,7 +48,9 @@ class OutputPlan:
     passage: str | None = None
 
     def held_rows(self, folder: Path) -> HeldRows | None:
-        """Holds the rows until all have scores, if the output needs this."""
+        """Make the object that holds the rows until all have scores; ``None`` if the output does not need
+        this.
+        """
         if self.group is None:
             return None
         rank = self.form.rank_column if self.is_ranked else None
@@ -117,7 +119,7 @@ def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: 
     if not form.of(target).is_text or ROW in kept:
         return
     kinds = {name: undictionaried(source.schema.field(name).type) for name in kept}
-    if form.of(target) is not JSONL:  # the only text format with nested columns
+    if form.of(target) is not JSONL:  # JSON Lines is the only text format with nested columns
         kinds = {name: kind for name, kind in kinds.items() if not pa.types.is_nested(kind)}
     names = [name for name, kind in kinds.items() if without_times(kind) != kind and not cannot_be_text(kind)]
     first = 0

@@ -26,10 +26,10 @@ _BUFFER_BYTES = 128 << 20
 """Bytes of rows that are held in memory before they are written to disk."""
 
 _BATCH_ROWS = 8192
-"""Rows that are ranked at a time, or more if one query has more, and rows that are read at a time."""
+"""Number of rows that are read at a time, and that are ranked at a time unless one query has more."""
 
 _LOOKED_AT = 1000
-"""Rows with equal hashes that are compared; different ids almost never have equal hashes."""
+"""Most rows with equal hashes that are compared, because different ids almost never have equal hashes."""
 
 Ids = tuple[str, str]
 """The ids of a query and a passage."""
@@ -66,7 +66,7 @@ class HeldRows:
     mean
         The column of means to add, if any; rows are then ranked by it.
     rank
-        Name of the column of ranks to add; ``None``: the rows are not ranked.
+        Name of the column of ranks to add; with ``None``, rows are not ranked.
     top_k
         Rows to keep of each query if they are ranked; ``None`` keeps all.
     passage
@@ -110,7 +110,7 @@ class HeldRows:
         if not len(numbers):
             return
         with pa.ipc.open_stream(pa.memory_map(str(self._path))) as stream:
-            batches = list(stream)  # not read yet, as the file is mapped
+            batches = list(stream)  # this does not read the rows yet, because the file is mapped into memory
         if self._mean:
             batches = self._with_means(batches, numbers, self._mean)
         if self._rank:
@@ -133,7 +133,7 @@ class HeldRows:
         if self._rank and not self._mean:
             kept = np.sort(self._best(table, numbers))
             table, numbers = table.take(kept).combine_chunks(), numbers[kept]
-        if self._writer is None:  # a stream, as each table has dictionaries of its own
+        if self._writer is None:  # the file is a stream, because each table has dictionaries of its own
             self._writer = pa.ipc.new_stream(self._path, table.schema)
         self._writer.write_table(table)
         self._numbers.append(numbers)
@@ -189,7 +189,7 @@ class HeldRows:
 
 
 def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
-    """Rows of batches, by their numbers; Arrow itself would first copy all batches into one."""
+    """The rows of batches with some numbers. Arrow's own function would copy all batches into one before."""
     order = np.argsort(rows)
     starts = np.cumsum([0, *map(len, batches)])
     cuts = np.searchsorted(rows[order], starts)
@@ -213,7 +213,7 @@ class Repeats:
         self._keys.append(np.fromiter(map(hash, self._ids(batch)), np.int64, len(batch)))
 
     def first(self, again: Callable[[], Iterable[pa.RecordBatch]]) -> Ids | None:
-        """Ids that two rows have, if any do; `again` reads all rows once more."""
+        """Ids that two rows have; ``None`` if no two rows have the same. `again` reads all rows once more."""
         keys = np.sort(np.concatenate(self._keys or [np.zeros(0, np.int64)]))
         twice = set(keys[1:][keys[1:] == keys[:-1]][:_LOOKED_AT].tolist())
         seen: set[Ids] = set()
@@ -237,7 +237,8 @@ def best_first(numbers: Rows, scores: npt.NDArray[np.floating[Any]], ids: pa.Arr
     equal scores stay in order. `numbers` are the numbers of the rows' queries.
     """
     order: Rows = np.lexsort((-scores, numbers))
-    is_tied = (np.diff(numbers[order]) == 0) & (np.diff(scores[order]) == 0)  # with the row behind it
+    # whether a row ties with the next one
+    is_tied = (np.diff(numbers[order]) == 0) & (np.diff(scores[order]) == 0)
     if ids is not None and is_tied.any():
         places = np.flatnonzero(np.r_[is_tied, False] | np.r_[False, is_tied])
         rows = order[places]
@@ -254,13 +255,13 @@ def _places(numbers: Rows) -> Rows:
 
 
 def starts_of(column: pa.Array) -> Rows:
-    """The first row of each run of equal values."""
+    """The first row of each sequence of equal values."""
     encoded = pc.dictionary_encode(undictionary(column), null_encoding="encode")
     return np.flatnonzero(np.diff(encoded.indices.to_numpy().astype(np.int64), prepend=-1))
 
 
 def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDArray[np.float64]:
-    """The mean of each row; NaN for a row that lacks a score, which does not affect other rows."""
+    """The mean of each row; NaN for a row that lacks a score. Such a row does not affect others."""
     import pandas as pd  # slow to import
 
     means = np.full(len(numbers), np.nan)
@@ -273,8 +274,8 @@ def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDAr
 
 
 def _standardized(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
-    """Each score less the query's mean, in units of its standard deviation; 0 if a query's scores are all
-    equal.
+    """The difference of each score from its query's mean, divided by the query's standard deviation; 0 if a
+    query's scores are all equal.
     """
     differ = by_query.transform("max") > by_query.transform("min")
     off = by_query.obj - by_query.transform("mean")

@@ -26,7 +26,7 @@ from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision", "rankmill.kind")
-"""Metadata that the shards of one output share; the digest covers the rest of the manifest."""
+"""Metadata that the shards of one output share; a digest covers the rest of the manifest."""
 
 _ROWS = 65_536
 
@@ -58,7 +58,7 @@ def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
 def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> MergeSummary:
     """Merge all shards of an output, in the order of the input; lists of row errors are merged as well.
 
-    A folder in `paths` stands for the parts in it.
+    A folder in `paths` stands for all parts in it.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
     with whole_file(target) as partial, tempfile.TemporaryFile("w+b") as listed:
         writer = form.writer(partial, target, pieces[0].schema, "score")
         for piece in pieces:
-            first = rows if piece.part == 1 else first  # the lists count the rows of a shard
+            first = rows if piece.part == 1 else first  # the lists of row errors count rows within a shard
             row_errors += _copy_errors(piece.path, first, listed)
             for batch in piece.reader.batches(piece.schema, _ROWS):
                 writer.write(pa.Table.from_batches([batch]))
@@ -107,7 +107,9 @@ def _with_parts(paths: Iterable[AnyPath]) -> Iterator[AnyPath]:
 
 
 class _Piece:
-    """A shard or a part of one; both are numbered from 1. Raises `InputError` if a file is neither."""
+    """A shard or a part of one; both are numbered from 1. Reading one raises `InputError` if a file is
+    neither.
+    """
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
@@ -128,7 +130,8 @@ def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
     by_place: dict[tuple[int, int], _Piece] = {}
     first: dict[str, _Piece] = {}
     for piece in map(_Piece, paths):
-        for name in (_WHOLE, _OF, *(_SAME if piece.rows else ())):  # without rows, nothing was scored
+        # without rows nothing was scored, so these are missing
+        for name in (_WHOLE, _OF, *(_SAME if piece.rows else ())):
             other = first.setdefault(name, piece)
             if piece.about.get(name, "") != other.about.get(name, ""):
                 difference = f"another {name[9:]}" if name in _SAME else "another input or other options"

@@ -1,4 +1,4 @@
-"""Writes the output, which appears only when it is complete, and the list of row errors."""
+"""Writes the output, which appears at its place only when it is complete, and the list of row errors."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ class ScoredFile:
                 self._record.check((self.path, self.errors_path))
                 self._record.note({self.path: self.partial, **listed})
             if self._errors is None:
-                self.errors_path.unlink(missing_ok=True)  # left by an earlier run with the same output
+                # an earlier run with the same output may have left a list
+                self.errors_path.unlink(missing_ok=True)
             else:
                 put(self.partial_errors, self.errors_path)
             put(self.partial, self.path)
@@ -268,7 +269,8 @@ class ScoredParts:
     ) -> None:
         if self._file:
             self._file.__exit__(kind, error, trace)
-        if isinstance(error, InputChanged):  # parts may be from before or after the change
+        # some parts may be from before the change, and some from after it
+        if isinstance(error, InputChanged):
             self._folder.clear()
         elif error and self._done:
             error.add_note(f"{self._done:,} of {self._count:,} parts are in {self.path}")
@@ -295,7 +297,7 @@ class ScoredParts:
 
 
 def score_columns(scores: pa.Array, columns: int) -> list[pa.Array]:
-    """The `scores` of a `ScoredTable` as `columns` columns."""
+    """Split the `scores` of a `ScoredTable` into this many columns."""
     if outputs(scores) == columns:
         return [pc.list_element(scores, at) for at in range(columns)]
     if columns > 1:  # no row of the table has scores

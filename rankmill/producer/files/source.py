@@ -31,18 +31,20 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import fingerprint
 
 _BATCH_ROWS = 1024
-"""About how many rows are read at a time; more would be faster, but take more memory where texts are long."""
+"""About how many rows are read at a time; more would be faster, but would take more memory if texts are
+long.
+"""
 
 _SELECT_ROWS = 65_536
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-"""The form that the names of all partitions must have for their column to hold numbers."""
+"""If the names of all partitions have this form, their column has numbers; otherwise it has text."""
 
 _AS_USUAL = ReadOptions()
 
 _AHEAD_BYTES = 16 << 20
 _AHEAD_BATCHES = 64
-"""Most bytes and batches that are read ahead; at least one batch always is."""
+"""Most bytes and most batches that are read ahead; one batch is always read ahead."""
 
 
 logger = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Itera
 
 
 class PairSource(ABC):
-    """The base of inputs, which yield pairs in order and are checked before scoring begins.
+    """The base of inputs. An input yields pairs in order, and is checked before scoring begins.
 
     Attributes
     ----------
@@ -101,7 +103,7 @@ class PairSource(ABC):
     def tables(self, sizing: Sizing, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:
         """The pairs from row `start` on, in order, with a table for each chunk.
 
-        A thread reads ahead as soon as the first table is asked for.
+        A thread reads ahead from the time when the first table is asked for.
 
         A table has the columns that workers get, and the columns `names`, or all columns of the input with
         ``None``.
@@ -119,7 +121,7 @@ class PairSource(ABC):
 
     @abstractmethod
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of all pairs in order."""
+        """Yield the columns `names` of all pairs, in order."""
 
     def check_unchanged(self) -> None:
         """Raise `InputChanged` if a file has changed since the source was opened."""
@@ -127,7 +129,7 @@ class PairSource(ABC):
             _check_file_unchanged(file.path, before)
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """Add to the errors of rows what the source knows and a worker does not."""
+        """Add to the errors of rows what only the source knows, such as a missing id."""
         return part
 
     @abstractmethod
@@ -185,7 +187,7 @@ class FileSource(PairSource):
 
     def _rows(self, size: int, schema: pa.Schema, start: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the limit and the shard from their row `start` on; earlier files are not read."""
-        if self._is_whole and not start:  # read to the end of the last file, which may have grown
+        if self._is_whole and not start:  # the last file is read to its end, because it may have grown
             return self._all_rows(self._opened, size, schema)
         first = self._start + start
         ends = list(accumulate((opened_file.survey.rows for opened_file in self._opened), initial=0))
@@ -234,8 +236,8 @@ class FileSource(PairSource):
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
-        """The rows that are carried, with the columns of their folders added, and with text where it is asked
-        for.
+        """The rows that are carried, with the columns from the names of folders added, and with text in
+        columns that were asked for as text.
         """
         if not constant and not self._as_text:
             return rows
@@ -261,7 +263,7 @@ class FileSource(PairSource):
 
 
 class _ReadAhead(Iterator[pa.RecordBatch]):
-    """Reads `batches` ahead in a thread, which helps since Arrow decodes without Python's lock.
+    """Reads `batches` ahead in a thread, which saves time because Arrow decodes without Python's lock.
 
     An exception is raised when the caller asks for the batch whose reading failed. This is not a generator,
     because the garbage collector would close a generator and so wait for the thread. If nobody calls `close`,
@@ -322,7 +324,7 @@ def open_source(
     columns
         Names of the query and passage columns.
     allow_nulls
-        Whether rows with a null query or passage are accepted (they become row errors).
+        Whether rows with a null query or passage are accepted and become row errors.
     as_text
         Columns to read as text, whatever their values are.
     fingerprints
@@ -468,7 +470,7 @@ def _common_type(
         kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
     if (common := _unified(kinds)) is not None:
         return common, False
-    # A file without types can be read as text.
+    # If a file has no types, all of its columns can be read as text.
     if not all(opened_file.survey.typed for opened_file, _ in having_it):
         with suppress(InputError):
             kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
@@ -494,7 +496,7 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
 
 def _unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
     """A type that fits the values of all types; ``None`` if no type does."""
-    if len(set(kinds)) > 1:  # Arrow does not unify a dictionary with its values
+    if len(set(kinds)) > 1:  # because Arrow cannot unify a dictionary with plain values
         kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
     try:
         schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(kinds)]
@@ -504,8 +506,8 @@ def _unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """The columns of `schema` that a file has, with types of `schema` if the reader can convert, else its
-    own.
+    """The columns of `schema` that a file has: with the types of `schema` if the reader can convert,
+    otherwise with the file's own types.
     """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))
     if survey.as_asked:

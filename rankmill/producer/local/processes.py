@@ -18,7 +18,9 @@ from rankmill.jobs.system import Backoff, system
 _EARLY_DEATH_SECONDS = 30
 _BACKOFF = Backoff(first=0.25, longest=2.0)
 _MAX_EARLY_DEATHS = 3
-"""A worker that dies this often in a row, each time this soon after its start, is not started again."""
+"""A worker that dies this many times in a row, each time within these seconds after its start, is not started
+again.
+"""
 
 _AWAY_SECONDS = 1
 """A death does not count as early if Redis could not serve for this many seconds at that time."""
@@ -35,8 +37,8 @@ class LocalWorker:
     name: str
     environ: dict[str, str]
     is_added: bool = False
-    """Whether other workers do its work without it, so that it is given up if it fails instead of ending
-    everything.
+    """Whether the worker was added to others that can do its work. If such a worker fails, it is given up,
+    and the others continue.
     """
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
@@ -159,12 +161,12 @@ class WorkerProcesses:
         output = (self._logs / f"{worker.name}.log").open("ab") if self._logs else None
         worker.process = system.Popen(
             worker_command(self._queues, worker.rq_name),
-            stdin=subprocess.PIPE,  # ends with this process; see SUPERVISED
+            stdin=subprocess.PIPE,  # so that the worker ends with this process; see SUPERVISED
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             cwd=self._logs,
             env={**os.environ, **worker.environ, **server_environ(self._url), SUPERVISED: "1"},
-            start_new_session=output is None,  # Ctrl-C reaches the parent, which passes it on
+            start_new_session=output is None,  # so that Ctrl-C reaches only the parent, which passes it on
         )
         if output:
             output.close()
@@ -174,10 +176,12 @@ class WorkerProcesses:
         """Return the jobs of a dead worker to the queue, and record whether it died early."""
         died = system.monotonic()
         # A death does not count as early if the worker had claimed a chunk, because a chunk's retries are
-        # bounded, or if SIGKILL ended it, sent by a person or by the system for the memory that a chunk took.
+        # bounded, or if SIGKILL ended it, which a person sends, or the system because a chunk took too much
+        # memory.
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
-        # A worker that was added may be what takes too much memory, and must not cost chunks their retries.
+        # But the death of a worker that was added does count: it may be what takes too much memory, and must
+        # not cost chunks their retries.
         early = (own_fault or worker.is_added) and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
@@ -185,7 +189,8 @@ class WorkerProcesses:
         self._on_death(worker, code)
 
     def _hand_on(self, worker: LocalWorker) -> int:
-        from rankmill.jobs.protocol.recovery import hand_on_jobs  # late: most runs never need it
+        # imported here, because most runs never need it
+        from rankmill.jobs.protocol.recovery import hand_on_jobs
         from rankmill.jobs.protocol.runs import RunStore
         from rankmill.jobs.runtime.connection import client_for
 
@@ -207,7 +212,9 @@ def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _device(environ: Mapping[str, str]) -> str:
-    """The device that a worker will use; found without PyTorch, so only as precisely as names need it."""
+    """The device that a worker will use; it is found without PyTorch, and only as precisely as names need
+    it.
+    """
     device = environ.get("RANKMILL_DEVICE", "auto")
     if device != "auto":
         return device

@@ -22,16 +22,18 @@ _LOOKS = 3
 """Number of looks in a row that must agree, because a single reading of a GPU's use is accidental."""
 
 _BUSY = 0.9
-"""A GPU that computes for this share of the time is the limit itself."""
+"""If a GPU computes for this share of the time, the GPU is the limit, not its workers."""
 
 _MAY_WAIT = 0.05
-"""A worker that waits for work for a larger share of the time has too little work."""
+"""If a worker waits for work for a larger share of the time than this, it has too little work."""
 
 _GAIN = 1.05
 """With one more process, the GPU's workers must score this many times as much, or no further one is added."""
 
 _ROOM = 0.9
-"""Share of the GPU's memory that its processes may take, if a new one takes as much as the present ones."""
+"""Share of the GPU's memory that its processes may take; a new process is expected to take as much as a
+present one.
+"""
 
 _MOST = 4
 
@@ -41,7 +43,8 @@ _WAIT = STAGES.index("wait")
 class GpuSharing:
     """Adds processes for those GPUs of this host that wait for their workers.
 
-    If one of them was given up because it died repeatedly at its start, no other is added.
+    After a process that was added has been given up, because it died repeatedly at its start, none is added
+    any more.
 
     Parameters
     ----------
@@ -60,14 +63,14 @@ class GpuSharing:
         self._due = system.monotonic() + LOOK_SECONDS
 
     def look(self) -> None:
-        """Read the reports, if it is time to, and add a process if one would pay."""
+        """Read the reports if it is time, and add a process if it would gain enough."""
         if not self._gpus or system.monotonic() < self._due:
             return
         self._due = system.monotonic() + LOOK_SECONDS
         try:
             reports = self._reports()
         except (RedisError, RankmillError):
-            return  # code that needs the server waits for it and reports it
+            return  # code that needs the server waits for it and reports the failure
         for gpu, shared in self._gpus.items():
             mine = [worker for worker in self._processes.workers if worker.gpu == gpu]
             if why := shared.see({worker.rq_name: reports.get(worker.rq_name) for worker in mine}):
@@ -102,8 +105,8 @@ class SharedGpu:
         self._is_full = False
 
     def see(self, given: Mapping[str, WorkerReport | None]) -> str | None:
-        """Read the reports of the workers, by name; returns why another process would pay; ``None`` if it
-        would not.
+        """Read the reports of the workers, by name; returns why another process is worth its cost; ``None``
+        if it is not.
         """
         reports = {name: report for name, report in given.items() if report is not None}
         speed = self._speed(reports) if len(reports) == len(given) else None
@@ -127,8 +130,8 @@ class SharedGpu:
         return f"the host needs {host:.0f} µs for a pair, the device {device:.0f}"
 
     def _speed(self, reports: Mapping[str, WorkerReport]) -> float | None:
-        """Pairs per second of all workers since the last look; ``None`` if a worker had no work or did not
-        tell.
+        """Pairs per second of all workers since the last look; ``None`` if a worker had no work, or does not
+        report its work.
         """
         total = 0.0
         for name, report in reports.items():

@@ -61,7 +61,8 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
     processes = WorkerProcesses(
         [queue],
         url,
-        [{**environ, "TMPDIR": str(directory)} for environ in environs],  # PyTorch leaves a folder there
+        # because PyTorch leaves a folder there
+        [{**environ, "TMPDIR": str(directory)} for environ in environs],
         names=[f"{prefix}-{number}" for number, _ in enumerate(environs, 1)],
         wait_seconds=_WAIT_SECONDS,
         logs=directory,
@@ -72,7 +73,8 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
     )
     server = None
     try:
-        processes.restart_dead()  # workers import for longer than the server takes to start
+        # started before the server answers, because their imports take longer than its start
+        processes.restart_dead()
         server = _start_server(directory, path)
         if not _answers(path, server):
             _emit(event="failed", reason=_last_words(directory, "server"))
@@ -91,7 +93,9 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
 def _keep(
     processes: WorkerProcesses, server: subprocess.Popen[bytes], directory: Path, shared_by: str | None
 ) -> None:
-    """Keep the workers running; with the URL `shared_by`, add workers if a GPU waits for its own."""
+    """Keep the workers running; with the server's URL in `shared_by`, also add workers for a GPU that waits
+    for its workers.
+    """
     failed = processes.restart_dead()
     share_gpus = _sharing(processes, shared_by)
     while not _stdin_closed(timeout=0.1):
@@ -100,7 +104,7 @@ def _keep(
             _emit(event="failed", reason="the embedded server has died")
             return
         if failed:
-            continue  # the parent knows, and is about to end this process
+            continue  # the parent knows about the failure, and will end this process
         failed = processes.restart_dead()
         if failed:
             words = _last_words(directory, failed.name)
@@ -118,8 +122,8 @@ def _given_up(directory: Path, worker: LocalWorker) -> str:
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
-    """Make a function that looks whether a GPU waits; this imports redis-py, which would double the start's
-    time.
+    """Make a function that looks whether a GPU waits; this is called after the start, because redis-py's
+    import would double the time of the start.
     """
     if url is None or not any(worker.gpu for worker in processes.workers):
         return lambda: None
@@ -146,12 +150,12 @@ def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent,  # this process has no threads
+            preexec_fn=_end_with_parent,  # this is safe, because this process has no threads
         )
 
 
 def _end_with_parent() -> None:
-    """Let this process end with its parent, even if that is killed; only Linux can do this.
+    """Let this process end with its parent, even if the parent is killed; only Linux can do this.
 
     Workers notice it themselves (`rankmill.jobs.runtime.hosts.SUPERVISED`).
     """
@@ -160,7 +164,7 @@ def _end_with_parent() -> None:
 
 
 def _server_program() -> Path:
-    """Path of Valkey's program; its package is not imported, because that would import a client too.
+    """Path of Valkey's program; this does not import its package, which would also import a client.
 
     Raises
     ------
@@ -220,7 +224,9 @@ def _last_words(directory: Path, name: str) -> str:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Errors that are reported in one line; called only after one, so that no start imports redis-py."""
+    """The types of errors that are reported in one line; called only after an error, because this imports
+    redis-py.
+    """
     from redis import RedisError
 
     return (OSError, RedisError, RankmillError)

@@ -19,7 +19,9 @@ _STEPS: dict[Doing, str] = {
     "proving": "proving the model's scores, once on each host",
     "loading": "loading the model",
 }
-"""What a worker does before its first scores, in words; the first that one of them does is shown."""
+"""What workers may do before their first scores, in words; the first of these that some worker does is
+shown.
+"""
 
 _LOOK_SECONDS = 1.0
 
@@ -84,7 +86,9 @@ class WorkerWatch:
             self._note(queue_workers(self._client, self._queue).scoring)
 
     def doing(self) -> str:
-        """What the workers do before the first scores, in words; asks them at most once a second."""
+        """What the workers do before the first scores, in words; the workers are asked at most once a
+        second.
+        """
         if not self._names:
             return "starting the worker" if self._cluster else "waiting for a worker"
         if system.monotonic() > self._doing_until:
@@ -96,7 +100,7 @@ class WorkerWatch:
         return self._doing
 
     def since(self, started: float) -> float:
-        """Seconds from `started` until the first worker was seen; 0 if none was."""
+        """Seconds from `started` until the first worker was seen; 0 if none has been seen."""
         return self._first_worker - started if self._first_worker is not None else 0.0
 
     def _note(self, workers: frozenset[str]) -> None:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Bridge(greenlet):
-    """A call stack that belongs to a task, and sees the task's context variables."""
+    """A call stack that belongs to a task and has the task's context variables."""
 
     def __init__(self, do: Callable[..., Any]) -> None:
         task = getcurrent()
@@ -28,7 +28,9 @@ class _Bridge(greenlet):
 
 
 async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `do`, whose waits become this task's; a cancellation of the task is raised where it waits."""
+    """Call `do`, in which each wait is a wait of this task; if the task is cancelled, the wait raises
+    that.
+    """
     stack = _Bridge(do)
     outcome = stack.switch(*args, **options)
     while not stack.dead:

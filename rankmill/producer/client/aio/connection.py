@@ -33,7 +33,7 @@ _CONNECTIONS = 16
 
 
 _MOST_CALLS = 64
-"""Most callers whose commands are sent together; further ones wait for the next turn."""
+"""Most callers whose commands are sent together; further callers wait for the next turn."""
 
 Command: TypeAlias = tuple[Any, ...]
 
@@ -107,7 +107,8 @@ class Line:
                     if not call.replies.done():
                         call.replies.set_result(replies)
         except BaseException as error:
-            await connection.disconnect(nowait=True)  # so that no other command gets the outstanding replies
+            # otherwise another command would get the outstanding replies
+            await connection.disconnect(nowait=True)
             if isinstance(error, TimeoutError):
                 raise redis.TimeoutError("it does not answer") from error
             raise
@@ -143,7 +144,7 @@ class LoopRedis(redis.Redis):
 
     def __init__(self, url: str, wait_seconds: float) -> None:
         self._patience = LoopPatience(wait_seconds)
-        pool = pool_for(url, self._patience)  # makes no connection; it reads the options and checks them
+        pool = pool_for(url, self._patience)  # this makes no connection; it reads and checks the options
         super().__init__(connection_pool=pool)
         connections = loop_pool(pool)
         self.loop_client = redis.asyncio.Redis.from_pool(connections)
@@ -162,7 +163,7 @@ class LoopRedis(redis.Redis):
 
     def read_reply(self, reply: Any, command: Command, options: dict[str, Any]) -> Any:
         """Turn a reply into what redis-py's plain client returns."""
-        options.pop("keys", None)  # for a cache of redis-py
+        options.pop("keys", None)  # this option is for a cache of redis-py
         callbacks: Any = self.response_callbacks
         return callbacks[command[0]](reply, **options) if command[0] in callbacks else reply
 
@@ -177,7 +178,9 @@ class LoopRedis(redis.Redis):
         return self.patiently(lambda: self.streams.read(stream, after, block / 1000))
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a command as `Patience` would; its attempts together take no longer."""
+        """Repeat a command as `Patience` would; all attempts together take at most as long as its longest
+        wait.
+        """
         end = end_of_command()
         reason: redis.RedisError = redis.TimeoutError("it does not answer in time")
 
@@ -196,8 +199,8 @@ class LoopRedis(redis.Redis):
         return self._patience.call_with_retry(lambda: wait(in_time()), self._reconnect)
 
     def _reconnect(self, error: redis.RedisError) -> None:
-        """Close idle connections if a server refuses to serve, because after a failover it may be the wrong
-        one.
+        """Close idle connections if a server refuses to serve, because after a failover they may lead to the
+        old server.
 
         redis-py itself closes a connection that breaks.
         """

@@ -19,8 +19,8 @@ _BLOCK_SECONDS = 1.0
 _BELL_SECONDS = 60
 
 _PAUSE_SECONDS = 1e-4
-"""Least seconds between two commands, for each run that waits: results that come together cost one command,
-which takes about a tenth of this for each of its streams.
+"""Least seconds between two commands, for each run that waits. So results that come at about the same time
+cost one command, which takes about a tenth of this pause for each of its streams.
 """
 
 _EARLY = 1000
@@ -31,7 +31,7 @@ Found: TypeAlias = list[tuple[bytes, Entries]]
 
 
 class Streams:
-    """Reads the streams of all runs that wait, each for its task.
+    """Reads the streams of all runs that wait, and gives each task its entries.
 
     If a run comes while the command waits, it rings a bell, which is a stream only for this reader. So the
     command returns, and the next command reads the run's stream too.
@@ -57,7 +57,7 @@ class Streams:
         return len(self._waiting)
 
     async def read(self, stream: str, after: str, seconds: float) -> Found:
-        """The entries of a stream after entry `after`, waiting up to `seconds` for the first."""
+        """The entries of a stream after entry `after`; this waits up to `seconds` for the first one."""
         early = self._early.pop(stream, [])
         if later := [entry for entry in early if _place(entry[0].decode()) > _place(after)]:
             return [(stream.encode(), later)]
@@ -105,19 +105,20 @@ class Streams:
         elif stream not in self._waiting:
             self._early[stream] = entries
             if len(self._early) > _EARLY:
-                del self._early[next(iter(self._early))]  # its run reads it again, or has ended
+                del self._early[next(iter(self._early))]  # its run reads the stream again, or has ended
         elif not self._waiting[stream][1].done():
             self._waiting[stream][1].set_result([(stream.encode(), entries)])
 
     async def _ring(self) -> None:
         try:
             async with self._client.pipeline(transaction=False) as pipe:
-                # Entries are numbered here, because a server that lost its data numbers them by its clock.
+                # This process numbers the entries, because a server that lost its data numbers them by its
+                # clock.
                 pipe.xadd(self._bell, {"run": 1}, id=str(next(self._rings)), maxlen=1)
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()
         except redis.RedisError:
-            pass  # the waiting command notices the trouble itself
+            pass  # the command that waits notices the trouble itself
 
 
 def _place(entry: str) -> tuple[int, int]:

@@ -1,4 +1,6 @@
-"""Datasets of ir_datasets: texts, judgements and rankings, as Parquet files that are made once and kept."""
+"""Datasets of ir_datasets: texts, judgements and rankings, which are made into Parquet files once and
+kept.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def _dataset_file(name: str, part: DatasetPart) -> Path:
 
 
 def _write(file: Path, dataset: str, part: DatasetPart, items: Iterator[Any]) -> None:
-    """Write the rows; the file appears complete or not at all, since another process may write it too."""
+    """Write the rows; the file appears complete or not at all, because another process may write it too."""
     import pyarrow.parquet as pq
 
     schema = _SCHEMAS[part]
@@ -95,7 +97,7 @@ def _row(part: DatasetPart, item: Any) -> dict[str, object]:
 
 
 def _asked(dataset: str, ask: Callable[[], _T]) -> _T:
-    """Call ir_datasets; raise whatever it raises, such as a failed download, as an error of one line."""
+    """Call ir_datasets; any exception, such as that of a failed download, becomes an error of one line."""
     try:
         return ask()
     except RankmillError:

@@ -39,7 +39,7 @@ SUFFIX = ".index.rankmill"
 _FORMAT = 2
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string()})
 _BATCH_BYTES = 64 << 20
-"""About how many bytes of ids and texts an index has in a batch; a look-up goes through all batches."""
+"""About how many bytes of ids and texts an index has in a batch; a look-up reads all batches."""
 
 _RELEASE_BYTES = 256 << 20
 """Bytes of texts after which mapped memory is given back to the system."""
@@ -69,12 +69,12 @@ class TextIndex:
     def find(self, ids: pa.Array) -> Rows:
         """The rows of the given ids (strings); -1 for an id that the index does not have."""
         wanted = _hashes(ids)
-        order = np.argsort(wanted)  # sorted ids are found several times as fast
+        order = np.argsort(wanted)  # because sorted ids are found several times as fast
         places = np.empty(len(wanted), np.int64)
         places[order] = np.searchsorted(self.hashes, wanted[order])
         rows_found = np.full(len(wanted), -1, np.int64)
         undecided = np.arange(len(wanted))
-        while len(undecided):  # repeats only where two ids have the same hash
+        while len(undecided):  # this repeats only where two ids have the same hash
             undecided = undecided[places[undecided] < len(self.hashes)]
             undecided = undecided[self.hashes[places[undecided]] == wanted[undecided]]
             rows = np.asarray(self.rows[places[undecided]])
@@ -181,8 +181,8 @@ def on_disk(
 
 
 def _check_owners(folder: Path, kept: Path, cache: Path) -> None:
-    """Check that no other user can write an index in the cache folder; one beside the corpus is as safe as
-    that.
+    """Check that no other user can write an index in the cache folder; an index beside the corpus is as safe
+    as the corpus.
     """
     if folder == kept and (why := strangers(kept, cache, "XDG_CACHE_HOME")):
         raise InputError(why)
@@ -247,7 +247,7 @@ def _hashes(ids: pa.Array) -> Hashes:
 
 
 def _in_order(hashes: Hashes, on_duplicate: OnDuplicate) -> Rows:
-    """The rows in the order of their hashes; of equal hashes, the row to take comes first."""
+    """The rows in the order of their hashes; among equal hashes, the row that counts comes first."""
     if on_duplicate != "last":
         return np.argsort(hashes, kind="stable")
     return len(hashes) - 1 - np.argsort(hashes[::-1], kind="stable")

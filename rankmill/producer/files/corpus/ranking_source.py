@@ -27,7 +27,9 @@ _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.fi
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
 
 _ROWS_AT_ONCE = 16_384
-"""Rows whose passages are in one buffer; a larger one is slower, as the system clears it anew each time."""
+"""Rows whose passages are in one buffer; a larger buffer is slower, because the system clears it anew each
+time.
+"""
 
 _Labels = dict[tuple[str, str], int]
 
@@ -35,7 +37,7 @@ _Labels = dict[tuple[str, str], int]
 class RankingSource(PairSource):
     """Reads the pairs of a run, in its order, with columns `SCHEMA`, ``query`` and ``passage``.
 
-    Missing texts are null, so that their rows get an error; `explain` names the missing id.
+    A missing text is null, so that its row gets an error; `explain` names the missing id.
 
     Parameters
     ----------
@@ -97,7 +99,7 @@ class RankingSource(PairSource):
         super().__init__(files.all, marks, rows, shard)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """See `PairSource.select`; it has only the columns of the ranking."""
+        """See `PairSource.select`; only columns of the ranking can be selected."""
         wanted = list(names)
         return (batch.select(wanted) for batch in self._ids())
 
@@ -106,7 +108,8 @@ class RankingSource(PairSource):
         if part.errors.null_count == len(part.errors):
             return part
         errors = part.errors.to_pylist()
-        for text, key, _, names in reversed(self._texts()):  # where both lack, the query is named
+        # in this order, the query is named if both texts are missing
+        for text, key, _, names in reversed(self._texts()):
             column = part.table[text].combine_chunks()
             for row in np.flatnonzero(np.asarray(pc.is_null(column))):
                 if errors[row] is not None:
@@ -165,7 +168,8 @@ class RankingSource(PairSource):
         texts = _present(self._queries, queries.dictionary)
         is_there = pc.is_valid(texts).take(queries.indices)
         places = pc.if_else(is_there, queries.indices, pa.scalar(None, pa.int32()))
-        query = pa.DictionaryArray.from_arrays(places, pc.fill_null(texts, ""))  # Parquet has no null in one
+        # a dictionary in Parquet cannot contain null
+        query = pa.DictionaryArray.from_arrays(places, pc.fill_null(texts, ""))
         rows = self._corpus.find(batch["doc_id"])
         for row in range(0, len(batch), _ROWS_AT_ONCE):
             ids = batch.slice(row, _ROWS_AT_ONCE)
@@ -229,7 +233,8 @@ def _best(
     ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_score = best_first(numbers, scores, batch["doc_id"])
     by_rank = best_first(numbers, -ranks, None)
-    order = np.where(has_scores[by_score], by_score, by_rank)  # both have each query at the same places
+    # both orders have each query at the same places
+    order = np.where(has_scores[by_score], by_score, by_rank)
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])
     return batch.take(pa.array(kept))

@@ -36,11 +36,14 @@ _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
 }
 """Names that a file may have for the columns of `SCHEMA`.
 
-An output has the rank and the score of the run that was scored, too; they count where it lacks its own.
+An output of score-file also has the rank and the score of the run that was scored; these count if it has no
+rank or score of its own.
 """
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
-"""Names of the grades; a table with relevance may have scores as well."""
+"""Names of the column of grades, the first before the others, because a table with relevance may also have
+scores.
+"""
 
 _RANKING = LineFormat(
     SCHEMA,
@@ -73,9 +76,9 @@ _QRELS = LineFormat(
 def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a ranking in order, as batches of `SCHEMA`.
 
-    Text has fields between tabs or spaces. They are query and passage, with the rank (`_third_field`), the
-    score or both, or the six fields of TREC; or a header names them. A row of JSON or Parquet may hold lists
-    of passages, ranks and scores.
+    Text has fields between tabs or spaces. The fields are query and passage, followed by the rank or the
+    score (`_third_field`) or both; or the six fields of TREC; or those that a header names. A row of JSON or
+    Parquet may hold lists of passages, ranks and scores.
 
     Raises
     ------
@@ -123,7 +126,7 @@ def read_table(path: AnyPath) -> pa.Table:
 
 
 def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str:
-    """The column of a file with one of the `usual` names; each sequence goes before the next one.
+    """The column of a file with one of the `usual` names; names of an earlier sequence are preferred.
 
     Raises
     ------
@@ -227,7 +230,7 @@ def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """The columns of the fields as the first line shows them; empty if the number of fields tells."""
+    """The columns of the fields, if the first line shows them; empty if their number tells them."""
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}
         return [roles.get(word, "") for word in words]
@@ -235,7 +238,8 @@ def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
 
 
 def _third_field(path: AnyPath) -> str:
-    """Whether the third field of a run is rank or score: ranks are whole numbers that rise within each query.
+    """Name the third field of a run, ``rank`` or ``score``: ranks are whole numbers that rise within each
+    query.
 
     Raises
     ------

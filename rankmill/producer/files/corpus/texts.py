@@ -31,8 +31,8 @@ _KNOWN_TEXTS: dict[Side, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _TITLE = "title"
-"""The column that goes before the text of a passage, as in BEIR; it is the text itself only if it is named
-so.
+"""The column that goes before the text of a passage, as in BEIR; it is the text only if the caller names it
+as the text.
 """
 
 _ROWS = 16_384
@@ -65,9 +65,9 @@ class TextFields:
         Raises
         ------
         InputError
-            The file lacks a column, or no name is known, or several are.
+            The file lacks a column, or has none of the known names, or several.
         """
-        is_json = format_of(path) in {JSON, JSONL}  # in JSON, the first record may lack some names
+        is_json = format_of(path) in {JSON, JSONL}  # because in JSON, the first record may lack some names
         for option, name in (("id", self.id), *(("text", text_name) for text_name in self.texts)):
             if name and name not in names and not is_json:
                 raise InputError(
@@ -138,7 +138,7 @@ def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
 
 
 def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
-    """The texts with the values that go before them; null where the text is null."""
+    """Each text after the values that go before it; null where the text is null."""
     whole = text
     for values in reversed(before):
         first = pc.utf8_trim_whitespace(pc.fill_null(values, ""))

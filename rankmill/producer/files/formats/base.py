@@ -28,7 +28,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ROW = "\0"
 """The column with whole rows as they are in their file, if a format has it.
 
-Other names that begin so are rankmill's own, too: the rest of such a name is a column whose text is meant.
+A name that begins with this and has more characters means the text of the column that the rest names.
 """
 
 
@@ -73,10 +73,10 @@ class ReadOptions:
 
     ``delimiter`` is the character between two fields of CSV and TSV, or its name; with ``None`` it is
     detected in CSV, and a tab in TSV. ``lists`` are columns to unroll, so that a row becomes one row for each
-    item. ``max_field_mib`` is the longest field of CSV and TSV, with ``None`` `MAX_FIELD_MIB`; ``way_out``
-    tells the user what to do about a longer one. ``names`` are the columns of CSV or TSV without a header.
-    ``typed`` says whether columns of JSON get types; otherwise all are text. ``messages`` are columns of
-    conversations.
+    item. ``max_field_mib`` is the longest field of CSV and TSV in MiB (``None`` means `MAX_FIELD_MIB`);
+    ``way_out`` tells the user what to do about a longer one. ``names`` are the columns of CSV or TSV without
+    a header. ``typed`` says whether columns of JSON get types; otherwise all are text. ``messages`` are
+    columns of conversations.
     """
 
     delimiter: str | None = None
@@ -92,9 +92,9 @@ class ReadOptions:
 class Survey:
     """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column.
 
-    ``typed`` says whether the format has types. ``as_asked`` says whether columns are read with any type that
-    the caller asks for, including `ROW`. ``mixed`` are columns that become text because their values do not
-    share a type.
+    ``typed`` says whether the format has types. ``as_asked`` says whether a column can be read with any type
+    that the caller asks for, and whether `ROW` can be read. ``mixed`` are columns that become text because
+    their values do not share a type.
     """
 
     schema: pa.Schema
@@ -158,7 +158,7 @@ class Format:
 
     ``endings`` are the endings of files' names; the first is a dot and the entry point's name. Text may be
     compressed; then .gz or .zst follows the ending. ``reader`` is ``None`` if pairs cannot be read from the
-    format, ``writer`` if rows cannot be written to it.
+    format, and ``writer`` is ``None`` if rows cannot be written to it.
     """
 
     endings: Sequence[str]

@@ -1,9 +1,9 @@
 """CSV and TSV, plain or compressed with gzip or zstd.
 
-The first line names the columns, unless the caller does. All columns are text, as the format has no types. An
-empty field without quotes is null. In TSV, a quote is an ordinary character, unless the file shows that it
-was written with the quotes of CSV. Quotes are checked (`formats.quotes`), because Arrow lets a stray quote
-merge rows.
+The first line names the columns, unless the caller does. All columns are text, because the format has no
+types. An empty field without quotes is null. In TSV, a quote is an ordinary character, unless the file shows
+that it was written with the quotes of CSV. Quotes are checked (`formats.quotes`), because Arrow lets a stray
+quote merge rows.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
-"""Size of the blocks that are parsed, unless the longest field may be larger; a row must fit into one."""
+"""Size of the blocks that are parsed; it is larger if the longest field may be larger, because a row must fit
+into a block.
+"""
 
 _BEGINNING_BYTES = 1 << 20
-"""Bytes that are looked at before a file is read; they must contain the header."""
+"""Number of bytes that are looked at before a file is read; these must contain the header."""
 
 _MAX_COLUMNS = 10_000
 
@@ -63,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 
 class _DelimitedReader:
-    """Reads text with one row to a line; in CSV a field may be in quotes."""
+    """Reads text with one row on each line; in CSV a field may be in quotes."""
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
@@ -111,7 +113,8 @@ class _DelimitedReader:
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
         """Yield the columns of `types` that the file has; if it has none of these, its first column."""
         names = self._columns
-        wanted = [name for name in names if name in types] or names[:1]  # to count the rows
+        # the first column is read only to count the rows
+        wanted = [name for name in names if name in types] or names[:1]
         block_bytes = _BLOCK_BYTES if self._longest <= MAX_FIELD_MIB else self._longest << 20
         try:
             reader = pcsv.open_csv(
@@ -132,10 +135,12 @@ class _DelimitedReader:
                     quoted_strings_can_be_null=False,
                 ),
             )
-            yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # gives the schema, even without rows
+            # this gives the schema even if no rows follow
+            yield pa.RecordBatch.from_pylist([], schema=reader.schema)
             yield from reader
         except (pa.ArrowException, OSError) as error:
-            if self._has_quotes and "Empty CSV file" in str(error):  # raised before the file's end is checked
+            # Arrow raises this before the quotes at the file's end are checked
+            if self._has_quotes and "Empty CSV file" in str(error):
                 with self._open() as stream:
                     while stream.read(block_bytes):
                         pass
@@ -154,7 +159,7 @@ class _DelimitedReader:
         raise NotImplementedError
 
     def _header(self, beginning: str) -> list[str]:
-        """The names of the columns; needed because Arrow's errors give only a column's number."""
+        """The names of the columns; they are needed because Arrow's errors give only a column's number."""
         path, given = self._path, list(self._options.names)
         first = _first_row(beginning, self._delimiter, has_quotes=self._has_quotes)
         if given and first and self._is_header(first, given):
@@ -218,20 +223,21 @@ def _first_row(beginning: str, delimiter: str, *, has_quotes: bool) -> list[str]
     try:
         rows = csv.reader(lines, delimiter=delimiter, quoting=quoting)  # type: ignore[arg-type]
         first = next(filter(None, rows), [])
-    except csv.Error:  # a field of over 2^17 characters
+    except csv.Error:  # a field has more than 2^17 characters
         return None
     is_whole = len(beginning.encode("utf-8", "surrogateescape")) < _BEGINNING_BYTES - len(BYTE_ORDER_MARK)
     return first if is_whole or lines.read(1) else None
 
 
 class CsvReader(_DelimitedReader):
-    """Reads CSV; the delimiter is detected, unless it is given."""
+    """Reads CSV; the delimiter is detected unless it is given."""
 
     def _shows_quotes(self, beginning: str) -> bool:
         return True
 
     def _usual_delimiter(self, beginning: str) -> str:
-        """The delimiter with which the header has the text columns, else the most columns.
+        """The delimiter with which the header has the text columns, or else the one with which it has the
+        most columns.
 
         Without a header, it is the delimiter with which the first row has as many fields as names were given.
         """
@@ -304,7 +310,7 @@ class CsvWriter(TextWriter):
 
 
 def _quoted(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Put text in quotes where it is empty, to tell it from null, or would be read as several fields or
+    """Put a text in quotes if it is empty, to tell it from null, or if it would be read as several fields or
     lines.
     """
     inside = pc.replace_substring(values, '"', '""')

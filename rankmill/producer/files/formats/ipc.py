@@ -15,20 +15,22 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
 MAGIC = b"ARROW1"
-"""First bytes of a file with a footer; all others are streams, such as those in the cache of datasets."""
+"""First bytes of a file with a footer; all other files are streams, such as those in the cache of
+datasets.
+"""
 
 STREAM_MAGIC = b"\xff\xff\xff\xff"
-"""First bytes of a stream; before Arrow 0.15, streams did not begin so."""
+"""First bytes of a stream; streams from before Arrow 0.15 begin otherwise."""
 
 _OLD_FEATHER = b"FEA1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""The end of a stream; checked because Arrow accepts a stream that was cut between two batches."""
+"""The end of a stream; it is checked because Arrow accepts a stream that was cut off between two batches."""
 
 _BATCH_ROWS = 65_536
 
 
 class ArrowReader:
-    """Reads one record batch at a time; only the batches tell the number of rows."""
+    """Reads one record batch at a time; the number of rows is known only from the batches."""
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts = path, texts
@@ -72,7 +74,8 @@ class ArrowReader:
                 check_types(self._path, schema)
                 file.seek(0)
                 places = [place for place, name in enumerate(schema.names) if name in set(wanted)]
-                one = [*range(len(schema))][:1]  # without a column, there would be no rows to count
+                # one column is read, because without columns there would be no rows to count
+                one = [*range(len(schema))][:1]
                 options = pa.ipc.IpcReadOptions(included_fields=places or one, use_threads=False)
                 plain = pa.schema([_plain_field(field) for field in schema], schema.metadata)
                 yield plain, map(_plain_batch, _batches(file, is_file, options))
@@ -85,7 +88,8 @@ class ArrowReader:
 def _batches(file: pa.NativeFile, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[pa.RecordBatch]:
     opened = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(file, options=options)
     for batch in map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened:
-        batch.validate(full=True)  # Arrow follows the offsets of a damaged file anywhere
+        # otherwise Arrow would follow the offsets of a damaged file to any place in memory
+        batch.validate(full=True)
         yield batch
     if not is_file:
         end = file.tell()
@@ -131,7 +135,8 @@ def _plain_array(array: pa.Array) -> pa.Array:
 
 
 class ArrowWriter:
-    """Writes Arrow's file with zstd; it begins with its schema, so metadata cannot be added at the end.
+    """Writes Arrow's file with zstd; metadata cannot be added at the end, because the file begins with its
+    schema.
 
     Columns with dictionaries are written as plain values, because a file has one dictionary for all rows.
     """
@@ -168,4 +173,4 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 ARROW = Format((".arrow", ".feather"), ArrowReader, ArrowWriter, is_text=False)
 ARROWS = Format((".arrows",), ArrowReader, None, is_text=False)
-"""Streams; a file that ends in .arrow may be a stream, too."""
+"""The format of streams; a file whose name ends in .arrow may be a stream, too."""

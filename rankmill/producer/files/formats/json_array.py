@@ -17,7 +17,7 @@ from rankmill.producer.files.stores.paths import AnyPath
 MAX_DEPTH = 32
 """Deepest nesting of lists and objects.
 
-Parquet files with more than 100 levels cannot be read again, and a list needs two or three of these levels.
+Arrow cannot read Parquet files with more than 100 levels, and a list needs two or three of these levels.
 """
 
 _READ_BYTES = 1 << 20
@@ -57,7 +57,7 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
 
 
 class _Text:
-    """The text that was read and not yet used; it begins at ``at``."""
+    """Text that was read from the file; what has not been used yet begins at ``at``."""
 
     def __init__(self, path: AnyPath, stream: pa.NativeFile, start: bytes) -> None:
         self._path = path
@@ -116,7 +116,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
         text.next()
         try:
             value, end = decoder.raw_decode(text.text, text.at)
-            if end < len(text.text) or not text.more():  # otherwise it may be half a number
+            if end < len(text.text) or not text.more():  # otherwise the item may be half of a number
                 break
             continue
         except json.JSONDecodeError as error:
@@ -138,7 +138,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
 def _in_one_line(raw: str, value: Any) -> str:
     """An item as it is written, without the line ends between its parts."""
     try:
-        _STRICT.raw_decode(raw)  # raises an error if a string contains a line end
+        _STRICT.raw_decode(raw)  # this raises an error if a string contains a line end
     except ValueError:
         return json.dumps(value)
     return raw.replace("\n", " ").replace("\r", " ")

@@ -1,8 +1,8 @@
 r"""JSON Lines, or a JSON array of objects; plain or compressed with gzip or zstd.
 
-Rows are not changed: the texts that are scored are parsed strictly, and a row that is written as JSON again
-is carried as its line. Only for formats with types, such as Parquet, the type of a column is found from all
-of its values; a column whose values do not share a type becomes text. Lone surrogates (``\ud800``), which are
+Rows are not changed: they are parsed strictly for the texts that are scored, and a row that becomes JSON
+again is kept as its line. If the output has types, as in Parquet, the type of a column is found from all of
+its values; a column whose values do not share a type becomes text. Lone surrogates (``\ud800``), which are
 not valid in Unicode text, become U+FFFD in what is sent or converted.
 
 A hostile file could be nested so deeply that parsers crash, or have a column for every row, so the depth and
@@ -54,7 +54,7 @@ MAX_KEYS = 10_000
 _PART_ROWS = 128
 
 _MAX_CELLS = 20_000_000
-"""Most cells (columns times rows) that are converted at a time."""
+"""Most values (columns times rows) that are converted at a time."""
 
 _SAFE_INTEGER = 2**53
 """The largest size up to which a floating-point number holds every integer."""
@@ -79,14 +79,15 @@ class JsonlReader:
     """Reads JSON Lines, one object on each line; in .json also an array of objects, whose items count as
     lines.
 
-    A column is converted to the type that the caller asks for. As text, strings stay as they are, and other
-    values become their JSON; but the texts of pairs must be strings. The column `ROW` holds the lines.
+    A column is converted to the type that the caller asks for. In a column of text, strings stay as they are,
+    and other values become their JSON, but the texts of pairs must be strings. The column `ROW` holds the
+    lines.
     """
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
         self._plain: Mapping[str, pa.DataType] = {}
-        """Columns whose values all have one plain type, as `survey` has found."""
+        """Columns in which `survey` has found only values of one plain type."""
 
     def shown_columns(self) -> pa.Schema:
         """See `Reader.shown_columns`: the keys of the first record."""
@@ -191,7 +192,7 @@ class JsonlWriter(TextWriter):
 
 
 def with_keys(row: str, added: Mapping[str, object]) -> str:
-    """The JSON of an object, with more keys added at the end."""
+    """The object `row` as JSON, with the keys of `added` at the end."""
     return _with_fields(row, _json_of(added)[1:-1]) if added else row
 
 
@@ -208,7 +209,7 @@ def with_items(row: str, lists: Sequence[str]) -> Iterator[str]:
 
 
 def with_text(row: str, names: Collection[str]) -> str:
-    """The JSON of an object, with the values of some keys as text."""
+    """The object `row` as JSON, with the values of the keys `names` turned into text."""
     record = _decode(row)
     return _json_of({**record, **{name: value_as_text(record[name]) for name in names if name in record}})
 
@@ -397,7 +398,7 @@ def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _first_bad(values: Sequence[Any], kind: pa.DataType) -> int:
-    """The place of the first value that is not of a type."""
+    """The place of the first value that does not have a type."""
     for place, value in enumerate(values):
         try:
             _array([value], kind)
@@ -444,7 +445,9 @@ def _blocks(path: AnyPath) -> Iterator[tuple[int, bytes]]:
 
 
 def _parts(path: AnyPath) -> Iterator[_Part]:
-    """Yield the rows of a file, a few at a time, so that their objects fit into a processor's caches."""
+    """Yield the rows of a file, a few at a time, so that the objects of these rows fit into a processor's
+    caches.
+    """
     for first, block in _blocks(path):
         _check_depths(path, first, block)
         yield from _parts_of(path, first, block)
@@ -465,8 +468,8 @@ def _parts_of(path: AnyPath, first: int, block: bytes) -> Iterator[_Part]:
 def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch | None:
     """Read the rows of a block with Arrow, in half the time; ``None`` if Python must read them.
 
-    Use this only for columns whose values Python has all read before, as Arrow is less strict. Python must
-    read what Arrow refuses: lone surrogates, repeated keys, and control characters in strings.
+    Use this only for columns of which Python has already read all values, because Arrow is less strict.
+    Python must read what Arrow refuses: lone surrogates, repeated keys, and control characters in strings.
     """
     fields = pa.schema([field for field in schema if field.name != ROW])
     try:
@@ -557,7 +560,7 @@ def _finite(value: Any) -> Any:
 
 def _json_of(value: object) -> str:
     if type(value) is float and math.isfinite(value):
-        return repr(value)  # the same text as the encoder's, in a tenth of the time
+        return repr(value)  # this gives the encoder's text in a tenth of the time
     try:
         return _encode(value)
     except ValueError:  # NaN or infinity

@@ -66,7 +66,8 @@ class ListReader:
             field.with_type(pa.list_(field.type)) if field.name in self._lists else field for field in schema
         ]
         if not set(self._lists) & set(schema.names):
-            fields.append(self._types.field(self._lists[0]))  # its length says how often a row is repeated
+            # the length of this list says how often the row is repeated
+            fields.append(self._types.field(self._lists[0]))
         yield from self._unroll(pa.schema(fields))
 
     def _unroll(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

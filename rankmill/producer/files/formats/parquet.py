@@ -85,8 +85,8 @@ def metadata_of(path: AnyPath) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Columns of an earlier output: their schema, the number of rows, and the batches, which can be read
-    once.
+    """Columns of an earlier output: their schema, their number of rows, and their batches, which can be read
+    only once.
     """
 
     schema: pa.Schema

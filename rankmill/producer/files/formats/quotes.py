@@ -1,9 +1,9 @@
-"""Checks the quotes of CSV: each field in quotes must end where its writer meant it to.
+"""Checks the quotes of CSV: each field in quotes must end where its writer meant it to end.
 
-Arrow reads on behind a closing quote, and treats the rest of the file as one field if a quote is never
-closed. So a stray quote would silently merge rows. The bytes are checked while Arrow reads them. Python's
-`csv` (strict) takes four times as long as both together, names the line after the wrong one, and does not
-read null characters before Python 3.13.
+Arrow continues a field after its closing quote, and takes the rest of the file for one field if a quote is
+never closed. So a stray quote would silently merge rows. The bytes are checked while Arrow reads them.
+Python's `csv` (strict) takes four times as long as both together, names the line after the wrong one, and
+does not read null characters before Python 3.13.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MAX_FIELD_MIB = 16
 """Longest field in quotes, unless the reader is given another bound."""
 
 _PIECE_BYTES = 1 << 20
-"""Bytes that are checked at a time; with more, the arrays outgrow the caches of a processor."""
+"""Number of bytes that are checked at a time; with more, the arrays do not fit into the caches of a
+processor.
+"""
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
@@ -87,8 +89,8 @@ class Quotes:
     Consecutive quotes are one *run*. An even run is an empty field, or stands for quotes inside a field, so
     it neither opens nor closes a field. An odd run closes the open field; if no field is open, it opens one
     if a field begins there, and otherwise is part of a field without quotes. So whether a field is open after
-    a run follows from the number of runs since the last run that can only close a field, and a loop over the
-    quotes is not needed.
+    a run can be computed from the number of runs since the last run that can only close a field. No loop over
+    the quotes is needed.
 
     Parameters
     ----------
@@ -119,7 +121,7 @@ class Quotes:
         if not self._at and data.startswith(BYTE_ORDER_MARK):
             data, self._at = data[len(BYTE_ORDER_MARK) :], len(BYTE_ORDER_MARK)
         piece = self._held + data if self._held else data
-        whole = piece.rstrip(b'"') if data else piece  # the next piece may continue the last run
+        whole = piece.rstrip(b'"') if data else piece  # the next piece may continue the last run of quotes
         self._held = piece[len(whole) :]
         if b'"' in whole:
             self._follow(np.frombuffer(whole, np.uint8))
@@ -136,7 +138,7 @@ class Quotes:
         opens, closes = quotes[was_open::2], quotes[1 - was_open :: 2]
         if not self._are_edges(raw, opens - 1) or not self._are_edges(
             raw, closes + 1
-        ):  # most files are like this
+        ):  # this holds for most files
             opens, closes = self._by_runs(raw, quotes)
         if self._open is not None and len(closes):
             self._check_length(self._open, int(closes[0]) + self._at)
@@ -158,7 +160,7 @@ class Quotes:
         begins, ends = self._edges[raw[first - 1]], self._edges[raw[np.minimum(last + 1, len(raw) - 1)]]
         if first[0] == 0:
             begins[0] = self._edges[self._before]
-        ends[-1] |= last[-1] + 1 == len(raw)  # the end of the file
+        ends[-1] |= last[-1] + 1 == len(raw)  # the end of the file counts as an edge
         is_odd = (last - first) % 2 == 0
         turns = np.cumsum(is_odd & begins) + (self._open is not None)
         is_open = (turns - np.maximum.accumulate(np.where(is_odd & ~begins, turns, 0))) % 2 == 1
@@ -182,7 +184,7 @@ class Quotes:
 
 
 def _line(path: AnyPath, place: int) -> int:
-    """The number (from 1) of the line that has a byte of the file."""
+    """The number (from 1) of the line that contains the byte at `place`."""
     line, last = 1, b""
     with open_stream(path) as stream:
         while place > 0 and (data := stream.read(min(place, _PIECE_BYTES))):

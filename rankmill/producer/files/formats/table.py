@@ -25,7 +25,7 @@ def formats() -> tuple[Format, ...]:
 
 @cache
 def of_ending(ending: str) -> Format | None:
-    """The format of an ending such as ``.csv``; other formats are imported only if none has that name."""
+    """The format of an ending such as ``.csv``; if one has that name, the others are not imported."""
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))
     except KeyError:
@@ -52,7 +52,9 @@ def format_of(path: AnyPath) -> Format | None:
 
 
 def split_ending(path: AnyPath) -> tuple[str, str | None]:
-    """The ending that gives a file's format, and the compression that the ending after it gives."""
+    """Two endings of a file's name: the one that gives the format, and the one after it that gives the
+    compression.
+    """
     suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
     compression = COMPRESSIONS.get(suffixes[-1])
     return suffixes[-2 if compression else -1], compression

@@ -44,11 +44,11 @@ def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.
     ended = pc.binary_join_element_wise(lines, "\n", "")
     _, ends, data = ended.buffers()
     places = np.frombuffer(ends, np.int32)[ended.offset :][: len(ended) + 1]
-    return data.slice(int(places[0]), int(places[-1] - places[0]))  # Arrow keeps texts one after the other
+    return data.slice(int(places[0]), int(places[-1] - places[0]))  # Arrow stores texts one after the other
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column as text, as Arrow prints its values; durations become ISO 8601, and null becomes empty."""
+    """The column as text: values as Arrow prints them, durations in ISO 8601, and null as an empty text."""
     column = undictionary(column)
     if pa.types.is_duration(column.type) or isinstance(column.type, pa.UuidType):
         texts = (value if value is None else str(value) for value in values_for_text(column))
@@ -75,7 +75,7 @@ def _holds_durations(kind: pa.DataType) -> bool:
 
 
 def _with_durations(value: Any, kind: pa.DataType) -> Any:
-    """A value whose durations are integers, with these as text; `kind` is the type of the column."""
+    """Turn the durations in a value from integers into text; `kind` is the type of the column."""
     kind = undictionaried(kind)
     if value is None or not _holds_durations(kind):
         return value
@@ -90,7 +90,7 @@ def _with_durations(value: Any, kind: pa.DataType) -> Any:
 
 
 def _iso_duration(value: int, unit: str) -> str:
-    """A duration in ISO 8601, to the last digit."""
+    """A duration in ISO 8601, without rounding."""
     digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[unit]
     seconds, fraction = divmod(abs(value), 10**digits)
     minutes, seconds = divmod(seconds, 60)

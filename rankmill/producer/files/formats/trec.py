@@ -22,7 +22,7 @@ _SPACES = re.compile(rb"[ \t]+")
 
 @dataclass(frozen=True)
 class LineFormat:
-    """A kind of file of lines.
+    """A kind of file with one row on each line.
 
     ``schema`` has the columns. ``by_count`` gives the names of the fields by their number; a field that is
     not used has an empty name. ``header`` are the words with which a header may begin. ``kinds`` says what
@@ -88,7 +88,7 @@ class TrecWriter(TextWriter):
 
 
 def _spaced(block: bytes) -> bytes:
-    """The block with one space between two fields, and none around a line."""
+    """The block, with one space between two fields, and without spaces around a line."""
     block = block.translate(bytes.maketrans(b"\t", b" "), b"\r")
     if b"  " in block:
         block = _SPACES.sub(b" ", block)
@@ -140,4 +140,4 @@ def _explained(
 
 
 TREC = Format((".trec",), None, TrecWriter)
-"""Rankings; they are read by `corpus.rankings`, because they have no texts."""
+"""Rankings; `corpus.rankings` reads them, because they have no texts."""

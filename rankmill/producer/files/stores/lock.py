@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | None:
-    """The lock of an output in a store; ``None`` if the run's folder on this host is the lock.
+    """The lock of an output in a store; ``None`` for a file of this host, which the run's folder locks.
 
     A repository does not get a lock either, because each write would be a commit that stays for ever.
     """
@@ -45,7 +45,8 @@ class ObjectLock:
     output
         What is locked, for messages.
     folder
-        The run's folder on this host. A command that continues a killed one has its lock at once.
+        The run's folder on this host. A command that continues a killed one in the same folder gets the lock
+        at once.
 
     Raises
     ------
@@ -68,21 +69,23 @@ class ObjectLock:
             if seen and seen["owner"] != self._owner:
                 self._watch(seen)
             self._write()
-            seen = self._read()  # another host may have written it at the same time
+            seen = self._read()  # another host may have written the lock at the same time
             if not seen or seen["owner"] != self._owner:
                 raise self._busy(seen)
         self._periodic.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._periodic.stop(seconds=None)  # otherwise it could write the lock again
+        self._periodic.stop(seconds=None)  # otherwise the thread could write the lock again
         with suppress(RankmillError):
             seen = self._read()
             if seen and seen["owner"] == self._owner:
                 self._lock.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise `OutputBusy` if another host took the lock, because this one did not write it for long."""
+        """Raise `OutputBusy` if another host took the lock, because this host did not write the lock for
+        long.
+        """
         if self._other is not None:
             raise OutputBusy(
                 f"{self._output}: host {self._other} makes it now, as this host was away; nothing was written"
@@ -122,7 +125,9 @@ class ObjectLock:
         return json.dumps(holder).encode()
 
     def _create(self) -> bool:
-        """Write the lock if it does not exist; return whether it was written. Some stores cannot tell."""
+        """Write the lock if it does not exist; return whether it was written. Some stores cannot tell whether
+        it existed.
+        """
 
         def create(store: Any, name: str) -> bool:
             try:

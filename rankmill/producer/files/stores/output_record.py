@@ -25,7 +25,7 @@ def record_of(output: AnyPath) -> Path:
 
 
 class OutputRecord:
-    """Records the state that each file of an output had when a runner had made it, by the file's name.
+    """Records, by the name of each file of an output, the state in which a runner left the file.
 
     Only the process that has the output's lock may use it.
     """
@@ -35,7 +35,7 @@ class OutputRecord:
         self._folder = workspace_of(output)
 
     def check(self, files: Iterable[AnyPath]) -> None:
-        """Raise `RunnerError` if one of `files` exists and is not as a runner made it."""
+        """Raise `RunnerError` if one of `files` exists and is not in the state in which a runner left it."""
         there = [path for path in files if _is_link(path) or path.exists()]
         recorded = self._read() if there else {}
         for path in there:
@@ -46,7 +46,8 @@ class OutputRecord:
                 )
 
     def note(self, files: Mapping[AnyPath, Path]) -> None:
-        """Note what `files` become, before they are moved: ``{place: complete file}``.
+        """Note the state that files will have at their places, before they are moved: `files` is ``{place:
+        complete file}``.
 
         The new record is first written in the run's folder, if that exists, so that it is removed with the
         folder if this process dies.
@@ -73,7 +74,8 @@ class OutputRecord:
                 json.dump(record, file)
             sync(Path(name))
             Path(name).replace(self._record)
-            sync(self._record.parent)  # a part is synced in its own folder, and would outlast its record
+            # otherwise a part, which is synced in its own folder, could outlast its record
+            sync(self._record.parent)
         except BaseException:
             with suppress(OSError):
                 Path(name).unlink()

@@ -116,12 +116,12 @@ class OwnFolder:
                 f"{self.path} belongs to another user ({owner}), who could change what is in it; remove it, "
                 "or name another output with -o"
             )
-        with suppress(OSError):  # the file system may have no modes
+        with suppress(OSError):  # the file system may not store modes
             os.fchmod(self._descriptor, 0o700)
         for name in os.listdir(self._descriptor):  # noqa: PTH208 -- lists the folder that is open
             try:
                 status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-            except FileNotFoundError:  # a run may have just ended
+            except FileNotFoundError:  # a run may just have ended and removed it
                 continue
             if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
                 raise _strange(self.path / name, kind_of(status.st_mode))

@@ -1,4 +1,6 @@
-"""Paths of files and of objects, questions to a store, and waiting for a store that does not answer."""
+"""Paths of files and of objects, what can be asked of a store, and how to wait for a store that does not
+answer.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ _BACKOFF = Backoff(first=0.2, longest=10.0)
 
 _LASTING = (ImportError, NotImplementedError, TypeError, ValueError)
 _LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
-"""Names of errors from libraries that need not be installed."""
+"""Errors that do not pass with time, by name, because their libraries need not be installed."""
 
 T = TypeVar("T")
 Pattern = TypeVar("Pattern", bound=PurePath)
@@ -52,7 +54,7 @@ _guards: list[Guard] = []
 
 
 def guard(check: Guard) -> None:
-    """Have `check` called before each use of a store."""
+    """Call `check` before each use of a store, from now on."""
     _guards[:] = [check]
 
 
@@ -60,7 +62,7 @@ class ObjectPath(PurePosixPath):
     """The path of an object in a store, such as ``s3://bucket/key``.
 
     Some methods have names of `pathlib.Path`, and look at the store. Functions that take an `AnyPath` use
-    only these.
+    only these methods.
     """
 
     @property
@@ -71,7 +73,7 @@ class ObjectPath(PurePosixPath):
         options = _guards[0](self) if _guards else {}
         opened: tuple[Any, str] = patiently(
             self, lambda: fsspec.core.url_to_fs(str(self), **options), LOOK_SECONDS
-        )  # fsspec keeps the file systems
+        )  # fsspec keeps file systems and returns the same one again
         return opened
 
     @property
@@ -100,7 +102,7 @@ class ObjectPath(PurePosixPath):
         return super().__str__().replace(":/", "://", 1)
 
     def exists(self) -> bool:
-        """Whether an object has this name, or is below it."""
+        """Whether an object has this name, or objects are below it."""
         return self._is("exists")
 
     def is_file(self) -> bool:
@@ -118,7 +120,9 @@ class ObjectPath(PurePosixPath):
     def names(
         self, question: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
     ) -> list[ObjectPath]:
-        """The paths of the names that `question` returns; their beginning, `above`, is spelled as here."""
+        """The paths of the names that `question` returns; names below `above` are spelled as `above` is
+        spelled here.
+        """
         above = above or self
         names = self.ask(
             lambda system, name: [system.unstrip_protocol(key) for key in question(system, name)]
@@ -137,7 +141,7 @@ class ObjectPath(PurePosixPath):
     def _is(self, test: str) -> bool:
         def look(system: Any, name: str) -> bool:
             try:
-                info = _about(system, name)  # fsspec's own tests report every failure as false
+                info = _about(system, name)  # fsspec's own ``exists`` and so on report every failure as false
             except FileNotFoundError:
                 return False
             return test == "exists" or (info["type"] == "file") == (test == "isfile")
@@ -260,7 +264,8 @@ def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
                 raise StoreError(f"{subject}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
                 raise InputError(f"{subject}: {_reason(error)}") from None
-            deadline = min(deadline, system.monotonic() + seconds)  # one upload may take longer
+            # set only now, because a single upload may take longer
+            deadline = min(deadline, system.monotonic() + seconds)
             if system.monotonic() > deadline:
                 raise StoreError(f"{subject}: the store does not serve: {_reason(error)}") from None
             logger.warning("%s: the store does not serve, trying again: %s", subject, _reason(error))

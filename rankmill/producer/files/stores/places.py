@@ -1,4 +1,4 @@
-"""Checks before any work that an output can be written: beside a file of this host, or in a store."""
+"""Checks, before any work, that an output can be written at its place, on this host or in a store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_writable(path: AnyPath) -> None:
         return
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such directory to write the output to")
-    for place in (path.parent, path):  # the run's own folder is beside a folder of parts
+    for place in (path.parent, path):  # both, because the run's own folder lies beside a folder of parts
         if place.is_dir() and not os.access(place, os.W_OK):
             raise InputError(f"{place} is not writable; name another place with -o")
 
@@ -54,7 +54,8 @@ def is_in_repository(path: ObjectPath) -> bool:
 
 
 def _check_container(path: ObjectPath) -> None:
-    """Check that the bucket (or its like in other stores) exists, if this process may ask for it.
+    """Check that the bucket, or what other stores have instead, exists; if this process may not ask for it,
+    do nothing.
 
     Raises
     ------
@@ -68,7 +69,7 @@ def _check_container(path: ObjectPath) -> None:
     bucket = _container(path)
     try:
         is_there = bucket.exists()
-    except StoreError:  # this process may be allowed to write but not to look
+    except StoreError:  # this process may have the right to write but not to look
         return
     if not is_there and path.protocol in _WITH_BUCKETS:
         raise InputError(f"{bucket}: no such bucket")
@@ -77,8 +78,8 @@ def _check_container(path: ObjectPath) -> None:
 
 
 def _container(path: ObjectPath) -> ObjectPath:
-    """The bucket of an object; on the hub, its repository, which for models has no word before owner and
-    name.
+    """The bucket of an object; on the hub, its repository, whose name for a model has no word before owner
+    and name.
     """
     if path.protocol != "hf":
         return ObjectPath(*path.parts[:2])

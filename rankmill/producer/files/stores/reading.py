@@ -25,7 +25,7 @@ from rankmill.producer.files.stores.roots import check_opened, confined
 
 _BLOCK_BYTES = 4 << 20
 _AHEAD = 2
-"""Blocks that are fetched before they are needed."""
+"""Number of blocks that are fetched before they are needed."""
 
 _DIGESTED_BYTES = 64 << 10
 
@@ -33,11 +33,11 @@ _VERSIONS = ("ETag", "etag", "VersionId", "version_id", "generation", "blob_id",
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 _KEPT = 16
-"""Blocks that are kept, because a row group of Parquet is read in several places."""
+"""Number of blocks that are kept, because a row group of Parquet is read in several places."""
 
 
 def open_stream(path: AnyPath) -> pa.NativeFile:
-    """Open a file as a stream, decompressed as its name says.
+    """Open a file as a stream, decompressed if its name ends in a compression.
 
     Raises
     ------
@@ -64,7 +64,9 @@ def is_empty_here(path: AnyPath) -> bool:
 
 
 def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
-    """Raise `InputError` if the size of a file is 0; `others` are files that are known to be empty."""
+    """Raise `InputError` if the size of a file is 0; `others` are further files that are empty, for the
+    message.
+    """
     if not size:
         more = f", as {len(others)} more have" if others else ""
         raise InputError(
@@ -114,8 +116,8 @@ def fingerprint(path: AnyPath) -> str:
 def admitted(path: Path) -> Iterator[Path]:
     """The path at which to open a file of this host, after a check that it is a file, and may be read.
 
-    Opening anything but a file could block. In a confined process, the path is that of the descriptor that
-    was opened and checked, wherever `path` leads meanwhile.
+    Opening anything but a file could block. In a confined process, the path returned is that of a descriptor
+    that was opened and checked, so it does not matter if `path` leads elsewhere later.
 
     Raises
     ------
@@ -182,7 +184,7 @@ class ObjectReader(io.RawIOBase):
         return self._place
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read `size` bytes; only at the end are there fewer."""
+        """Read `size` bytes; fewer only at the end of the object."""
         wanted = self._size - self._place
         wanted = max(wanted if size is None or size < 0 else min(size, wanted), 0)
         parts = []

@@ -1,7 +1,7 @@
-"""Limits which files this process may read and write, if it works for other users, as a runner does.
+"""Limits which files this process may read and write, if it works for other users, like a runner.
 
-A confined process asks here before it reads or writes a file, and again after opening it, because the name
-may lead elsewhere by then.
+A confined process asks here before it reads or writes a file, and again after opening it, because by then the
+name may lead elsewhere.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Roots:
     Raises
     ------
     ConfigError
-        One of them cannot be a root.
+        One of the folders or URLs cannot be a root.
     """
 
     def __init__(self, read: Sequence[str], write: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class Roots:
         return any(_is_within(place, root) and not _is_hidden(place, root) for root in self._roots[use])
 
     def check(self, path: AnyPath, use: Use) -> None:
-        """Raise `RunnerError` if `path` may not be used so."""
+        """Raise `RunnerError` if `path` may not be used in the way `use`."""
         if not self.allow(path, use):
             raise refusal(str(path), use)
 
@@ -85,8 +85,8 @@ class Roots:
         self._roots["read"].append(folder)
 
     def allow_look(self, path: ObjectPath) -> bool:
-        """Whether a store may be asked for an object; this includes buckets, and a run's own objects such as
-        its lock.
+        """Whether a store may be asked for an object; this also allows buckets, and a run's own objects such
+        as its lock.
         """
         roots = [root for some in self._roots.values() for root in some]
         return any(_is_within(path, root) or _is_within(root, path) for root in roots)
@@ -107,7 +107,9 @@ def confined() -> Roots | None:
 
 
 def check_opened(descriptor: int, path: Path, use: Use) -> None:
-    """Check the file that was opened at `path`, wherever the path led; raises `RunnerError`."""
+    """Check the file that was opened at `path`, because the path may lead to another file than before; raises
+    `RunnerError`.
+    """
     roots = confined()
     if roots and not roots.allow(_path_of(descriptor), use):
         raise refusal(str(path), use)
@@ -115,8 +117,7 @@ def check_opened(descriptor: int, path: Path, use: Use) -> None:
 
 @contextmanager
 def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> Iterator[int]:
-    """Open a folder as a descriptor, so that new files are made in it even if its path leads elsewhere by
-    then.
+    """Open a folder as a descriptor, so that new files are made in it even if the path leads elsewhere later.
 
     Raises
     ------
@@ -145,7 +146,7 @@ def _options_for(path: ObjectPath) -> Mapping[str, Any]:
 
 @cache
 def _http_options() -> dict[str, Any]:
-    """Options with which an HTTP server cannot send this process elsewhere."""
+    """Options that forbid redirections, so that an HTTP server cannot send this process to another server."""
     import aiohttp
 
     async def check(session: Any, context: Any, redirect: Any) -> None:
@@ -193,7 +194,9 @@ def _is_hidden(path: AnyPath, root: AnyPath) -> bool:
 
 
 def _is_plain(path: ObjectPath) -> bool:
-    """Whether every library reads the URL alike: it contains no other URL (``::``) and no encoded dots."""
+    """Whether every library reads the URL in the same way: it contains no other URL (``::``) and no encoded
+    dots.
+    """
     parts = unquote(str(path)).replace("\\", "/").split("/")
     return "::" not in str(path) and not {".", ".."} & set(parts)
 

@@ -1,4 +1,6 @@
-"""Puts complete local files into their places, where they appear as a whole and stay, or do not appear."""
+"""Puts complete local files into their places, where each appears as a whole and stays, or does not
+appear.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,17 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 _READ_BYTES = 4 << 20
 
 _IN_PIECES = {"s3", "s3a"}
-"""Stores to which s3fs sends pieces of an object that it holds in memory: ten of 50 MiB, unless told."""
+"""Stores to which s3fs sends an object in pieces that it holds in memory: ten of 50 MiB, unless it is told
+otherwise.
+"""
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
-"""Least size of a piece; S3 accepts this many of one object."""
+"""Least size of a piece; and the most pieces of an object that S3 accepts."""
 
 _PIECES_AT_ONCE = 4
 
 _UNFINISHED = ".rankmill-*"
-"""The folders in which files are written before they are moved; one stays if its process dies."""
+"""The folders in which files are written before they are moved; such a folder is left if its process dies."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,7 @@ def put(file: Path, target: AnyPath) -> None:
         target.ask(lambda system, name: _send(system, name, file, target), WORK_SECONDS, "cannot write ")
         discard(file)
         return
-    if not target.parent.exists():  # the folder of parts
+    if not target.parent.exists():  # the folder of parts may not exist yet
         with opened_folder(target.parent.parent, target, target.parent.name) as above:
             os.mkdir(target.parent.name, dir_fd=above)
             system.fsync(above)
@@ -101,12 +105,14 @@ def as_output_error(path: AnyPath) -> Iterator[None]:
 
 @contextmanager
 def _private_folder(target: Path | None) -> Iterator[Path]:
-    """A folder for the block, beside `target`; its name is random, so that nobody can put a link there."""
+    """Make a folder beside `target` for the ``with`` block; its name is random, so that nobody can put a link
+    there before.
+    """
     above = target.parent if target else Path(tempfile.gettempdir())
     name = _UNFINISHED.replace("*", secrets.token_hex(8))
     with ExitStack() as stack:
         opened = stack.enter_context(opened_folder(above, target))
-        for _ in range(2):  # twice, as a signal may interrupt the first
+        for _ in range(2):  # twice, because a signal may interrupt the first try
             stack.callback(shutil.rmtree, name, ignore_errors=True, dir_fd=opened)
         os.mkdir(name, 0o700, dir_fd=opened)
         yield above / name
@@ -168,7 +174,7 @@ def content(path: AnyPath) -> str:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the list of files in a folder, to disk."""
+    """Sync a file to disk; for a folder, the list of its files."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         system.fsync(descriptor)
