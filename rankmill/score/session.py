@@ -62,7 +62,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings, cluster: EmbeddedCluster | None = None) -> None:
-        # If an alias is moved meanwhile, the session still uses one model.
+        # The alias is resolved once, so that the session uses one model even if the alias is moved meanwhile.
         names = ModelNames(settings)
         settings = settings.model_copy(update={"model": names.pin(settings.model)})
         self._settings = settings

@@ -30,7 +30,7 @@ def files_folder(name: str) -> FilesFolder:
 
 
 class FilesFolder:
-    """Keeps files in a store, which needs no folders to be made or deleted, and expires files itself."""
+    """Keeps files in an object store. A store needs no folders, and deletes old files by its own rules."""
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
@@ -40,10 +40,13 @@ class FilesFolder:
         return self.path.joinpath(*place.split("/"))
 
     def make(self, name: str) -> None:
-        """Make a folder in this one that stays; raises `OutputError` if it cannot be made."""
+        """Make a folder in this one that stays after a power failure; raises `OutputError` if it cannot be
+        made.
+        """
 
     def save(self, source: BinaryIO, place: str) -> None:
-        """Write the bytes of `source` to a place; the file appears as a whole and stays, or does not appear.
+        """Write the bytes of `source` to a place; the file appears as a whole and stays, or it does not
+        appear.
 
         Raises
         ------
@@ -60,10 +63,10 @@ class FilesFolder:
             raise OutputError(f"the file cannot be kept: {why}") from None
 
     def expire_early(self, name: str, seconds: float) -> None:
-        """Let `sweep` delete a folder `seconds` earlier than others that were made at the same time."""
+        """Let `sweep` delete a folder `seconds` earlier than other folders of its age."""
 
     def read(self, place: str) -> Iterator[bytes]:
-        """The bytes at a place, in blocks; raises `FileNotFoundError` if there is no file."""
+        """The bytes at a place, in blocks; raises `FileNotFoundError` if the file does not exist."""
         return _blocks(open_bytes(self.at(place)))
 
     def delete(self, place: str) -> None:
@@ -73,7 +76,9 @@ class FilesFolder:
         record_of(target).unlink(missing_ok=True)
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
-        """Delete folders of files and batches that are `seconds` old and not in any record."""
+        """Delete the folders of files and batches that are `seconds` old, unless `is_known` says that a
+        record names them.
+        """
 
 
 class LocalFolder(FilesFolder):
@@ -85,7 +90,7 @@ class LocalFolder(FilesFolder):
         """See `FilesFolder.make`."""
         try:
             (self.path / name).mkdir(exist_ok=True)
-            sync(self.path)  # else all in it is lost with the power
+            sync(self.path)  # otherwise a power failure loses everything in it
         except OSError as error:
             raise OutputError(f"the file cannot be kept: {error.strerror}") from None
 
@@ -97,7 +102,7 @@ class LocalFolder(FilesFolder):
     def delete(self, place: str) -> None:
         """See `FilesFolder.delete`."""
         super().delete(place)
-        with suppress(OSError):  # other files are in it
+        with suppress(OSError):  # the folder has other files
             (self.path / place).parent.rmdir()
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:

@@ -25,7 +25,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @cache
 def endpoints() -> Mapping[str, ScorePath]:
-    """The paths of the requests that a batch may have, by their names."""
+    """The paths to which the requests of a batch may go, by their names in batches."""
     return {path.path: path for path in score_paths() if all(body.batched for body in path.bodies)}
 
 
@@ -89,23 +89,25 @@ def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
 
 
 def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
-    """The first request of a file that can be scored, or the first of all; raises as `read_requests`."""
+    """The first request of a file that can be scored, or else the first request; raises as
+    `read_requests`.
+    """
     first = None
     for request in read_requests(path, endpoint):
         first = first or request
         if request.asked:
             return request
-    assert first  # `holds_requests` has seen a line
+    assert first  # because `holds_requests` has seen a line
     return first
 
 
 def holds_requests(path: AnyPath) -> bool:
-    """Whether the lines of a file are requests, not pairs; the first line tells.
+    """Whether the lines of a file are requests, not pairs, as the first line shows.
 
     Raises
     ------
     WrongFile
-        The first line is neither, or the file has no lines.
+        The first line is neither a request nor a pair, or the file has no lines.
     """
     for number, raw in _lines(path):
         try:

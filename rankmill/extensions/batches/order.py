@@ -1,4 +1,4 @@
-"""What an order for runners has of a batch."""
+"""What an order for runners says about a batch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from rankmill.jobs.contract.file_request import FileOrder, Name
 from rankmill.jobs.contract.schema import WireModel
 
 KIND = "batch"
-"""The kind of the order, as in the seam ``rankmill.orders``."""
+"""The kind of the order: the name of its entry point in ``rankmill.orders``."""
 
 
 class BatchOrder(WireModel):
-    """A batch of the gateway; the request's only input is the batch's, and its output gets the answers.
+    """A batch of the gateway. The only input of the order's request is the batch's input, and the request's
+    output gets the answers.
 
     Attributes
     ----------
     endpoint
-        Path of the API that the lines of the input are requests to; ``None`` if its rows are pairs.
+        Path of the API to which each line of the input is a request; ``None`` if the input has rows of pairs.
     owner
         Name of the API keys that own the batch; empty without keys.
     model, asked
-        The model and other fields of the spec, as all lines name them.
+        The model, and other fields of the spec, that all lines name.
     default
         The model of lines that do not name one.
     kept
@@ -43,7 +44,7 @@ class BatchOrder(WireModel):
 
     @classmethod
     def of(cls, order: FileOrder) -> Self:
-        """Read what an order has of its batch; raises `InputError` if that is not valid."""
+        """Read the batch from an order; raises `InputError` if it is not valid."""
         try:
             return cls._read(dict(order.details), "the order of a batch")
         except WireError as error:

@@ -17,13 +17,13 @@ EVERYBODY = "*"
 """The owner that stands for all owners; no key has this name."""
 
 _MOST = 10_000
-"""Most records of an owner that are read; the latest are kept."""
+"""Most records of an owner that are listed: the latest ones."""
 
 _FILE = "file-"
 _BATCH = "batch_"
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
-"""Pattern of names of files and batches; a colon would lead to other keys."""
+"""Pattern of names of files and batches; a name with a colon would lead to other keys."""
 
 
 def new_file_id() -> str:
@@ -42,16 +42,16 @@ def output_id(batch: str) -> str:
 
 
 def errors_id(batch: str) -> str:
-    """The id of the list of a batch's errors."""
+    """The id of the file with a batch's errors."""
     return f"{_FILE}{batch.removeprefix(_BATCH)}-errors"
 
 
 class _Owned(WireModel):
-    """A record with an owner, which is the name of an API key; the owner is empty without keys."""
+    """A record with an owner. The owner is the name of an API key, or empty if the gateway has no keys."""
 
     noun: ClassVar[str]
-    """The word for such a record in messages. A subclass also has the key of a record, and of an owner's
-    index.
+    """The word for such a record in messages. A subclass also defines the Redis keys of a record and of an
+    owner's index.
     """
 
     id: str
@@ -67,7 +67,7 @@ class FileRecord(_Owned):
     name
         The file's name, as the client gave it.
     place
-        The place of its bytes below the gateway's folder.
+        The place of the file's bytes below the gateway's folder.
     """
 
     noun, key, index = "file", staticmethod(keys.gateway_file), staticmethod(keys.gateway_files)
@@ -131,7 +131,7 @@ class BatchStore:
             pipe.execute()
 
     def find(self, kind: type[R], record_id: str) -> R | None:
-        """The record of a file or batch; ``None`` if there is none."""
+        """The record of a file or batch; ``None`` if it does not exist."""
         return self._read(kind.key(record_id), kind) if _ID.fullmatch(record_id) else None
 
     def all(self, kind: type[R], owner: str) -> list[R]:
@@ -158,7 +158,7 @@ class BatchStore:
             pipe.execute()
 
     def count(self, batch_id: str, counts: BatchCounts) -> None:
-        """Note the progress of a batch; its record is kept as long as this note."""
+        """Note the progress of a batch; the record of the batch is then kept as long as this note."""
         with self.redis.pipeline() as pipe:
             pipe.set(keys.batch_counts(batch_id), counts.written(), ex=self.ttl)
             pipe.expire(keys.batch(batch_id), self.ttl)

@@ -78,7 +78,7 @@ class BatchPaths(Addition):
         """Once an hour, delete the bytes of files and batches that have expired."""
         while self.batches:
             try:
-                with waiting(most=MOST_WAIT):  # a stopping process waits for the thread
+                with waiting(most=MOST_WAIT):  # because a stopping process waits for this thread
                     await asyncio.to_thread(self.batches.sweep)
             except (*EXPECTED, OSError) as error:
                 logger.warning("expired files are not deleted yet: %s", error)
@@ -156,7 +156,7 @@ def create_batch(
 ) -> dict[str, Any]:
     """Submit a batch."""
     if wanted.model:
-        gateway.served.resolve(wanted.model)  # also where the requests name theirs
+        gateway.served.resolve(wanted.model)  # this also holds if the requests name their models
     return batches.create(key, wanted, gateway.served.resolve)
 
 
@@ -188,7 +188,7 @@ def cancel_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, An
     responses={200: {"content": {"text/event-stream": {}}}},
 )  # fmt: skip
 async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, batch_id: Id) -> Response:
-    """The batch each time that it changes, until it ends."""
+    """Events with the batch: one each time that it changes, until it ends."""
     batch = await asyncio.to_thread(batches.find, BatchRecord, key, batch_id)
     return event_stream(_events(gateway, batches, batch), AsyncExitStack())
 
@@ -196,7 +196,7 @@ async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, ba
 async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> AsyncGenerator[bytes]:
     """Yield each state of a batch as an event ``batch``, and the last state as ``done``; or an ``error``."""
     last = None
-    while not gateway.is_stopping:  # the client asks another gateway, or this one again
+    while not gateway.is_stopping:  # the client will ask another gateway, or this one after its restart
         try:
             with waiting(most=MOST_WAIT):
                 view = await asyncio.to_thread(batches.view, batch)

@@ -57,7 +57,7 @@ _OF_PAIRS = (
 _fields: dict[str, Any] = {name: (FileRequest.model_fields[name].annotation, FileRequest.model_fields[name])
                            for name in _OF_PAIRS}  # fmt: skip
 PairsOptions = create_model("PairsOptions", __config__=ConfigDict(extra="forbid"), **_fields)
-"""Options of score-file, by name, for a file of pairs."""
+"""The options of score-file that a batch of pairs may set, by name."""
 
 
 class ExpiresAfter(BaseModel):
@@ -76,7 +76,9 @@ class NewFile(BaseModel):
 
 
 class NewBatch(BaseModel):
-    """The request for a batch. Beyond OpenAI's fields, ``model`` and ``pairs`` are for files of pairs."""
+    """The request for a batch. ``model`` and ``pairs``, which OpenAI's API does not have, are for files of
+    pairs.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -97,7 +99,7 @@ class Batches:
     Parameters
     ----------
     settings, redis_url
-        The settings of files, such as their folder and their largest size; and the server.
+        The settings, such as the folder for files and their largest size; and the server's URL.
 
     Raises
     ------
@@ -122,13 +124,13 @@ class Batches:
     def upload(
         self, key: ApiKey | None, name: str, source: BinaryIO, size: int, after: ExpiresAfter | None = None
     ) -> FileRecord:
-        """Keep a file, as long as other files or shorter.
+        """Keep an uploaded file, for as long as other files or for a shorter time.
 
         Raises
         ------
         Refusal
-            The file's name does not give a format, the caller has too many bytes here, or asks to keep it too
-            long.
+            The file's name does not give a format, the caller's files have too many bytes, or the caller asks
+            to keep it too long.
         """
         seconds = self._seconds("expires_after[seconds]", after)
         ending = next((suffix for suffix in _ENDINGS if name.lower().endswith(suffix)), None)
@@ -156,7 +158,9 @@ class Batches:
         return file
 
     def find(self, kind: type[R], key: ApiKey | None, record_id: str) -> R:
-        """A file or batch that the caller may see; raises `Refusal` if there is none."""
+        """A file or batch that the caller may see; raises `Refusal` if it does not exist or the caller may
+        not see it.
+        """
         record = self._store.find(kind, record_id)
         if record is None or not (record.owner == _owner(key) or (key and key.admin)):
             why = f"there is no {kind.noun} {record_id!r:.100}: it has expired, or never was"
@@ -232,7 +236,7 @@ class Batches:
         return self.view(batch)
 
     def cancel(self, key: ApiKey | None, batch_id: str) -> dict[str, Any]:
-        """Cancel a batch; its runner ends within its heartbeat."""
+        """Cancel a batch; its runner stops with the next heartbeat."""
         batch = self.find(BatchRecord, key, batch_id)
         try:
             run = self._runs.load(batch.run)

@@ -40,14 +40,14 @@ def batch_view(
     *,
     cancelling: bool = False,
 ) -> dict[str, Any]:
-    """A batch.
+    """A batch as JSON.
 
     Parameters
     ----------
     batch, run, counts
         The records in Redis; ``None`` if they have expired or are not written yet.
     files
-        The ids of its output, and of the list of its errors.
+        The ids of the files with the batch's output and with its errors.
     cancelling
         Whether the batch was cancelled but its runner does not know yet.
     """
@@ -86,7 +86,7 @@ def page(
     Raises
     ------
     Refusal
-        The record `after` does not exist. Starting over would let a client read the list for ever.
+        The record `after` does not exist. If the list began again instead, a client would read it for ever.
     """
     records = list(reversed(found)) if oldest_first else list(found)
     places = [place for place, record in enumerate(records) if record.id == after]
@@ -116,7 +116,9 @@ def _state(run: FileRun | None, *, cancelling: bool) -> str:
 
 
 def _counts(run: FileRun | None, counts: BatchCounts | None) -> dict[str, int]:
-    """The counts at the end; until then, an estimate from the share of the rows that are done."""
+    """The counts of a batch's lines. Until its end they are estimated from the share of its rows that are
+    done.
+    """
     rows = (run and run.rows) or 0
     total = counts.total if counts else rows
     if counts and counts.completed + counts.failed:

@@ -1,7 +1,7 @@
 """Carries out a batch in a runner: scores its pairs like a file, and writes the answers to their place.
 
-Each step leaves a complete file in the batch's folder, or none. If a runner dies, the next one takes the
-remaining steps.
+Each step leaves a complete file in the batch's folder, or leaves nothing. If a runner dies, the next one
+takes the remaining steps.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ALONE = {"texts": "text", "conversations": "messages"}
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 _TOKENS = "tokens"
-"""The column with the tokens of a row, beside the scores."""
+"""The column with the number of tokens of each row, beside the scores."""
 
 
 class BatchWork:
@@ -61,9 +61,9 @@ class BatchWork:
     Parameters
     ----------
     run
-        The run, whose order has a batch.
+        The run; its order contains the batch.
     store
-        The store for the records of its files.
+        The store for the records of the batch's files.
     score, keep
         The functions of the runner that score a file and keep an outcome.
     """
@@ -238,7 +238,7 @@ class BatchWork:
 
 
 class BatchOrders:
-    """Tells runners how to carry out batches, for the seam ``rankmill.orders``."""
+    """The kind of orders by which runners carry out batches: an entry point of ``rankmill.orders``."""
 
     def check(self, run: FileRun) -> None:
         """Raise `InputError` unless the output is in the folder of the batch's answers."""
@@ -260,12 +260,12 @@ class BatchOrders:
         return _OPTION.sub(_as_field, told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """The place of the scored pairs of a batch of requests; ``None`` for a batch of pairs."""
+        """Where the scored pairs of a batch of requests are written; ``None`` for a batch of pairs."""
         of_pairs = BatchOrder.of(order).endpoint is None
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))
 
     def clear(self, order: FileOrder) -> None:
-        """Delete what was made on the way to the output of a batch, even by an earlier runner."""
+        """Delete the intermediate files of a batch's output, even those of an earlier runner."""
         _clear_batch(as_path(order.request.output or ""))
 
 
@@ -278,7 +278,7 @@ BATCHES = BatchOrders()
 
 
 def _write_for_callers(errors: Path) -> None:
-    """Leave details about the workers out of a list of row errors."""
+    """Remove details about the workers from a list of row errors."""
     shown = errors.with_name("errors-for-callers.jsonl")
     with errors.open(encoding="utf-8") as lines, shown.open("w", encoding="utf-8") as file:
         for error in map(json.loads, lines):

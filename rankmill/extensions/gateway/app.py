@@ -41,8 +41,8 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
     gateway
         The gateway's parts.
     is_loopback
-        Whether it is served on an address that only this host reaches. Then, as with `gateway_hosts`, it
-        answers only requests for known host names.
+        Whether the gateway is served on an address that only this host reaches. Then it answers only requests
+        for known host names, as with the setting ``gateway_hosts``.
     """
     own = gateway.own
 
@@ -89,7 +89,7 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
 
 
 class _App(FastAPI):
-    """The application, whose OpenAPI document says how a request carries its key."""
+    """The application. Its OpenAPI document says how a request carries a key."""
 
     def openapi(self) -> dict[str, Any]:
         return with_keys(super().openapi())
@@ -108,7 +108,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         gateway: Gateway = request.app.state.gateway
         answer = refused(dialect, refusal_of(error, gateway.names))
         if request.method == "PUT":
-            answer.headers["Connection"] = "close"  # an upload may not have been read to its end
+            answer.headers["Connection"] = "close"  # because an upload may not have been read to its end
         return answer
     if error.status_code == 405:
         refusal = Refusal("method", f"{path:.100} does not take {request.method:.20}")

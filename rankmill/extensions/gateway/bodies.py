@@ -19,18 +19,21 @@ from rankmill.extensions.gateway.refusals import Refusal, wrong
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""Longest time in which a body is read; a client that sends nothing takes the place of another request."""
+"""Longest time in which a body is read; otherwise a client that sends nothing would take the place of another
+request.
+"""
 
 _PACE_SECONDS = 60.0
 _LEAST_SPEED = 16 << 10
-"""An upload has no end in time, but it comes: each so many bytes pay for a second's wait, and `_PACE_SECONDS`
-of waiting may be owed."""
+"""Least speed of an upload in bytes per second. An upload may take any time, but may never be more than
+`_PACE_SECONDS` later than at this speed.
+"""
 
 _BODIES = 8
 """Number of bodies of the largest size that may be in memory at a time."""
 
 _FORM_BYTES = 1 << 20
-"""Bytes that a form may have besides its file."""
+"""Most bytes of a form besides its file."""
 
 
 class BodyMemory:
@@ -48,7 +51,7 @@ class BodyMemory:
 
     @contextmanager
     def body(self) -> Iterator[RequestBody]:
-        """The body of a request; its bytes count until the end of the ``with`` block."""
+        """The body of a request; its bytes are counted until the end of the ``with`` block."""
         body = RequestBody(self)
         try:
             yield body
@@ -69,7 +72,7 @@ class RequestBody:
         Raises
         ------
         Refusal
-            The body is too large, is not JSON by its type, or does not arrive in time.
+            The body is too large, has a media type other than JSON, or does not arrive in time.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
@@ -81,7 +84,8 @@ class RequestBody:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 async for part in request.stream():
-                    self.count(len(part))  # what is stated takes no room until it is there
+                    # bytes take memory when they arrive, not when the header states them
+                    self.count(len(part))
                     parts.append(part)
         except TimeoutError:
             raise Refusal("slow", f"the body was not there after {READ_SECONDS:g} s") from None
@@ -124,8 +128,8 @@ def parse(raw: bytes) -> JsonObject:
 class UploadedBody:
     """A body that is read as it arrives, without keeping it in memory; make it in the request's event loop.
 
-    It ends an upload that does not arrive, or so slowly that it only keeps others waiting. The time in which
-    the gateway works on the received bytes does not count.
+    It ends an upload that stops arriving, or arrives so slowly that it only keeps others waiting. The time in
+    which the gateway works on received bytes does not count.
 
     Parameters
     ----------
@@ -134,12 +138,12 @@ class UploadedBody:
     most
         Most bytes of the body.
     too_large
-        The message for a body that is larger.
+        The message for a larger body.
 
     Raises
     ------
     Refusal
-        The body is larger, by its header or when it is read.
+        The body is larger, as its header states or as its bytes show.
     """
 
     def __init__(self, request: Request, most: int, too_large: str) -> None:
@@ -216,13 +220,13 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
                 raise Refusal("too_large", too_large)
             names = [name for name in form if name.partition("[")[0] == "expires_after"]
             yield file, {name.partition("[")[2].removesuffix("]"): str(form[name]) for name in names}
-    except HTTPException as error:  # the form is malformed
+    except HTTPException as error:  # the form is not valid
         raise Refusal("invalid", f"the form cannot be read: {error.detail}") from None
     except ClientDisconnect:
         raise Refusal("gone", "the connection was closed before the whole file was there") from None
 
 
 def _stated_bytes(request: Request) -> int:
-    """The length of the body by its header; 0 if the header does not say it."""
+    """The length of the body as its header states it; 0 if the header does not state it."""
     stated = request.headers.get("content-length", "")
     return int(stated) if stated.isdecimal() and len(stated) < 19 else 0

@@ -1,4 +1,4 @@
-"""The gateway: its parts, made once for each process, and what extensions add to it."""
+"""The gateway: its parts, which are made once in each process, and what extensions add to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rankmill.producer.client.aio.connection import LoopRedis
 _WARM_SECONDS = 10.0
 
 _END_SECONDS = 5.0
-"""Longest time at the end in which requests may cancel their runs."""
+"""Longest time in seconds, at the gateway's end, in which requests may cancel their runs."""
 
 Right = Literal["admin", "manage_models"]
 """Rights of a key besides scoring."""
@@ -79,10 +79,10 @@ class Addition:
         self.settings = settings
 
     def attach(self, gateway: Gateway) -> None:
-        """Take the needed parts of the gateway, before all requests."""
+        """Take the parts of the gateway that the addition needs; called before the first request."""
 
     def advice(self, redis_url: str) -> str | None:
-        """What the user must start if ``rankmill serve`` itself starts a server and workers."""
+        """What else the user must start if ``rankmill serve`` itself starts a server and workers."""
         return None
 
     async def listen(self) -> str | None:
@@ -96,10 +96,10 @@ class Addition:
         return None
 
     async def work(self) -> None:
-        """Do work beside requests, until the task is cancelled at the gateway's end."""
+        """Do work in the background, until the task is cancelled at the gateway's end."""
 
     def stop(self) -> None:
-        """Accept nothing new, because the gateway is about to end."""
+        """Accept no more requests, because the gateway is about to end."""
 
     async def close(self) -> None:
         """Wait for the end of work in progress."""
@@ -118,7 +118,7 @@ def load_additions(settings: Settings) -> list[Addition]:
 
 @contextmanager
 def _by_itself(addition: Addition) -> Iterator[None]:
-    """Log what an addition raises: the gateway and the other additions go on."""
+    """Log an error of an addition in the ``with`` block; the gateway and other additions go on."""
     try:
         yield
     except Exception:
@@ -145,10 +145,11 @@ class Gateway:
     own
         The gateway's own settings.
     redis, plain_redis
-        A client whose commands wait in the event loop; one for threads, whose commands do not wait for a
+        A client whose commands wait in the event loop; and one for threads, whose commands do not wait for a
         server that cannot serve.
     names
-        The names that callers know for paths and URLs in messages; an extension adds its own.
+        The names that callers know, by the paths and URLs that messages must not show; extensions add to
+        these.
     """
 
     def __init__(
@@ -202,7 +203,8 @@ class Gateway:
 
     @asynccontextmanager
     async def admitted(self, note: Observation, headers: Mapping[str, str]) -> AsyncIterator[ApiKey | None]:
-        """Admit a request for scores before its body is read; it counts as in progress within the block.
+        """Admit a request for scores before its body is read; within the ``with`` block it counts as in
+        progress.
 
         Raises
         ------
@@ -222,12 +224,12 @@ class Gateway:
             metrics.stages.labels(stage).observe(seconds)
 
     async def work(self, addition: Addition) -> None:
-        """Let an addition do its work beside requests."""
+        """Let an addition do its work in the background."""
         with _by_itself(addition):
             await addition.work()
 
     async def warm(self) -> None:
-        """Until a worker has the gateway's model, have one load it, without waiting for a request."""
+        """Before any request comes, let a worker load the gateway's model, unless some worker has it."""
         while True:
             try:
                 if self.load.unready:
@@ -249,20 +251,20 @@ class Gateway:
             )  # fmt: skip
 
     def stop(self) -> None:
-        """Stop background work, and the additions that listen beside HTTP, which accept nothing more."""
+        """Stop background work; additions that listen beside HTTP accept no more requests."""
         self.is_stopping = True
         for addition in self.additions:
             with _by_itself(addition):
                 addition.stop()
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Wait for all additions and cancelled requests to end, end `tasks`, and disconnect."""
+        """Wait until all additions and cancelled requests have ended, end `tasks`, and disconnect."""
         for addition in self.additions:
             with _by_itself(addition):
                 await addition.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
-                while self.load.requests:  # requests cancel their runs
+                while self.load.requests:  # requests still cancel their runs
                     await asyncio.sleep(0.02)
         for task in tasks:
             task.cancel()

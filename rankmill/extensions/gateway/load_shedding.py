@@ -33,20 +33,23 @@ _SPEED_SECONDS = 5.0
 _MOST_RETRY = 60
 
 _AT_FIRST = 2048
-"""Most pairs in progress (a single request excepted) until the workers' speed is known."""
+"""Most pairs in progress until the workers' speed is known; a single request may have more."""
 
 _ENOUGH_TOKENS = 10_000
 """Tokens that a worker must have computed before its speed counts, because its first batches are slow."""
 
 _TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
-"""Characters for each token in English, used until requests have been scored here."""
+"""Tokens for each character of English text, and tokens of a pair; used until requests have been scored
+here.
+"""
 
 _TELLING_CHARS = 50_000
-"""A request of so many characters with more tokens than expected says how many the next one has: in other
-scripts they are four times as many."""
+"""If a request with this many characters has more tokens than expected, the next request is expected to have
+as many for each character. In other scripts than Latin, tokens are four times as many.
+"""
 
 _SHARE = 0.05
-"""Weight of any other request in the means."""
+"""Weight of every other request in the mean number of tokens."""
 
 _REPORT_SECONDS = 60.0
 """Seconds for which a scored request counts for a worker that has not reported its model yet."""
@@ -54,7 +57,9 @@ _REPORT_SECONDS = 60.0
 _OUTCOMES: dict[Kind, Outcome] = {
     "overloaded": "overloaded", "backend": "failed", "unavailable": "failed", "timeout": "failed",
 }  # fmt: skip
-"""What is counted of a request that ends so; all other kinds are the callers' affair."""
+"""Under what a request is counted that ends with a refusal of this kind; refusals of other kinds are faults
+of the caller.
+"""
 
 _FORWARD = STAGES.index("forward")
 
@@ -76,9 +81,9 @@ class LoadShedder:
     requests
         Requests in progress.
     backlog_seconds
-        Time that the workers need for the requests that wait in the queue.
+        Seconds that the workers need for the requests that wait in the queue.
     workers
-        Workers of the queue that take work.
+        Number of workers of the queue that take work.
     unready
         The reason why requests for the gateway's model would wait, in a line; ``None`` if a worker has had
         the model.
@@ -95,27 +100,27 @@ class LoadShedder:
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._tokens_per_pair = _TOKENS_PER_PAIR
         self._reported: float | None = None
-        """Tokens of a pair, as workers report them, until requests here give their own number."""
+        """Tokens of a pair, as workers report them; used until requests have been scored here."""
         self._has_scored = False
         self._taken = 0
         """Tokens of the requests in progress here, estimated from their characters."""
         self._pairs_taken = 0
         self._tenants: set[str] = set()
-        """Tenants whose bulk work waits in the queue, by the groups in ids."""
+        """Tenants whose bulk work waits in the queue, as the groups of digits in ids."""
         self._read = -math.inf
         self.backlog_seconds = 0.0
         self.workers = 0
         self.unready: str | None = "the workers have not been looked at yet"
         self._able: set[str] = set()
-        """Workers that have or had the gateway's model, and so can load it again."""
+        """Names of workers that have or had the gateway's model, and so can load it again."""
         self._scored = -math.inf
-        """The time when one of them last scored a request with it."""
+        """The time when one of these workers last scored a request with the gateway's model."""
         self._counts = Counter[Outcome]()
-        """What is not told to the cluster yet."""
+        """Counts of outcomes that are not written to Redis yet."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request while it is worked on, and what becomes of it.
+        """Count a request while it is in progress, and count its outcome.
 
         Raises
         ------
@@ -161,7 +166,7 @@ class LoadShedder:
         tokens = self._tokens_per_char * chars
         if self._reported:
             tokens = max(tokens, self._reported * pairs)
-        tokens = math.ceil(tokens)  # sums of fractions would not come back to 0
+        tokens = math.ceil(tokens)  # because sums of fractions would not return to 0
         parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
         self._check(tokens * parts, pairs)
         self._taken += tokens
@@ -173,9 +178,10 @@ class LoadShedder:
             self._pairs_taken -= pairs
 
     def _check(self, tokens: int, pairs: int) -> None:
-        """Let in what the workers have time for, and whatever nothing waits before.
+        """Admit requests that the workers have time for; a request that would not wait for others is always
+        admitted.
 
-        Before it is known how fast they are, nothing waits except what is no risk.
+        Until the workers' speed is known, at most `_AT_FIRST` pairs are in progress, or a single request.
         """
         if self._speed is None:
             if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
@@ -192,11 +198,13 @@ class LoadShedder:
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
 
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
-        """Note a scored request, with its number of jobs, and its model by the name that workers use."""
+        """Note a scored request, with the number of its jobs, and with the name that workers have for its
+        model.
+        """
         if tokens and chars:
             self._has_scored, self._reported = True, None
             more = tokens / chars - self._tokens_per_char
-            # If fewer tokens were found, long texts may have been cut.
+            # If there were fewer tokens than expected, long texts may have been cut.
             share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
             self._tokens_per_char += max(share, _SHARE) * more
             self._tokens_per_pair += _SHARE * (tokens / pairs - self._tokens_per_pair)
@@ -205,7 +213,7 @@ class LoadShedder:
         self._pairs_per_job += _SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
-        """Read the state of the queue from time to time, for ever."""
+        """Read the state of the queue from time to time, without end."""
         while True:
             try:
                 await bridge.run(self.look)
@@ -214,7 +222,9 @@ class LoadShedder:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Estimate how long the workers need for the waiting requests, and tell the cluster the counts."""
+        """Estimate how long the workers need for the waiting requests, and write the counts of outcomes to
+        Redis.
+        """
         counts, self._counts = self._counts, Counter()
         with redis_errors(), waiting(most=_LOOK_SECONDS):
             waiting_jobs, self._tenants = RunStore(self._redis).queue(self._settings.queue).count_waiting()
@@ -251,12 +261,14 @@ class LoadShedder:
 
 
 def _without_version(model: str) -> str:
-    """The name of a model without its version; workers load versions of a name in a registry."""
+    """The name of a model without its version: of a name in a registry, workers load a version."""
     return model.partition("@")[0]
 
 
 def speed(reports: list[WorkerReport]) -> float | None:
-    """Tokens a second of all workers together; a worker that has scored few counts as fast as the others."""
+    """Tokens a second of all workers together; a worker that has scored only a few tokens counts as fast as
+    the others.
+    """
     speeds = [
         report.tokens / report.stage_seconds[_FORWARD]
         for report in reports

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Observation:
-    """The facts of a request for metrics, to which each part of the gateway adds its own.
+    """The facts of a request for logs and metrics; each part of the gateway adds those that it knows.
 
     ``status`` is the HTTP status of the answer, or the name of its gRPC status.
     """
@@ -55,7 +55,7 @@ def observing(given: str, status: int | str) -> Iterator[Observation]:
     given
         The id that the client gave, or an empty text; an id that is not valid is replaced.
     status
-        The status if the client goes before the answer.
+        The status if the client disconnects before the answer.
     """
     request_id = given if _VALID.fullmatch(given) else system.unique_id()
     note = Observation(request_id, status, began=time.perf_counter())

@@ -35,18 +35,18 @@ Kind = Literal[
     "media_type", "gone", "slow", "busy", "overloaded", "too_long", "unscorable", "backend",
     "unavailable", "timeout",
 ]  # fmt: skip
-"""What kind of trouble it is.
+"""The kind of a refusal.
 
-``method``: the path takes others. ``conflict``: what is there already stands in the way. ``gone``: the client
-has closed the connection; ``slow``: its body does not come. ``busy``: the caller asks too often;
-``overloaded``: all callers do. ``too_long``: a row has more tokens than are taken; ``unscorable``: it has no
-score for another reason; ``backend``: the workers cannot score the run; ``unavailable``: no worker or no
-server answers, or the server refuses the gateway.
+``method``: the path takes other methods. ``conflict``: something that exists already prevents it. ``gone``:
+the client has closed the connection; ``slow``: its body does not arrive. ``busy``: the caller sends too many
+requests; ``overloaded``: all callers together do. ``too_long``: a row has more tokens than are taken;
+``unscorable``: it has no score for another reason; ``backend``: the workers cannot score the run;
+``unavailable``: no worker or no server answers, or the server refuses the gateway.
 """
 
 
 class Words(NamedTuple):
-    """A kind's codes in HTTP and gRPC, and the errors that belong to it."""
+    """The codes of a kind in HTTP and gRPC, and the classes of errors that belong to the kind."""
 
     http: int
     grpc: str
@@ -74,21 +74,22 @@ KINDS: dict[Kind, Words] = {
     "timeout": Words(504, "DEADLINE_EXCEEDED", (RunTimeout,)),
     "unavailable": Words(503, "UNAVAILABLE", (RankmillError,)),
 }
-"""HTTP status of each kind, where a dialect has no other; gRPC's, as TEI has it where TEI has one.
+"""The HTTP status of each kind, unless a dialect has another one; and the gRPC status, which is TEI's if TEI
+has one.
 
-An error is of the first kind that names its class.
+An error belongs to the first kind that names its class.
 """
 
 logger = logging.getLogger(__name__)
 
 
-class Refusal(Exception):  # it is an answer
+class Refusal(Exception):  # named without Error, because it is an answer
     """A request is refused or has failed.
 
     Parameters
     ----------
     kind, message
-        The kind of trouble, and one line for the caller, which says what is wrong and how to fix it.
+        The kind of refusal, and one line for the caller that says what is wrong and how to fix it.
     retry_after
         Seconds after which the same request may succeed, if known.
     param
@@ -115,7 +116,7 @@ class Refusal(Exception):  # it is an answer
 
 
 def wrong(param: str, why: str) -> Refusal:
-    """The refusal of a field or parameter."""
+    """The refusal of a request because of a field or a parameter."""
     return Refusal("invalid", f"{param}: {why}", param=param)
 
 
@@ -131,7 +132,9 @@ def unscorable(row: int, reason: str) -> Refusal:
 
 
 def row_reason(reason: str) -> str:
-    """The reason why a row has no score, for callers; details about a worker's host are only logged."""
+    """The reason why a row has no score, for callers; details about a worker's host are left out, and only
+    logged.
+    """
     kind, _, rest = reason.partition(": ")
     is_of_worker = kind.startswith("given up after attempt") and rest != "its worker died"
     if not is_of_worker and not _PRIVATE.search(reason) and not _CODE.search(reason):
@@ -144,7 +147,7 @@ EXPECTED = (Refusal, RankmillError, redis.RedisError)
 """Errors that end a request with an answer by `refusal_of`; all other errors are bugs."""
 
 _RIGHTS = ("NOPERM", "ACL failure")
-"""The server's reply to a user without the needed right, directly or in a script."""
+"""How replies of the server begin if its user lacks a right: replies to commands, and to scripts."""
 
 _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (NoWorkers, "no worker is there that could do it: ask again later"),
@@ -176,15 +179,14 @@ _CODE = re.compile(r"\.(?:py|cc|cpp|cu|hpp|so)\b")
 def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refusal:
     """The refusal for one of the errors in `EXPECTED`.
 
-    Callers are told about errors that they can fix. Errors for the operator, who does not see the answer, are
-    logged.
+    The message describes errors that the caller can fix. Other errors are for the operator, and are logged.
 
     Parameters
     ----------
     error
         The error.
     names
-        The names for callers of paths and URLs that they do not know.
+        Names that callers know, by the paths and URLs that they must not see.
     """
     if isinstance(error, Refusal):
         return error
@@ -193,7 +195,7 @@ def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refu
 
 
 def kind_of(error: Exception) -> Kind:
-    """What kind of trouble an error is; all errors that are not expected are the gateway's own failures."""
+    """The kind of refusal for an error; an error that is not expected is a failure of the gateway."""
     if isinstance(error, Refusal):
         return error.kind
     return _kind(_ours(error)) if isinstance(error, EXPECTED) else "backend"
@@ -212,7 +214,9 @@ def _kind(error: RankmillError) -> Kind:
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:
-    """The message of an error for a caller; the rest is logged. `names` is as in `refusal_of`."""
+    """The message of an error for a caller; what callers must not see is only logged. `names` is as in
+    `refusal_of`.
+    """
     whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     if isinstance(error, WrongFile):
         return message

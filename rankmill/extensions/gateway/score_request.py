@@ -15,7 +15,7 @@ SpecFields: TypeAlias = dict[str, str | int | None]
 """Fields of a `ScoreSpec` that a request asks for."""
 
 MOST_ENCODED = 1 << 18
-"""Most characters, or ids, of a request for tokens; its answer has many times as many bytes."""
+"""Most characters, or ids, of a request for tokens; the answer has many times as many bytes."""
 
 ONE_LABEL = "LABEL_0"
 """The name of a model's only output, as in transformers."""
@@ -45,7 +45,7 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """The request to score single texts; settings for pairs do not apply to them."""
+    """The request to score single texts, to which settings for pairs do not apply."""
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
 
@@ -81,14 +81,14 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
 
 @dataclass(frozen=True)
 class RequestScores:
-    """Scores of a request, in input order: numbers, or with ``labels`` a list of one for each of them.
+    """Scores of a request, in input order: numbers, or with ``labels`` lists with a number for each label.
 
-    ``tokens`` are those that were computed, without padding. ``created`` is in seconds since 1970,
-    ``seconds`` is the time that the scores took, ``work_seconds`` that of the slowest chunk in its worker,
-    of which ``tokenize_seconds`` and ``forward_seconds`` are parts, ``chunks`` their number. ``contract``
-    says how they were made: precision, backend, device, revision and proven bound, as far as they are known.
-    Where tokens were asked for, ``found`` has what was found of each row, and its score is the number of its
-    tokens.
+    ``tokens`` is the number of computed tokens without padding, ``created`` is in seconds since 1970, and
+    ``seconds`` is the time until all scores came. ``work_seconds`` is the time of the slowest of the
+    ``chunks`` chunks in its worker; ``tokenize_seconds`` and ``forward_seconds`` are parts of it.
+    ``contract`` says how they were made: precision, backend, device, revision and proven bound, as far as
+    they are known. For a request for tokens, ``found`` has the tokens of each row, and a row's score is their
+    number.
     """
 
     scores: Sequence[Any]
@@ -106,23 +106,25 @@ class RequestScores:
     created: int = field(default_factory=lambda: int(system.now()))
 
     def ranked(self, top: int | None = None) -> Iterator[tuple[int, float]]:
-        """Places in the input and scores, the `top` best first; equal scores in input order."""
+        """Yield the places in the input of the `top` best rows with their scores, best first; equal scores
+        keep input order.
+        """
         order = sorted(range(len(self.scores)), key=lambda place: (-self.scores[place], place))
         return ((place, self.scores[place]) for place in order[:top])
 
     def predictions(self) -> list[list[tuple[str, float]]]:
-        """Of each row all labels with their scores, in the model's order."""
+        """All labels with their scores, for each row, in the model's order."""
         if not self.labels:
             return [[(ONE_LABEL, score)] for score in self.scores]
         return [list(zip(self.labels, row, strict=True)) for row in self.scores]
 
     def stages(self) -> dict[str, float]:
-        """Where the time went (s)."""
+        """Seconds that each stage of the request took, by its name."""
         queue = max(self.seconds - self.work_seconds, 0.0)
         parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}
         return {"queue": queue, "work": self.work_seconds, **parts}
 
 
 def best_first(labels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Labels with their scores, the highest first; equal ones in the model's order."""
+    """Labels with their scores, the highest first; equal scores stay in the model's order."""
     return sorted(labels, key=lambda label: -label[1])

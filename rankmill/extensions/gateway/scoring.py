@@ -34,7 +34,7 @@ _ANY_MODEL = "*"
 """The entry of the setting ``gateway_models`` that lets requests name any model."""
 
 _OF_THE_CALLER = frozenset({"max_length", "instruction", "max_passage_tokens"})
-"""Fields of a spec with values from the caller, which may not fit a model."""
+"""Fields of a spec that callers may set, and whose values may not fit a model."""
 
 
 class ServedModel(NamedTuple):
@@ -62,7 +62,7 @@ class ServedModels:
         models = [_served(entry) for entry in entries if entry != _ANY_MODEL]
         if settings.model not in {model.model for model in models}:
             models.insert(0, _served(settings.model))
-        models.sort(key=lambda model: model.model != settings.model)  # the default model goes first
+        models.sort(key=lambda model: model.model != settings.model)  # this puts the default model first
         self._named: dict[str, ServedModel] = {}
         for model in models:
             other = self._named.setdefault(model.name, model)
@@ -111,7 +111,7 @@ def _served(entry: str) -> ServedModel:
     name, is_named, model = entry.partition("=")
     if is_named and "/" not in name:
         return ServedModel(name, model)
-    is_path = entry.startswith(("/", "./", "../", "~"))  # callers need not know where it lies
+    is_path = entry.startswith(("/", "./", "../", "~"))  # callers need not know where the model lies
     return ServedModel(entry.rstrip("/").rpartition("/")[2] if is_path else entry, entry)
 
 
@@ -156,7 +156,8 @@ class Scoring:
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def about_model(self) -> TokensFound:
-        """The limit and the labels of the gateway's model, as a worker has told within the last minute.
+        """The limit and the labels of the gateway's model, which a worker was asked for within the last
+        minute.
 
         Raises
         ------
@@ -230,7 +231,9 @@ class Scoring:
             return await self.client.begin(rows, **options)
 
     def _check(self, rows: Sequence[tuple[str, ...]]) -> int:
-        """The number of characters of a request's rows; raises `Refusal` if it has no rows, or too many."""
+        """The number of characters of a request's rows; raises `Refusal` if the request has no rows, or too
+        many.
+        """
         most = self._own.gateway_pairs
         if not rows:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
@@ -265,12 +268,12 @@ class SubmittedRequest:
     seconds
         Most time for its scores.
     name
-        The model's name in the answer; with ``None``, the name of the run's model, with the version that
-        scored.
+        The model's name in the answer; with ``None``, the name of the run's model with the version that
+        scores.
     began
         The time of submission, by `time.perf_counter`; with ``None``, the present time.
     encodes
-        Whether it asks for tokens, not for scores.
+        Whether the request asks for tokens, not for scores.
     """
 
     def __init__(

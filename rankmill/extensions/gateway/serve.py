@@ -20,13 +20,15 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.http import cannot_listen, is_loopback, shown_address
 
 PORT = 9809
-"""The port for an address that names none."""
+"""The port for an address that does not name one."""
 
 _MOST_HEAD_BYTES = 64 << 10
 """Most bytes of a request's first line and headers."""
 
 _HEAD_SECONDS = 60.0
-"""Longest time until they are there; a connection that sends nothing is closed then, too."""
+"""Most seconds until first line and headers have arrived; a connection that sends nothing is also closed
+then.
+"""
 
 
 def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], bool]) -> KeysNeeded:
@@ -35,7 +37,7 @@ def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], b
     Raises
     ------
     ConfigError
-        Other hosts reach one, and nothing says who of them may use it.
+        Other hosts can reach one of the addresses, and nothing says which of them may use it.
     """
     if is_open:
         return "never"
@@ -51,7 +53,9 @@ def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], b
 
 
 class _LimitedHttp(H11Protocol):
-    """A connection of uvicorn that ends when the head of a request does not come, and that never upgrades."""
+    """A connection of uvicorn that is closed if the head of a request does not come, and that never changes
+    to another protocol.
+    """
 
     _waiting: asyncio.TimerHandle | None = None
 
@@ -67,8 +71,9 @@ class _LimitedHttp(H11Protocol):
         if self.cycle:
             self.cycle.disconnected = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(f"{msg} {sys.exception()}")  # called where h11's error is handled
-        else:  # an answer is under way, and another would be taken for its rest
+            # uvicorn calls this while it handles an error of h11
+            super().send_400_response(f"{msg} {sys.exception()}")
+        else:  # an answer is being sent, and another one would be taken for the rest of it
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -76,11 +81,13 @@ class _LimitedHttp(H11Protocol):
         super().connection_lost(exc)
 
     def _should_upgrade(self) -> bool:
-        """Clients are free to ask for another protocol, and are answered in this one."""
+        """Whether to change the protocol as a client asks: never, the client is answered in HTTP."""
         return False
 
     def _wait_for_head(self) -> None:
-        """Close the connection if the client does not send a whole head; does nothing while it need not."""
+        """Close the connection if the client does not send a whole head in time, unless the gateway is
+        answering.
+        """
         if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task:
             self._wait_no_more()
         elif self._waiting is None:
@@ -106,11 +113,11 @@ class _Server(uvicorn.Server):
         self._begin = begin
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._begin()  # signals are handled already, so that whoever learns the address may send one
+        await self._begin()  # signals are already handled, so a process that learns the address may send one
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._gateway.stop()  # its parts are closed at the end of all requests
+        self._gateway.stop()  # the gateway's parts are closed after the end of all requests
         await super().shutdown(sockets)
 
     @contextmanager
@@ -139,7 +146,7 @@ def serve(
     at
         Host and port to listen on; port 0 is any free one.
     on_start
-        Called with each address, also of an extension, as soon as connections are taken.
+        Called with each address, including those of extensions, as soon as connections are accepted.
 
     Raises
     ------

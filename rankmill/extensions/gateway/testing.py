@@ -26,18 +26,18 @@ from rankmill.jobs.system import system
 from rankmill.testing import URL, FakeAsyncClient, FakeWorkers
 
 _NO_WORKERS_SECONDS = 1.0
-"""A test does not wait as long as a caller would."""
+"""Seconds without a worker after which a request fails; a test should not wait as long as a caller would."""
 
 
 def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
     """The application of ``rankmill serve`` over `workers`, for `fastapi.testclient.TestClient`.
 
-    It has no keys but ``gateway_api_key``, no batches, accounts and orders to workers.
+    Its only key is ``gateway_api_key``; it has no batches, no accounts, and gives no orders to workers.
 
     Parameters
     ----------
     workers
-        They score.
+        The fake workers, which score.
     options
         Settings by name, such as ``model`` or ``gateway_models``.
     """
@@ -47,14 +47,14 @@ def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
 
 @contextmanager
 def fake_gateway(workers: FakeWorkers, **options: Any) -> Iterator[str]:
-    """Serve `gateway_app` within the block, on a free port of this host; yields its URL."""
+    """Serve `gateway_app` within the ``with`` block, on a free port of this host; yields its URL."""
     with served(gateway_app(workers, **options)) as url:
         yield url
 
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
-    """Serve an application of any service within the block, in a thread; yields its URL."""
+    """Serve an application of any service within the ``with`` block, in a thread; yields its URL."""
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -70,7 +70,7 @@ def served(app: FastAPI) -> Iterator[str]:
 
 
 class _FakeGateway(Gateway):
-    """The gateway's parts, of which none asks a server."""
+    """The parts of a gateway that asks no server."""
 
     def __init__(self, settings: Settings, workers: FakeWorkers) -> None:
         super().__init__(settings, URL, "if there are any")
@@ -86,7 +86,7 @@ class _FakeGateway(Gateway):
 
 
 class _Load(LoadShedder):
-    """Lets in what the settings allow; fake workers have no backlog."""
+    """Admits as many requests as the settings allow, because fake workers have no backlog."""
 
     def __init__(self, settings: Settings, client: redis.Redis, workers: FakeWorkers) -> None:
         super().__init__(settings, client)
@@ -101,7 +101,7 @@ _NOTHING: dict[str, Any] = {"PING": True, "GET": None, "ZCOUNT": 0, "ZRANGE": []
 
 
 class _EmptyServer(redis.Redis):
-    """A server without keys, for those who ask whether there are any."""
+    """A server without API keys, for code that asks whether there are any."""
 
     def execute_command(self, *args: Any, **_: Any) -> Any:
         if args[0] not in _NOTHING:

@@ -1,4 +1,4 @@
-"""What gateways refuse and fail, which they tell the cluster in Redis, for the seam ``rankmill.watch``."""
+"""What gateways refuse and what fails, for the views of the cluster; gateways write these counts to Redis."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.system import system
 
 Outcome = Literal["requests", "overloaded", "failed"]
-"""What gateways count: all requests for scores, those refused for overload, and those that failed."""
+"""What gateways count: all requests for scores, requests that were refused for overload, and requests that
+failed.
+"""
 
 _SPAN_SECONDS = 30
-"""Gateways add up what they count in spans of this length; the last two are looked at."""
+"""Length in seconds of the spans of time in which gateways count; the last two spans are read."""
 
 _SHARE = 0.01
-"""A larger share of the requests that is refused or fails is a fault."""
+"""If a larger share of the requests than this is refused or fails, that is a fault."""
 
 _FAULTS: tuple[tuple[Outcome, str, str, str], ...] = (
     (
@@ -34,7 +36,7 @@ _FAULTS: tuple[tuple[Outcome, str, str, str], ...] = (
 
 
 def tell(client: redis.Redis, counts: Mapping[Outcome, int]) -> None:
-    """Add what a gateway has counted since it last told it to what all gateways have."""
+    """Add what a gateway has counted since its last call to the counts of all gateways."""
     key = keys.gateway_outcomes(int(system.now() // _SPAN_SECONDS))
     with client.pipeline() as pipe:
         for outcome, number in counts.items():
@@ -44,7 +46,7 @@ def tell(client: redis.Redis, counts: Mapping[Outcome, int]) -> None:
 
 
 class SeenGateways(Seen):
-    """What has become of the requests of the last minute, at all gateways together."""
+    """The outcomes of the requests of the last minute, at all gateways together."""
 
     requests: int = 0
     overloaded: int = 0
@@ -60,7 +62,7 @@ class SeenGateways(Seen):
 
 
 class GatewayWatch(Watch):
-    """Adds the requests to gateways."""
+    """Shows how many requests gateways refuse, and how many fail."""
 
     kinds: ClassVar = {"gateway_errors": "stuck_run", "gateway_overload": "gateway_errors"}
     nothing: ClassVar = SeenGateways()

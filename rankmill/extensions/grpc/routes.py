@@ -37,7 +37,8 @@ class GrpcListener(Addition):
     async def listen(self) -> str | None:
         if self._at is None:
             return None
-        from rankmill.extensions.grpc.server import GrpcServer  # its packages are needed only here
+        # imported here, because only this needs its packages
+        from rankmill.extensions.grpc.server import GrpcServer
 
         self._server = GrpcServer(self._gateway)
         host, port = self._at

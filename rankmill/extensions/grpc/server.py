@@ -33,7 +33,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 _REFUSED_AT_ONCE = 64
-"""Calls beyond those in progress that are told when to try again; gRPC itself refuses more calls."""
+"""Number of calls, beyond those in progress, that are told when to try again; gRPC itself refuses further
+calls.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +109,8 @@ class GrpcServer:
         service = method.containing_service
         route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
 
-        # A single message is read as a stream of one; otherwise gRPC would wait for it before the call is
-        # admitted.
+        # A single message is read as a stream of one message. Otherwise gRPC would wait for it before the
+        # call is admitted.
         async def one(requests: AsyncIterator[Any], context: _Context) -> Any:
             async with self._call(context, route, scores=scores) as call:
                 return await do(requests if method.client_streaming else await _only(requests), call)
@@ -134,7 +136,9 @@ class GrpcServer:
 
     @asynccontextmanager
     async def _call(self, context: _Context, route: str, *, scores: bool) -> AsyncIterator[Call]:
-        """Admit a call, as an HTTP request is, if it asks for `scores`; a refusal is the call's status."""
+        """Observe a call; if it asks for `scores`, admit it as an HTTP request is admitted. A refusal becomes
+        the call's status.
+        """
         metadata = context.invocation_metadata() or ()
         headers = {str(name): value for name, value in metadata if isinstance(value, str)}
         with observing(headers.get(HEADER, ""), grpc.StatusCode.CANCELLED.name) as note:
@@ -188,7 +192,9 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
 
 
 async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoReturn:
-    """End the call with a refusal; clients that know gRPC's retries wait as long as it says."""
+    """End the call with a refusal; clients that follow gRPC's rules for retries wait as long as the refusal
+    says.
+    """
     trailing = [(HEADER, note.id)]
     if refusal.retry_after is not None:
         seconds = max(math.ceil(refusal.retry_after), 1)

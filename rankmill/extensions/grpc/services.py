@@ -30,7 +30,7 @@ from rankmill.jobs.contract.encodings import MAX_TOKEN_ID, TokensAsked, TokensFo
 
 _ROWS = 256
 _WAIT_SECONDS = 0.002
-"""How long a batch of messages waits for one more message."""
+"""Seconds that a batch of messages waits for one more message."""
 
 _Row: TypeAlias = tuple[str, ...]
 """A pair, or a single text."""
@@ -86,7 +86,9 @@ class TeiServices:
     def predict_stream(
         self, requests: AsyncIterator[tei.PredictRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
-        """Score texts as they arrive, those that arrive together in one run; answers keep the order."""
+        """Score texts as they arrive. Texts that arrive together share a run; answers keep the order of the
+        texts.
+        """
         return self._in_turn(requests, self._predict, call)
 
     def predict_pair_stream(
@@ -209,7 +211,7 @@ class TeiServices:
 
 
 def _pieces(texts: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
-    """Divide what was asked into as few requests as possible."""
+    """Divide `texts` into as few requests as possible."""
     piece: list[TokensAsked] = []
     for text in texts:
         if piece and sum(one.size for one in piece) + text.size > MOST_ENCODED:
@@ -246,7 +248,8 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
     took = scored.stages()
     return tei.Metadata(
         compute_chars=sum(len(text) for row in rows for text in row),
-        compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,  # else it has others' tokens
+        # otherwise the number includes tokens of other messages
+        compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,
         total_time_ns=round(scored.seconds * 1e9),
         tokenization_time_ns=round(took.get("tokenize", 0.0) * 1e9),
         queue_time_ns=round(took["queue"] * 1e9),

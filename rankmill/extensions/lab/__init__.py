@@ -22,4 +22,6 @@ COMMANDS = {
         "rankmill.extensions.lab.commands.quantize:quantize",
     ),
 }
-"""For the seam ``rankmill.commands``: purpose, first line of the help, and where the command is."""
+"""What an entry point of ``rankmill.commands`` names: each command's purpose, the first line of its help, and
+its function.
+"""

@@ -19,10 +19,12 @@ TOP = 10
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
-"""Percentiles of the bootstrap draws."""
+"""Percentiles of the bootstrap draws that bound the interval."""
 
 _MANY_QUERIES = 20
-"""With fewer queries, resampling queries alone underestimates the variance: their rows are resampled too."""
+"""With fewer queries than this, their rows are resampled too, because resampling only queries underestimates
+the variance.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Agreement:
     queries, rows
         Number of queries compared (those with at least two different ranks), and of their rows.
     same_top
-        Share of the queries whose first `TOP` rows are the same set; ``None`` if no query has more rows.
+        Share of the queries whose first `TOP` rows are the same set; ``None`` if no query has more rows than
+        that.
     top_overlap
         Mean share of the first `TOP` rows that both rankings have in common.
     """
@@ -55,19 +58,25 @@ class Agreement:
         return f"{self.spearman:.5f} ({self.low:.5f} to {self.high:.5f})"
 
     def verdict(self, threshold: float) -> Verdict:
-        """Whether `spearman` reaches `threshold` ("kept"), does not ("lost"), or these rows cannot tell."""
+        """Whether `spearman` reaches `threshold` (``kept``), does not reach it (``lost``), or these rows
+        cannot tell.
+        """
         if self.low >= threshold:
             return "kept"
         return "lost" if self.high < threshold else "undecided"
 
     def rows_wanted(self, threshold: float) -> int:
-        """Approximate number of rows that would decide; the interval narrows with the root of that number."""
+        """Approximate number of rows that would decide the verdict; the interval narrows with the root of
+        this number.
+        """
         margin = max(abs(self.spearman - threshold), 1e-5)
         return math.ceil(self.rows * ((self.high - self.low) / 2 / margin) ** 2 / 1000) * 1000
 
 
 def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
-    """Compare `scores` with `reference`, both ``[n]``; ``None`` if no query has two ranks in both."""
+    """Compare `scores` with `reference`, both ``[n]``; ``None`` if no query has two different ranks in
+    both.
+    """
     table = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
     by_query = table.groupby("query", sort=False)
     all_ranks = by_query[["score", "reference"]].rank().to_numpy()
@@ -95,13 +104,17 @@ def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agre
 
 
 def _overlap(scores: Scores, reference: Scores) -> float:
-    """Share of the first `TOP` rows that both rankings have in common; ties keep the order of the rows."""
+    """Share of the first `TOP` rows that both rankings have in common; equal scores keep the order of the
+    rows.
+    """
     first = [set(np.argsort(-each, kind="stable")[:TOP].tolist()) for each in (scores, reference)]
     return len(first[0] & first[1]) / TOP
 
 
 def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Bootstrap interval of the mean of `values`, the correlations of `ranks`; the seed is fixed."""
+    """Bootstrap interval of the mean of `values`, which are the correlations of `ranks`; the seed is
+    fixed.
+    """
     random = np.random.default_rng(0)
     picked = random.integers(len(values), size=(_DRAWS, len(values)))
     if len(values) >= _MANY_QUERIES:

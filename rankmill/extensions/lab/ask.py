@@ -1,4 +1,4 @@
-"""Asks another process that may import a worker's libraries, which this one never does.
+"""Asks a process that imports a worker's libraries, because this process never does.
 
 The other process is `rankmill.extensions.lab.offline`.
 """
@@ -30,7 +30,7 @@ def ask(
     environ: Mapping[str, str] = MappingProxyType({}),
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Answer a request, both of JSON's types.
+    """Let the process answer a request; request and answer have JSON's types.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def ask(
     what
         What the process does, for errors.
     settings
-        Those of workers are the process's.
+        The settings, of which the process gets those of workers.
     environ
         Further environment variables of the process.
     seconds

@@ -1,4 +1,6 @@
-"""A bench: fresh workers with given settings, measurements of them, and records of these on disk."""
+"""A bench: it starts fresh workers with given settings and measures them; records keep the measurements on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class Records:
     path
         The file; it is created when the first value is added.
     about
-        Prefix of all keys: identifies what was measured. Records with another prefix are ignored.
+        Prefix of all keys, which identifies what was measured. Records with another prefix are ignored.
 
     Raises
     ------
@@ -48,7 +50,7 @@ class Records:
         self._good = 0
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
             if not line.endswith(b"\n"):
-                break  # incomplete: the process died while it wrote the line
+                break  # the line is incomplete, because the process died while it wrote it
             try:
                 record = json.loads(line)
                 self._values[record["key"]] = record["value"]
@@ -80,7 +82,7 @@ class BenchFailed(RankmillError):
 
 
 class BenchTimeout(BenchFailed):
-    """The time of a measurement is over."""
+    """The time for measurements is over."""
 
 
 class Bench:
@@ -125,7 +127,7 @@ class Bench:
             watch = Periodic("memory", self._memory.look, _LOOK_SECONDS)
             stack.callback(watch.stop)
             watch.start()
-            self._redis = self._session.client.store.redis  # once the server is up
+            self._redis = self._session.client.store.redis  # this waits until the server is up
             self._stack = stack.pop_all()
         return self
 
@@ -190,7 +192,7 @@ class Bench:
 
 
 def split_requests(pairs: pa.Table, requests: int, size: int) -> list[pa.Table]:
-    """Split `pairs` into `requests` tables of `size` rows; repeats the pairs if there are too few."""
+    """Split `pairs` into `requests` tables of `size` rows; if there are too few pairs, they are repeated."""
     whole = pairs.take(np.arange(requests * size) % len(pairs))
     return [whole.slice(start, size) for start in range(0, len(whole), size)]
 
@@ -203,7 +205,7 @@ class PeakMemory:
         self._parent = psutil.Process(pid)
 
     def look(self) -> None:
-        """Look at the processes there are now."""
+        """Look at the processes that exist now."""
         total = 0
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in self._parent.children():

@@ -37,15 +37,15 @@ class Measure(_Strict):
     query_column, passage_column
         Columns of that file with the texts.
     rows
-        Pairs of the bulk run; 0: no bulk run.
+        Pairs of the bulk run; 0 means no bulk run.
     requests
-        Number of small requests whose latency is measured; 0: none.
+        Number of small requests whose latency is measured; 0 means none.
     request_size
         Pairs in a request.
     concurrency
         Requests in flight at a time.
     warm_up
-        Number of pairs scored as a warm-up, some of them by every worker.
+        Number of pairs that are scored as a warm-up; every worker scores some of them.
     repeats
         Measurements with the same workers.
     rounds
@@ -161,7 +161,7 @@ class Experiment(_Strict):
         ours = {key: value for key, value in cell.items() if key in Measure.model_fields}
         theirs = {key: value for key, value in cell.items() if key not in ours}
         settings = validate(merge_settings({**self.settings, **flags, **theirs}, self.base))
-        settings = settings.model_copy(update={"redis_url": None})  # every cell has its own server
+        settings = settings.model_copy(update={"redis_url": None})  # because every cell has its own server
         return settings, self.measure.changed({**measure, **ours}).scaled(scale)
 
 
@@ -184,12 +184,12 @@ def load_experiment(file: str | os.PathLike[str]) -> Experiment:
     if measure.pairs not in BUILT_IN:
         beside = measure.model_copy(update={"pairs": str(path.parent / measure.pairs)})
         experiment = experiment.model_copy(update={"measure": beside})
-    merge_settings(config=experiment.base)  # reports a missing base before any work
+    merge_settings(config=experiment.base)  # this reports a missing base before any work
     return experiment
 
 
 def shipped() -> list[str]:
-    """Names of the experiments that rankmill ships."""
+    """Names of the experiments that come with rankmill."""
     return sorted(file.stem for file in SHIPPED.glob("*.yaml"))
 
 

@@ -78,7 +78,7 @@ class CellResult(BaseModel):
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell to be measured in a round; ``obstacle`` is the reason if its settings are invalid."""
+    """A cell to be measured in a round; if its settings are invalid, ``obstacle`` is the reason."""
 
     experiment: Experiment
     cell: dict[str, Value]
@@ -89,12 +89,12 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """The cell for a person."""
+        """The cell's values, in words for a person."""
         return label(self.cell)
 
     @property
     def key(self) -> str:
-        """Everything that the result depends on, except the pairs, as text."""
+        """Everything on which the result depends except the pairs, as text."""
         settings = self.settings.model_dump() if self.settings else self.obstacle
         measure = self.measure.model_dump(exclude={"rounds", "timeout"})
         version = importlib.metadata.version("rankmill")
@@ -102,7 +102,7 @@ class Plan:
 
 
 def label(cell: Mapping[str, Value]) -> str:
-    """The values of a cell for a person."""
+    """The values of a cell, in words for a person."""
     return ", ".join(f"{key}={str(value).lower()}" for key, value in cell.items())
 
 

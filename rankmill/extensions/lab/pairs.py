@@ -37,22 +37,22 @@ queries, and queries differ. For samples of 100 pairs of MS MARCO with 25, 50 an
 """
 
 _OF_QUERIES = 5
-"""The pairs of every fifth query are for calibration."""
+"""The pairs of one in this many queries are for calibration."""
 
 _CALIBRATED = 128
-"""Most pairs to calibrate on: few are enough to find the largest value of each channel."""
+"""Most pairs to calibrate on: a few are enough to find the largest value of each channel."""
 
 
 def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Table:
-    """`rows` pairs as a table of `COLUMNS`; repeats the pairs if there are too few. The seed is fixed.
+    """A table of `COLUMNS` with `rows` pairs, which are repeated if there are too few; the seed is fixed.
 
     Parameters
     ----------
     pairs
         ``example``: the shipped pairs, in random order. ``varied``: the shipped pairs with passages of 4 to
-        400 words, made by cutting and joining, with the length distribution of web passages. Else a file,
-        sampled by `draw`: queries in random order, each with up to 50 random pairs, because ranks are
-        compared within a query and the first pairs of a query may be the best ones.
+        400 words, made by cutting and joining, with the length distribution of web passages. Otherwise a
+        file, which is sampled by `draw`: queries in random order, each with up to 50 random pairs. They are
+        random because ranks are compared within a query, and its first pairs may be the best ones.
     rows
         Number of pairs.
     columns
@@ -136,7 +136,7 @@ def _check_label(schema: pa.Schema, label: str) -> None:
 
 
 def fingerprint(table: pa.Table) -> str:
-    """A SHA-256 digest of the table's texts."""
+    """The SHA-256 digest of a table's texts."""
     return hashlib.sha256(json.dumps([column.to_pylist() for column in table.columns]).encode()).hexdigest()
 
 
@@ -185,12 +185,12 @@ class Pairs:
 
 
 def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: int) -> Pairs:
-    """Draw pairs from a file, or from the pairs that rankmill ships; the same pairs each time.
+    """Draw pairs from a file, or from the shipped pairs; the pairs are the same each time.
 
     Parameters
     ----------
     file
-        Any input of score-file, of which the first 100,000 rows count; ``None``: pairs that rankmill ships.
+        Any input of score-file, of which only the first 100,000 rows count; ``None`` means the shipped pairs.
     columns
         Names of the columns with the texts.
     label
@@ -201,7 +201,7 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
     Raises
     ------
     InputError
-        The file cannot be read, lacks a column, or has the pairs of one query only.
+        The file cannot be read, lacks a column, or has only the pairs of one query.
     """
     if file is None:
         columns, label = TextColumns(*COLUMNS), None

@@ -28,9 +28,9 @@ class Measured:
     precision
         The requested precision, or the one that ``auto`` chose.
     backend, device
-        Backend and device that ran it.
+        Backend and device that computed in this precision.
     agreement
-        Agreement of its rankings within each query with those of fp32.
+        How far the rankings within each query agree with those of fp32.
     ndcg
         nDCG@10 by the labels; ``None`` without labels.
     lost
@@ -46,7 +46,7 @@ class Measured:
 
     @property
     def figures(self) -> dict[str, str]:
-        """The figures as text, by what they are; empty where there is none."""
+        """The figures as text, by their labels; a missing figure is empty."""
         ranks = self.agreement
         shares = {f"same top {TOP}": ranks.same_top, f"top {TOP} shared": ranks.top_overlap}
         return {
@@ -65,7 +65,7 @@ def check_precisions(
     precisions: Sequence[str],
     settings: Settings,
 ) -> list[Measured]:
-    """Score a sample of the input in fp32 and in each precision; the results, fp32 first.
+    """Score a sample of the input in fp32 and in each precision; returns the results, fp32 first.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def check_precisions(
     InputError
         The rows cannot be compared, or no worker can run a precision.
     """
-    with Session(settings) as session:  # workers start while the files are read
+    with Session(settings) as session:  # the workers start while the files are read
         table = file_sample(inputs, sample, columns, label_column)
         scored = [
             score_sample(session, table, columns, f"in {precision}", precision=precision)
@@ -101,12 +101,13 @@ def check_precisions(
 def score_sample(
     session: Session, table: pa.Table, columns: TextColumns, what: str, **options: Any
 ) -> RunScores:
-    """Score a table with `options` as of `Session.score`; `what` says in a message what they are.
+    """Score a table with `options`, as `Session.score` takes them; `what` describes these options in a
+    message.
 
     Raises
     ------
     InputError
-        No worker can, or no row has a score.
+        No worker can score with these options, or no row has a score.
     """
     try:
         scored = session.score(table, columns.names, **options)
@@ -120,7 +121,7 @@ def score_sample(
 def compare(
     scored: RunScores, reference: RunScores, queries: list[str], labels: list[float | None] | None
 ) -> Measured:
-    """How scores of rows ``[n]`` with these queries and labels rank beside the reference.
+    """Compare how scores of rows ``[n]`` with these queries and labels rank, with the ranks of a reference.
 
     Raises
     ------

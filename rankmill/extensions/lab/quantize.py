@@ -1,4 +1,4 @@
-"""Making a model directory for 8 bits: calibrate, search for layers to leave out, write."""
+"""Makes a model directory for 8 bits: calibrates, searches for layers to leave out, and writes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from rankmill.jobs.system import system
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
-"""Largest share of the matrix products to leave out; beyond it, bf16 is faster and more exact."""
+"""Largest share of the matrix products to leave out; with a larger share, bf16 is faster and more exact."""
 
 _FREE = 0.02
-"""Largest share of the matrix products that costs next to no speed."""
+"""Largest share of the matrix products that can be left out almost without loss of speed."""
 
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino")
 
 _INT8: Precision = "int8-128"
-"""The kind of int8 that is measured: it ranks worst, and is the same on any machine."""
+"""The kind of int8 that is measured: it ranks worst, and ranks the same on every machine."""
 
 
 class Calibrated(BaseModel):
@@ -65,7 +65,7 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], fol
     Parameters
     ----------
     settings
-        Model, revision, length, and those of workers.
+        The model, its revision and length, and the settings of workers.
     pairs, columns
         The pairs to calibrate on, and the names of their query and passage columns.
     folder
@@ -123,7 +123,8 @@ def search(
     threshold: float,
     most: int,
 ) -> tuple[QuantizedTrial, list[QuantizedTrial]]:
-    """Search for the fewest products to leave out: none, then one group of layers, then several groups.
+    """Search for the fewest products to leave out: first none, then those of one group of layers, then of
+    several groups.
 
     Parameters
     ----------
@@ -134,14 +135,14 @@ def search(
     threshold
         Spearman's rank correlation to reach.
     most
-        Most models to measure. It is not a time limit, with which the result would depend on the machine.
+        Most models to measure. With a time limit instead, the result would depend on the machine.
 
     Returns
     -------
     tuple
         The model with the fewest products left out that keeps the threshold, and all measured models; the
-        first leaves nothing out. If none keeps it, the best of those that leave out next to nothing:
-        leaving out more would cost speed without reaching the threshold.
+        first leaves nothing out. If no model keeps it, the first is the best of those that leave out almost
+        nothing, because leaving out more would cost speed without reaching the threshold.
     """
     trials: list[QuantizedTrial] = []
 
@@ -166,7 +167,7 @@ def search(
         before, together = together, together | set(each.left_out)
         if done() or share(together) > _MOST:
             break
-        if before and together != before:  # a single group has been measured already
+        if before and together != before:  # because a single group has already been measured
             attempt(together)
     kept = [each for each in trials if each.kept]
     free = [each for each in trials if each.share <= _FREE]
@@ -175,7 +176,9 @@ def search(
 
 
 def groups(names: Sequence[str]) -> list[frozenset[str]]:
-    """Groups of layers to leave out together: each kind of layer in all blocks; the first block; the last."""
+    """Groups of layers to leave out together: each kind of layer in all blocks, the first block, and the last
+    block.
+    """
     kinds: dict[str, set[str]] = {}
     blocks: dict[int, set[str]] = {}
     for name in names:
@@ -305,7 +308,7 @@ def _measure(
 
 
 def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]) -> None:
-    """Replace the recipe atomically: workers that measure may read it at the same time."""
+    """Replace the recipe atomically: because workers that measure may read it at the same time."""
     recipe = {"format": RECIPE_FORMAT, "left_out": left_out, **report}
     new = whole.with_name("recipe.new")
     new.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
@@ -313,7 +316,7 @@ def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]
 
 
 def _report(settings: Settings, pairs: Pairs, threshold: float, quantized: Quantized) -> dict[str, Any]:
-    """The report in the recipe; it has no times, so that the same input makes the same file."""
+    """The report in the recipe; it contains no times, so that the same input gives the same file."""
     best = quantized.best
     return {
         "max_length": settings.max_length,
@@ -344,7 +347,9 @@ def _figures(measured: Measured) -> dict[str, Any]:
 
 @contextmanager
 def _made_whole(output: Path) -> Iterator[tuple[Path, Path]]:
-    """A folder that becomes `output` at the end, and a scratch folder that is deleted."""
+    """Yield a folder that becomes `output` at the end of the ``with`` block, and a folder for scratch files
+    that is deleted.
+    """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.making-") as making:

@@ -62,7 +62,7 @@ def draw(experiment: Experiment, cells: pd.DataFrame, folder: Path) -> list[tupl
 
 
 def save_chart(figure: Figure, path: Path) -> None:
-    """Write an SVG; the same data gives the same bytes."""
+    """Write an SVG file; the same data gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="svg", metadata={"Date": None})
 
@@ -113,7 +113,7 @@ def _memory(axes: Axes, cells: pd.DataFrame) -> None:
 
 
 def _latency(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
-    """Requests a second against each percentile."""
+    """A plot of requests per second against each percentile of the latency."""
     cells = cells[cells["p50_ms"].notna()]
     if len(cells) < 2:
         return None
@@ -138,7 +138,7 @@ def _latency(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
 
 
 def _scaling(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
-    """Speed against the number of workers, beside a line of perfect scaling."""
+    """A plot of the speed against the number of workers, with a line for perfect scaling."""
     cells = cells[cells["pairs_per_second"].notna()]
     if "workers" not in experiment.grid or len(cells) < 2:
         return None

@@ -18,7 +18,9 @@ BUSY_STAGES = ("fetch", "tokenize", "forward", "write")
 
 
 def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
-    """A row for each measurement (or for a result without any), with all settings and statistics."""
+    """A row for each measurement, with all settings and statistics; a result without measurements has a row
+    too.
+    """
     rows = []
     for result in results:
         of_cell = {
@@ -100,7 +102,9 @@ def _of_cell(results: list[CellResult]) -> dict[str, Any]:
 
 
 def _statistics(repeat: Repeat) -> dict[str, float]:
-    """Speeds, latencies and padding of a measurement; padding is of the bulk run, or else of the requests."""
+    """Speeds, latencies and padding of a measurement; the padding is that of the bulk run, or else that of
+    the requests.
+    """
     pairs = repeat.rows / repeat.bulk_seconds if repeat.bulk_seconds else np.nan
     size = len(repeat.latencies)
     return {
@@ -112,7 +116,7 @@ def _statistics(repeat: Repeat) -> dict[str, float]:
 
 
 def _percentiles(latencies: Sequence[float]) -> dict[str, float]:
-    """Milliseconds of latencies (s)."""
+    """Percentiles in ms of latencies in seconds."""
     found = 1000 * np.percentile(latencies or [np.nan], [50, 95, 99])
     return dict(zip(("p50_ms", "p95_ms", "p99_ms"), found.tolist(), strict=True))
 

@@ -1,4 +1,4 @@
-"""Tuning: the search for the best settings, one after another, by measurements in turn."""
+"""Tuning: the search for the best settings, one setting after another; two values are measured in turn."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ MAX_ROWS = 2000
 """Most pairs in a sample."""
 
 _MIN_ROWS = 200
-"""This many rows decide most precisions: of 40 samples of MS MARCO with 4 queries and 50 rows each, 37 keep
-bf16 at 0.999 (0.9997 on all rows), 3 are undecided and none refuses it; with 20 queries and 10 rows each, 29
-are undecided."""
+"""Fewest pairs in a sample, which decide most precisions. Of 40 samples of MS MARCO with 4 queries and 50
+rows each, 37 keep bf16 at 0.999 (it has 0.9997 on all rows), 3 are undecided, and none refuses it. With 20
+queries and 10 rows each, 29 are undecided.
+"""
 _ROUNDS = 3
 _CLEAR = 1.5
 """If one of two settings is better by this factor, one measurement of each is enough."""
@@ -61,7 +62,7 @@ _SAMPLE_SHARE = 1 / 30
 
 
 class ReferenceScores(BaseModel):
-    """Scores of the sample with the `REFERENCE` settings; the time allowed limits their number."""
+    """Scores of the sample with the `REFERENCE` settings; how many depends on the time that is allowed."""
 
     scores: list[float]
     device: str
@@ -70,7 +71,7 @@ class ReferenceScores(BaseModel):
 class PrecisionProbe(BaseModel):
     """A backend and precision: seconds for the sample, and rank agreement with the reference.
 
-    ``reason`` says why it cannot run here.
+    ``reason`` says why it cannot run here, if it cannot.
     """
 
     backend: str
@@ -81,7 +82,9 @@ class PrecisionProbe(BaseModel):
 
 
 class PairedCosts(BaseModel):
-    """Two settings measured in turn: the costs of each (less is better); ``reason`` if one of them failed."""
+    """Two settings measured in turn: the costs of each (less is better); ``reason`` says why, if one of them
+    failed.
+    """
 
     first: list[float] = []
     second: list[float] = []
@@ -89,7 +92,9 @@ class PairedCosts(BaseModel):
 
     @property
     def gain(self) -> float:
-        """Cost of the first over that of the second: the median over the rounds, as speeds drift."""
+        """Cost of the first divided by the cost of the second: the median over the rounds, because speeds
+        drift.
+        """
         return float(np.median(np.divide(self.first, self.second))) if self.second else 0.0
 
 
@@ -105,7 +110,7 @@ class Trials:
     objective
         The cost: seconds of a bulk run, p95 seconds of single requests, or bytes of peak memory.
     timeout
-        Seconds to measure, until `until` says otherwise.
+        Seconds for all measurements, until `until` is called.
 
     Attributes
     ----------
@@ -125,7 +130,7 @@ class Trials:
         self.end_others(None)
 
     def until(self, deadline: float) -> None:
-        """End measurements at this time (monotonic) with `BenchTimeout`."""
+        """Let measurements fail with `BenchTimeout` after this time (monotonic)."""
         self._deadline = deadline
         for bench in self._live.values():
             bench.deadline = deadline
@@ -135,7 +140,7 @@ class Trials:
         with self._bench(REFERENCE) as bench:
             few = self.pairs.slice(0, 2 * _WARM_UP)
             bench.warm_up(few)
-            bench.bulk(few)  # the first forward of each shape is slow
+            bench.bulk(few)  # because the first forward of each shape is slow
             rows = max(_MIN_ROWS, int(seconds * len(few) / bench.bulk(few).seconds))
             scored = bench.bulk(self.pairs.slice(0, rows))
         return ReferenceScores(scores=scored.scores.tolist(), device=scored.stats[0].device)
@@ -163,7 +168,7 @@ class Trials:
     def compare(self, first: Changes, second: Changes) -> PairedCosts:
         """Measure two settings in turn, so that other load on the machine affects both.
 
-        Where the time is over, whole rounds count. Raises `BenchTimeout` if there is none.
+        If the time ends, complete rounds count. Raises `BenchTimeout` if no round is complete.
         """
         found = PairedCosts()
         try:
@@ -184,7 +189,7 @@ class Trials:
         return found
 
     def warm(self, changes: Changes) -> Bench:
-        """The live workers of these settings; starts and warms up workers if there are none.
+        """The live workers of these settings; if there are none, this starts and warms up workers.
 
         Raises
         ------
@@ -200,8 +205,8 @@ class Trials:
     def bulk(self, bench: Bench, **spec: Any) -> RunScores:
         """Let every worker score the whole sample; returns its scores, and the seconds for one sample.
 
-        The sample is too small to be shared: it would be one chunk for one worker, or chunks of too few rows
-        to sort by length.
+        The sample is too small to be shared by the workers: it would be one chunk for one worker, or chunks
+        with too few rows to sort by length.
         """
         scored = bench.bulk(pa.concat_tables([self.pairs] * bench.workers), **spec)
         once = scored.scores[: len(self.pairs)]
@@ -215,7 +220,7 @@ class Trials:
 
     def _bench(self, changes: Changes) -> Bench:
         settings = self._base.changed(changes)
-        if len(worker_environs(settings)) > 1:  # no worker may claim another's share
+        if len(worker_environs(settings)) > 1:  # so that no worker claims the share of another
             most = len(self.pairs) if settings.chunk_size == "auto" else settings.chunk_size
             share = {"chunk_size": min(most, len(self.pairs)), "claim_ahead": 1}
             settings = settings.model_copy(update=share)
@@ -244,7 +249,9 @@ class Trials:
 def rank_agreement(
     pairs: pa.Table, scores: npt.NDArray[np.float32], reference: list[float]
 ) -> Agreement | None:
-    """Agreement within queries, or over all rows if no query has two ranks; ``None`` if they have none."""
+    """Agreement within queries, or over all rows if no query has two ranks; ``None`` if the rows have no two
+    ranks either.
+    """
     expected = np.asarray(reference, np.float32)
     found = agreement(pairs["query"].to_pylist(), scores, expected)
     return found or agreement([""] * len(pairs), scores, expected)
@@ -270,8 +277,8 @@ class Tuned:
     """The best settings found: ``changes`` to the settings that tuning began with, and its steps (``story``).
 
     ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
-    `None` if one of them failed, or there was no time. If it is below 1, nothing changes but the backend and
-    the precision, and these only if some were refused or not tried.
+    `None` if one of them failed, or there was no time. If ``gain`` is below 1, only the backend and the
+    precision are changed, and these only if some were refused or not tried.
     """
 
     changes: dict[str, Any]
@@ -294,8 +301,9 @@ class Tuner:
     records
         Measurements of an interrupted tuning, which are not made again.
     budget
-        Seconds for all measurements, those of an interrupted tuning too. What is not expected to be done in
-        time is not begun, and the last comparison has its time kept; what takes longer is ended.
+        Seconds for all measurements, including those of an interrupted tuning. A measurement that is not
+        expected to end in time is not begun, time for the last comparison is reserved, and a measurement that
+        takes too long is ended.
     min_spearman
         Rank correlation with the reference that a precision must reach.
     say
@@ -311,13 +319,13 @@ class Tuner:
     min_spearman: float
     say: Callable[[str], None]
     _earlier: float = field(default=0.0, init=False)
-    """Seconds of measurements that are not made again."""
+    """Seconds that measurements of an interrupted tuning took; these are not made again."""
     _started: float = field(default=0.0, init=False)
     _own: set[str] = field(default_factory=set, init=False)
     """Names of the measurements that this process has made."""
     _reference_seconds: float = field(default=0.0, init=False)
     _compare_seconds: float = field(default=0.0, init=False)
-    """What a comparison takes, as far as one has been made."""
+    """Seconds that a comparison takes; 0 before the first one."""
     _partial: list[PrecisionProbe] = field(default_factory=list, init=False)
     _best: dict[str, Any] = field(default_factory=dict, init=False)
     _all_kept: bool = field(default=False, init=False)
@@ -331,7 +339,7 @@ class Tuner:
         NothingWorks
             No backend and precision can score the sample well enough, or none was measured in time.
         RunFailed
-            The reference cannot score it, for example because the model cannot be loaded.
+            The reference settings cannot score the sample, for example because the model cannot be loaded.
         """
         self._started = system.monotonic()
         try:
@@ -411,7 +419,7 @@ class Tuner:
         return found
 
     def _good(self, found: list[PrecisionProbe]) -> list[PrecisionProbe]:
-        """The probes that run here and keep the ranks, fastest first; reports why the others do not."""
+        """The probes that run here and keep the ranks, fastest first; this reports why the others do not."""
         good = []
         for probe in found:
             name = f"{probe.backend}, {probe.precision}"
@@ -437,7 +445,9 @@ class Tuner:
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:
-        """Token budget: double it while that is better, or halve it while that is better."""
+        """Find the token budget: double it as long as that is better, or halve it as long as that is
+        better.
+        """
         if isinstance(self.base.token_budget, int):
             return
         first = TOKEN_BUDGETS[device]
@@ -449,7 +459,7 @@ class Tuner:
                 return
 
     def _split(self, device: str) -> None:
-        """Number of workers, which share the cores or the GPU."""
+        """Find the number of workers that share the cores or the GPU."""
         if self.base.workers != "auto" or self.base.threads != "auto":
             return
         if device == "cpu":
@@ -460,7 +470,9 @@ class Tuner:
             self._try({"workers": 2})
 
     def _try(self, changes: Changes) -> bool:
-        """Compare the best settings so far with and without `changes`; take the changes if that is better."""
+        """Compare the best settings so far with and without `changes`; take the changes if they are
+        better.
+        """
         challenger = {**self._best, **changes}
         found = self._compare(self._best, challenger)
         won = found.gain > _MARGIN
@@ -479,7 +491,7 @@ class Tuner:
         return self._once(name, PairedCosts, lambda: self.trials.compare(first, second), is_last)
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
-        """Values to try: all, or only the one that the settings fix."""
+        """The values of a setting to try: all, or only the value that the settings fix."""
         fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
 
@@ -509,7 +521,7 @@ class Tuner:
     def _allow(self, *, is_last: bool) -> None:
         """Let the trials measure for as long as there is time; raises `_OutOfTime` if that is too short.
 
-        Each step starts workers, and scores the sample some times, as the reference did.
+        A step needs about as long as the reference did: it starts workers, and scores the sample a few times.
         """
         end = self._started + self.budget - self._earlier
         step = self._compare_seconds or self._reference_seconds

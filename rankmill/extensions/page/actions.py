@@ -1,6 +1,7 @@
-"""What the holder of the admin's key does from the page, with jobs, runs and workers.
+"""What the holder of the admin's key can do from the page with jobs, runs and workers.
 
-The key comes in the header Authorization. There is no cookie, so another web site cannot let a browser act.
+The key comes in the header Authorization. The page uses no cookie, so another web site cannot make a browser
+act.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Action(BaseModel):
-    """What to do, and the id of the job or run, or the name of the worker."""
+    """An action, and the id of its job or run, or the name of its worker."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,7 +56,7 @@ def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, W
     client, settings
         The server, and the settings of the process.
     key
-        The admin's key, without which both are refused.
+        The admin's key; list and actions are refused without it.
     """
 
     def jobs(environ: WSGIEnvironment) -> object:
@@ -81,7 +82,7 @@ def carry_out(client: redis.Redis, settings: Settings, asked: Action) -> str:
     Raises
     ------
     RankmillError
-        It cannot be done.
+        The action cannot be carried out.
     """
     match asked.action:
         case "cancel":
@@ -95,7 +96,9 @@ def carry_out(client: redis.Redis, settings: Settings, asked: Action) -> str:
 
 
 def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) -> str:
-    """Give a worker an order; the beginning of its name is not enough, as it may be another worker's."""
+    """Give a worker an order; the beginning of the name is not enough, because another worker's name may
+    begin so too.
+    """
     workers = read_cluster(client, page_size=0).workers
     named = [worker for worker in workers if worker.name == name]
     if not named:
@@ -107,7 +110,9 @@ def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) ->
 
 
 def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> WSGIApplication:
-    """Answer requests of a method that bring the key with what `do` returns, and all errors, as JSON."""
+    """Make an app that answers requests of a method, if they bring the key, with what `do` returns; results
+    and errors are JSON.
+    """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         status, found = HTTPStatus.OK, None

@@ -59,7 +59,7 @@ _HEADERS = [
 
 
 class Rates(BaseModel):
-    """Rates of the workers over the last `WINDOW_SECONDS`; ``None`` where there is no data for them.
+    """Rates of the workers over the last `WINDOW_SECONDS`; a rate is ``None`` if there is no data for it.
 
     ``padding`` is the share of the computed tokens that was padding, ``stages`` the share of the
     workers' time by stage, ``request_latency`` and ``bulk_latency`` the quantiles p50, p95 and p99 of
@@ -100,17 +100,17 @@ class History:
         self._points.append((cluster.at, self.rates.pairs_per_second, *requests, *bulk, waiting))
 
     def add_gap(self, at: float) -> None:
-        """Add a point without values: there was no snapshot."""
+        """Add a point without values: because there was no snapshot."""
         self._points.append((at, *[None] * (len(_SERIES) - 1)))
 
     def series(self) -> dict[str, list[float | None]]:
         """The points as columns, by name."""
-        points = list(self._points)  # a copy: another thread adds to them
+        points = list(self._points)  # a copy, because another thread adds points
         return {name: [point[place] for point in points] for place, name in enumerate(_SERIES)}
 
     def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
         if seen and (seen[-1].started != report.started or _went_back(seen[-1], report)):
-            seen.clear()  # another process under the same name
+            seen.clear()  # the report is of another process with the same name
         if not seen or seen[-1].beat != report.beat:
             seen.append(report)
         while len(seen) > 2 and report.beat - seen[0].beat > WINDOW_SECONDS:
@@ -137,7 +137,7 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     sums = list(accumulate(counts))
     place = bisect_left(sums, wanted)
     if place == len(LATENCY_BUCKETS):
-        return float(LATENCY_BUCKETS[-1])  # beyond the last bucket: its lower bound
+        return float(LATENCY_BUCKETS[-1])  # values beyond the last bucket count as its lower bound
     lower = LATENCY_BUCKETS[place - 1] if place else 0.0
     within = (wanted - (sums[place] - counts[place])) / counts[place]
     return lower + within * (LATENCY_BUCKETS[place] - lower)
@@ -158,7 +158,9 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
     both = list(grown.values())
 
     def growth(field: str) -> Any:
-        """How much a counter, or each of several, has grown, of all workers together."""
+        """How much a counter of all workers together has grown; for a list of counters, how much each has
+        grown.
+        """
         return np.sum(
             [np.subtract(getattr(new, field), getattr(old, field)) for old, new in both], 0
         ).tolist()
@@ -188,7 +190,8 @@ def page_apps(client: redis.Redis, *, has_admin: bool) -> dict[str, WSGIApplicat
     Parameters
     ----------
     client
-        Client of the server from `jobs.runtime.connection.impatient`: it does not wait for the server.
+        Client of the server from `jobs.runtime.connection.impatient`: its commands do not wait for the
+        server.
     has_admin
         Whether the page asks for the admin's key.
     """
@@ -204,7 +207,7 @@ def page_apps(client: redis.Redis, *, has_admin: bool) -> dict[str, WSGIApplicat
 
 
 def _look(client: redis.Redis, history: History) -> None:
-    """Add a snapshot to the history, or a gap where there is none."""
+    """Add a snapshot to the history, or a gap if the server gives none."""
     try:
         history.add(read_cluster(client))
     except Exception as error:
@@ -214,7 +217,9 @@ def _look(client: redis.Redis, history: History) -> None:
 
 
 def _cluster_json(client: redis.Redis, history: History, has_admin: bool) -> WSGIApplication:
-    """Serves the history, and a snapshot with the requested page of runs or the error instead of it."""
+    """Make an app that serves the history, with a snapshot that has the requested page of runs, or with the
+    error.
+    """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]

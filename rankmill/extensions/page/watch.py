@@ -1,4 +1,4 @@
-"""The live page among what the exporter serves, for the seam ``rankmill.watch``."""
+"""Adds the live page to what the exporter serves, by an entry point of ``rankmill.watch``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ class PageWatch(Watch):
     """Adds the page at ``/``."""
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
-        """The page, its files and its data, and what the admin's key allows if there is one."""
+        """The page, its files and its data, and, if there is an admin's key, what it allows."""
         from rankmill.extensions.page.actions import admin_apps
-        from rankmill.extensions.page.dashboard import page_apps  # numpy, which only the exporter needs
+
+        # imported here, because it imports numpy, which only the exporter needs
+        from rankmill.extensions.page.dashboard import page_apps
 
         key = settings.of(PageSettings).page_admin_key
         return page_apps(client, has_admin=bool(key)) | (admin_apps(client, settings, key) if key else {})

@@ -12,4 +12,6 @@ COMMANDS = {
         "rankmill.extensions.rankings.commands.mine:mine_negatives",
     ),
 }
-"""For the seam ``rankmill.commands``: purpose, first line of the help, and where the command is."""
+"""What an entry point of ``rankmill.commands`` names: each command's purpose, the first line of its help, and
+its function.
+"""

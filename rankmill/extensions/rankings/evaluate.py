@@ -20,9 +20,10 @@ from rankmill.producer.files.stores.paths import AnyPath
 
 
 def read_scored(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Read an output of score-file: its ranking, and the ranking of the run that was scored, if it has it.
+    """Read an output of score-file: its ranking, and the ranking of the run that was scored, if the output
+    has it.
 
-    Both have columns ``query_id``, ``doc_id`` and ``score``. Rows without a score are left out of the first.
+    Both have columns ``query_id``, ``doc_id`` and ``score``. The first ranking lacks rows without a score.
 
     Raises
     ------
@@ -34,16 +35,16 @@ def read_scored(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame |
     if not is_table(path, score):
         return ranking_frame(path), None
     frame = read_rows(path, score)
-    frame = frame[frame["in_run"]]  # others are judged passages that were added for mining
+    frame = frame[frame["in_run"]]  # other rows are judged passages that were added for mining
     after, before = _ranking(frame, frame["score"]), run_scores(frame)
     check_once(after, path)
     return after, None if before is None else _ranking(frame, before)
 
 
 def ranking_frame(path: AnyPath) -> pd.DataFrame:
-    """Read a run as its ranking: by score, else by rank, else as the passages come.
+    """Read a run as a ranking: by score, or else by rank, or else in the order of the file.
 
-    Rows without a score, or rank, are left out, if others have one.
+    If some rows have a score or a rank, rows without one are left out.
 
     Raises
     ------
@@ -72,11 +73,11 @@ logger = logging.getLogger(__name__)
 class Result:
     """Values of one measure: means over all judged queries, and by query.
 
-    ``before`` is that of the run that was scored; ``None`` if it is not known. ``better`` and ``worse`` are
-    numbers of queries. ``p_value`` is that of a paired t-test over all judged queries (two-sided): how likely
-    such a change is if reranking changes nothing; ``None`` if no query has changed. ``after_ranked`` and
-    ``before_ranked`` are means over the ``ranked`` queries of the ``judged`` ones: those that have passages
-    after reranking.
+    ``before`` is the mean of the run that was scored; ``None`` if that is not known. ``better`` and ``worse``
+    are numbers of queries. ``p_value`` is the p-value of a two-sided paired t-test over all judged queries:
+    how likely such a change is if reranking changes nothing; ``None`` if no query has changed.
+    ``after_ranked`` and ``before_ranked`` are means over those ``ranked`` of the ``judged`` queries that have
+    passages after reranking.
     """
 
     measure: str
@@ -105,7 +106,7 @@ def evaluate(
     qrels
         Judgements with columns ``query_id``, ``doc_id``, ``relevance``.
     measures
-        Names as ir-measures has them, such as ``nDCG@10``, ``RR@10`` (MRR), ``R@100`` (recall), ``AP``.
+        Names of ir-measures, such as ``nDCG@10``, ``RR@10`` (MRR), ``R@100`` (recall), ``AP``.
 
     Raises
     ------
@@ -130,7 +131,9 @@ def evaluate(
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Draw the change of the first measure by query, and the means of all; needs matplotlib."""
+    """Draw the change of the first measure for each query, and the means of all measures; needs
+    matplotlib.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -193,11 +196,11 @@ def _mean(values: Mapping[str, float], queries: Sequence[str]) -> float:
 
 
 def _p_value(changes: Sequence[float]) -> float | None:
-    """That of a paired t-test; ``None`` if it says nothing."""
+    """The p-value of a paired t-test; ``None`` if the test cannot be computed."""
     from scipy.stats import ttest_1samp  # comes with ir-measures
 
     if len(changes) < 2 or not any(changes):
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # where all changes are equal
+        warnings.simplefilter("ignore", RuntimeWarning)  # scipy warns if all changes are equal
         return float(ttest_1samp(changes, 0.0).pvalue)

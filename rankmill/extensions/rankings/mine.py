@@ -21,12 +21,13 @@ from rankmill.producer.files.stores.paths import AnyPath
 class Rules:
     """Which negatives to take; names and meanings are those of `mine_hard_negatives`.
 
-    A passage is relevant from grade ``min_relevance`` on; one of a lower grade above 0 is neither relevant
-    nor a candidate. Candidates are the other passages of the run, but those that have the text of a passage
-    with a grade above 0, or of a better candidate: the best ``range_max`` of each query, by the run's scores.
-    One is left out if its score is over ``max_score`` or under ``min_score``, or over the lowest score of the
-    query's relevant passages less a margin: ``absolute_margin``, or ``relative_margin`` times that score's
-    size. Of those that are left, the ``range_min`` with the highest scores are skipped.
+    A passage is relevant from grade ``min_relevance`` on; a passage of a lower grade above 0 is neither
+    relevant nor a candidate. Candidates are the other passages of the run, of each query the best
+    ``range_max`` by the run's scores. A passage with the text of a graded passage or of a better candidate is
+    not a candidate. A candidate is left out if its score is over ``max_score`` or under ``min_score``, or
+    comes too near to the lowest score of the query's relevant passages: by ``absolute_margin``, or by
+    ``relative_margin`` times the size of that score. Of the remaining candidates, the ``range_min`` with the
+    highest scores are skipped.
     """
 
     min_relevance: int = 1
@@ -45,8 +46,8 @@ class Rules:
 class Mined:
     """Rows of the scored file, for one query: its relevant passages, and its negatives, hardest first.
 
-    ``copies`` passages of the run were no candidates as they have the text of a relevant one, and ``repeats``
-    as they have that of another candidate.
+    ``copies`` passages of the run were not candidates because they have the text of a relevant passage, and
+    ``repeats`` because they have the text of another candidate.
     """
 
     positives: npt.NDArray[np.int64]
@@ -57,26 +58,26 @@ class Mined:
 
 @dataclass(frozen=True)
 class TextKeys:
-    """A number for the text of each row's query and passage: the same one for the same text."""
+    """A number for the text of each row's query and passage: equal texts have equal numbers."""
 
     queries: npt.NDArray[np.uint64]
     passages: npt.NDArray[np.uint64]
 
 
 _RELEVANT, _RELATED, _OTHER = 2, 1, 0
-"""Kinds of passages: of a grade from ``min_relevance`` on, of a lower one above 0, and all others."""
+"""Kinds of passages: with a grade from ``min_relevance`` on, with a lower grade above 0, and all others."""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-"""Multiplies the key of a query, so that it and that of a passage make one for both."""
+"""The key of a query is multiplied by this before it is combined with the key of a passage."""
 
 
 def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = None) -> pd.DataFrame:
-    """Read ids, scores and labels of whatever `evaluate` reads: a scored table, or a TREC run with scores.
+    """Read the ids, scores and labels of a scored table, or of a TREC run with scores, as `evaluate` does.
 
     Returns columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the run's
-    order), a row for each of the file. Judgements come from `qrels`, else from the table's ``relevance``.
-    Where there is no column ``in_run``, all rows are the run's. Relevant passages that the file lacks are
-    rows behind these, without a score.
+    order), with a row for each row of the file. Judgements come from `qrels`, or else from the table's
+    ``relevance``. Without a column ``in_run``, all rows belong to the run. Relevant passages that the file
+    lacks follow as rows without a score.
 
     Raises
     ------
@@ -109,7 +110,9 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """The place of each row in the order of the run: by its scores, else by its ranks, else as rows come."""
+    """The place of each row in the order of the run: by the run's scores, or else by its ranks, or else in
+    the order of the rows.
+    """
     numbers = pd.factorize(rows["query_id"])[0]
     scores = run_scores(rows)
     if scores is None:
@@ -121,9 +124,10 @@ def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> Iterator[Mined]:
-    """Yield what is found for each query that has a scored relevant passage, in order of appearance.
+    """Yield what was mined for each query that has a scored relevant passage, in order of appearance.
 
-    `texts` are those of the rows of `scored`, by which passages are compared; ``None``: they are not known.
+    `texts` are the keys of the texts of `scored`'s rows, by which passages are compared; ``None`` if the
+    texts are not known.
     """
     random = np.random.default_rng(rules.seed)
     scored = scored.reset_index(drop=True)
@@ -148,9 +152,10 @@ def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> I
 def _same_texts(
     scored: pd.DataFrame, texts: TextKeys | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which rows have the text of a judged passage of their query, or of another query with the same text.
+    """Which rows have the text of a judged passage of their query, or of another query with the same text,
+    and which rows repeat a text.
 
-    And which have the text of a row before them, of their query and kind, that has a score.
+    A row repeats a text if an earlier row of its query and kind has the same text and a score.
     """
     if texts is None:
         return np.zeros(len(scored), bool), np.zeros(len(scored), bool)

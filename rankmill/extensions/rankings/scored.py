@@ -1,4 +1,6 @@
-"""Reads scored files: ids and scores of their rows, and what the run says that was scored."""
+"""Reads scored files: the ids and scores of their rows, and the ranks and scores of the run that was
+scored.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,20 @@ _TYPES = {
 
 
 def is_table(path: AnyPath, score: str) -> bool:
-    """Whether a file is a table with named columns; TSV, which may be a run, is one with a column `score`."""
+    """Whether a file is a table with named columns; a TSV file, which may also be a run, is a table if it has
+    a column `score`.
+    """
     if format_of(path) is TSV:
         return score in open_reader(path).shown_columns().names
     return is_readable(path)
 
 
 def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.DataFrame:
-    """Read the columns of a scored table that it has of ``query_id``, ``doc_id``, ``score``, ``in_run``,
+    """Read those columns of a scored table that exist, of ``query_id``, ``doc_id``, ``score``, ``in_run``,
     ``run_score``, ``run_rank`` and, with `has_labels`, ``relevance``.
 
-    `score` is the file's column of scores. Without a column ``in_run``, all rows are the run's; where it
-    is null, they are not.
+    `score` is the file's column of scores. Without a column ``in_run``, all rows belong to the run; a row
+    where it is null does not.
 
     Raises
     ------
@@ -71,7 +75,9 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
 
 
 def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
-    """The numbers by which the run ranked its passages, the largest first; ``None`` if it has none."""
+    """The numbers by which the run ranked its passages, the largest first; ``None`` if the table has no such
+    numbers.
+    """
     for name, sign in (("run_score", 1.0), ("run_rank", -1.0)):
         if name in frame and frame[name].notna().any():
             return frame[name] * sign
@@ -79,7 +85,7 @@ def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
 
 
 def _cast(path: AnyPath, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The column with another type; an empty field of text is null."""
+    """The column, cast to another type; an empty text becomes null."""
     if pa.types.is_string(column.type) and kind != pa.string():
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
     try:

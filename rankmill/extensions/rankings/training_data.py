@@ -39,7 +39,7 @@ _Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files with the texts of queries and of passages, by id, and the columns that hold these."""
+    """Files with the texts of queries and of passages by id, and the columns of ids and texts."""
 
     queries: Sequence[AnyPath]
     passages: Sequence[AnyPath]
@@ -91,8 +91,8 @@ class _Query:
 def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mined]:
     """The mined queries from which `training_rows` makes rows.
 
-    Labeled pairs need no negatives. n-tuples and pylate's lists are of one length, so they need all
-    `num_negatives`; the other forms need one.
+    Labeled pairs need no negatives. n-tuples and pylate's lists all have the same length, so they need all
+    `num_negatives`; the other forms need one negative.
     """
     needed = {"labeled-pair": 0, "n-tuple": num_negatives, "pylate": num_negatives}.get(form, 1)
     return [query for query in mined if len(query.negatives) >= needed]
@@ -101,7 +101,7 @@ def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mi
 def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
     """The keys of the texts of all rows, by which passages are compared; ``None`` if there are no texts.
 
-    `source` and `ids` are as of `training_rows`.
+    `source` and `ids` are as in `training_rows`.
     """
     if isinstance(source, Corpus):
         return source.keys_of(ids)
@@ -115,7 +115,7 @@ def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
         keys.append((_hashes(batch["query"]), _hashes(batch["passage"])))
     lacking = np.zeros(
         len(ids) - sum(len(part) for part, _ in keys), np.uint64
-    )  # judged, and not in the file
+    )  # these passages are judged, but are not in the file
     return TextKeys(*(_apart(np.concatenate([*side, lacking])) for side in zip(*keys, strict=True)))
 
 
@@ -127,7 +127,7 @@ def training_rows(
     *,
     with_scores: bool,
 ) -> pa.Table:
-    """Lay out what was mined, of which each has rows, as `form` has it.
+    """Yield the rows of mined queries in the layout of `form`; every query must have rows in it.
 
     `ids` are the rows of the scored file, as `mine.read_scored` returns them. `source` says where the texts
     are: in the scored file, or in files of texts. `with_scores` adds scores to distil from, which replace
@@ -136,7 +136,7 @@ def training_rows(
     Raises
     ------
     InputError
-        A text is not there.
+        A text is missing.
     """
     rows = np.unique(np.concatenate([np.r_[chosen.positives, chosen.negatives] for chosen in mined] or [[]]))
     rows = rows.astype(np.int64)
@@ -195,7 +195,7 @@ def _rows_of(query: _Query, form: Form, with_scores: bool) -> Iterator[_Row]:
 
 
 def _row(query: _Query, passages: list[_Passage], form: Form, with_scores: bool) -> _Row:
-    """A row of one positive, which comes first, and its negatives."""
+    """A row of a positive passage, which comes first, and its negatives."""
     texts, scores = [passage.text for passage in passages], [passage.score for passage in passages]
     if form == "msmarco":
         margin = {"score": scores[0] - scores[1]} if with_scores else {}
@@ -221,7 +221,7 @@ def _row(query: _Query, passages: list[_Passage], form: Form, with_scores: bool)
 
 
 def _of_tevatron(passage: _Passage, with_scores: bool) -> _Row:
-    """A passage; its title, if it has one, is in the text that was scored."""
+    """A passage in Tevatron's form; its title, if it has one, is part of the text that was scored."""
     row: _Row = {"docid": passage.id, "title": "", "text": passage.text}
     return row | {"score": passage.score} if with_scores else row
 
@@ -270,14 +270,16 @@ def _keys(index: TextIndex, ids: pd.Series[str]) -> _Keys:
 
 
 def _hashes(texts: pa.Array) -> _Keys:
-    """A hash of each text; 0 where there is none."""
+    """A hash of each text; 0 for a missing text."""
     hashed: _Keys = pd.util.hash_array(texts.fill_null("").to_numpy(zero_copy_only=False), categorize=False)
     hashed[np.asarray(texts.is_null())] = 0
     return hashed
 
 
 def _apart(keys: _Keys) -> _Keys:
-    """The keys, with one of its own for each missing text, which is not known to be that of another row."""
+    """The keys, in which each missing text gets a key of its own, because it need not equal that of another
+    row.
+    """
     missing = np.flatnonzero(keys == 0)
     keys[missing] = pd.util.hash_array(missing)
     return keys

@@ -29,7 +29,7 @@ def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
 
 
 def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
-    """The aliases that name a version, with its share."""
+    """The aliases that name a version, each with the version's share."""
     names = []
     for name, alias in aliases.items():
         share = alias.now.versions.get(manifest.version)
@@ -85,7 +85,8 @@ def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> 
 
 
 def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alias:
-    """Let an alias stand for its previous target; repeated, for the one before that. `by` is the person.
+    """Let an alias stand for its previous target; another call returns to the target before that. `by` is the
+    person who asks.
 
     Raises
     ------

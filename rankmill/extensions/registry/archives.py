@@ -1,4 +1,4 @@
-"""Unpacks uploaded tar archives, which may be hostile, and packs versions of models into archives."""
+"""Unpacks uploaded tar archives, which may be hostile, and packs versions of models into tar archives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_ARCHIVE = "this is no tar archive, or a part of one: send the output of tar 
 
 _PREFIX = "rankmill-upload-"
 _NEW_SECONDS = 60
-"""Seconds during which a new folder may not have its lock yet."""
+"""Seconds for which a new folder counts as in use, because it may not have its lock yet."""
 
 
 @contextmanager
@@ -50,7 +50,8 @@ def workspace() -> Iterator[Path]:
 
 
 def _remove_if_left(folder: Path) -> None:
-    with suppress(OSError):  # the folder is another user's, in use, or gone meanwhile
+    # the folder is the folder belongs to another user, is in use, or has just been removed
+    with suppress(OSError):
         if folder.stat().st_mtime > system.now() - _NEW_SECONDS:
             return
         with (folder / "lock").open("rb") as lock:
@@ -100,7 +101,7 @@ def unpack(source: Readable, folder: Path) -> Path:
             raise InputError(_NO_ARCHIVE + ", without --sparse")
 
     try:
-        # tarfile asks for nothing but read()
+        # tarfile calls only read()
         with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|", tarinfo=Entry) as archive:
             for count, entry in enumerate(archive):
                 if count >= _MOST_ENTRIES:
@@ -111,7 +112,7 @@ def unpack(source: Readable, folder: Path) -> Path:
     if not is_whole:
         raise InputError(_NO_ARCHIVE)
     while source.read(PIECE):
-        pass  # tar fills its last record
+        pass  # tar fills its last record with zeros
     inside = list(folder.iterdir())
     alone = len(inside) == 1 and inside[0].is_dir()
     return inside[0] if alone else folder
@@ -126,13 +127,13 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
     except ValueError as error:
         raise InputError(f"the archive: {error}") from None
     if entry.isdir():
-        return  # the folder is made with its first file
+        return  # a folder is made with its first file
     if not entry.isreg() or entry.issparse():
         raise InputError(f"{name} is a link, or is not a file; a model has only files and folders")
     check_kind(Path(name))
     target = folder / name
     opened = archive.extractfile(entry)
-    assert opened  # the entry is a file
+    assert opened  # because the entry is a file
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with opened, target.open("xb") as out:
@@ -144,7 +145,7 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
 
 
 class ModelArchive:
-    """A tar archive of a version's files, made while it is read.
+    """A tar archive of a version's files, which is made while it is read.
 
     Parameters
     ----------

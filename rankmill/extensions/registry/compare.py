@@ -114,7 +114,7 @@ def _by_query(
     one: npt.NDArray[np.float32],
     two: npt.NDArray[np.float32],
 ) -> list[Difference]:
-    """Each query with at least two different scores of both models, sorted by falling difference."""
+    """Each query with at least two different scores of both models, the largest difference first."""
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
     differences = []
     for query, theirs in rows.groupby("query", sort=False):

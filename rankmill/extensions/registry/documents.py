@@ -35,7 +35,7 @@ def check_name(text: str, kind: str) -> str:
     Raises
     ------
     InputError
-        It cannot be a name, which is a part of a path and of a URL.
+        The text cannot be a name, because it cannot be a part of a path and of a URL.
     """
     if _NAME.fullmatch(text) and ".." not in text and text != ALIASES:
         return text
@@ -46,7 +46,7 @@ def check_name(text: str, kind: str) -> str:
 
 
 def parse_reference(model: str) -> Reference:
-    """The version or alias that a model's name stands for, if `has_tag`.
+    """The version or alias that a name with a tag (`has_tag`) stands for.
 
     >>> parse_reference("reranker@production")
     Reference(name='reranker', tag='production')
@@ -73,7 +73,7 @@ class _Document(BaseModel):
 
     @classmethod
     def read(cls, raw: bytes, what: str) -> Self:
-        """Read JSON; raises `RegistryError` with the name `what` if it is damaged."""
+        """Read JSON; if it is damaged, raises `RegistryError` that names it by `what`."""
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:
@@ -128,7 +128,7 @@ class Manifest(_Document):
     by, at
         The person who pushed it, and the time (seconds since 1970).
     notes
-        Text of the person who pushed it.
+        Notes of the person who pushed it.
     precision
         The result of ``rankmill check-precision --json``; ``None`` if it was not given.
     """
@@ -211,12 +211,12 @@ class Alias(_Document):
     before: tuple[Target, ...] = Field(default=(), max_length=_MAX_BEFORE)
 
     def then(self, target: Target) -> Alias:
-        """The alias after it was given a new target."""
+        """The alias with a new target."""
         return Alias(now=target, before=(self.now, *self.before)[:_MAX_BEFORE])
 
 
 def target_of(versions: Mapping[str, float], *, shadow: str | None, by: str, at: float) -> Target:
-    """A target that a person asked for; raises `InputError` if it is not valid."""
+    """Make the target that a person asks for; raises `InputError` if it is not valid."""
     try:
         return Target(versions=dict(versions), shadow=shadow, by=by, at=at)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""For the seam ``rankmill.models``: what names of a registry stand for, and where their files are."""
+"""What names of a registry stand for, and where their files are: an entry point of ``rankmill.models``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 class RegistryModels:
     """The models of the registry that the settings name, by ``NAME@VERSION`` and ``NAME@ALIAS``.
 
-    ``v1``, ``v2``, … need no registry: no alias is called so, and a worker may have the version.
+    The versions ``v1``, ``v2``, … need no registry, because an alias cannot have such a name, and a worker
+    may already have the version.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -32,7 +33,7 @@ class RegistryModels:
         self._registry = Registry(self._url) if self._url else None
 
     def owns(self, model: str) -> bool:
-        """Whether a name has an ``@`` and is no path."""
+        """Whether a name has an ``@`` and is not a path."""
         return has_tag(model)
 
     def choice(self, model: str) -> Choice:
@@ -41,13 +42,13 @@ class RegistryModels:
         Raises
         ------
         ConfigError
-            It is an alias, and there is no registry.
+            The name is an alias, and the settings name no registry.
         InputError
-            The registry has no such version or alias, or it can have none of that name.
+            The registry does not have this version or alias, or cannot have one of this name.
         RegistryError
             The registry is damaged.
         RegistryAway
-            It cannot be reached, and the name is an alias.
+            The registry cannot be reached, and the name is an alias.
         """
         reference = parse_reference(model)
         numbered = Choice(reference.name, {model: 1.0}) if is_numbered(reference.tag) else None
@@ -76,5 +77,5 @@ class RegistryModels:
 
 
 def is_numbered(tag: str) -> bool:
-    """Whether a tag can only be a version's: ``v1``, ``v2``, …"""
+    """Whether a tag can only be that of a version: ``v1``, ``v2``, …"""
     return bool(_NUMBERED.fullmatch(tag))

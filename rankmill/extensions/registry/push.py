@@ -70,7 +70,7 @@ def find_files(folder: Path) -> list[LocalFile]:
     ------
     InputError
         The folder does not hold a model, or holds a file that is neither weights in safetensors nor data, or
-        a file names another that is not pushed.
+        one of its files names another file that is not pushed.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -108,7 +108,7 @@ def is_left_out(name: str) -> bool:
 
 
 def check_kind(path: Path) -> None:
-    """Raise `InputError` if a file with this name is neither weights in safetensors nor data."""
+    """Raise `InputError` if, by its name, a file contains neither weights in safetensors nor data."""
     if path.suffix in _DATA | WORDS or path.name in PLAIN:
         return
     kind = path.suffix or "files without an ending"
@@ -126,7 +126,9 @@ def _check_config(path: Path) -> None:
 
 
 def _check_named(folder: Path, pushed: Sequence[LocalFile]) -> None:
-    """Refuse a model without weights, or one that needs a file that will not be in the registry."""
+    """Refuse a model without weights, or with a file that names another file which will not be in the
+    registry.
+    """
     try:
         weights = weight_files(folder)
         lacking = model_files(folder).keys() - {file.path for file in pushed}
@@ -165,7 +167,7 @@ def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[Mo
 
 
 class Steps:
-    """Shows each step while it lasts, on standard error if that is a terminal."""
+    """Shows each step on standard error while it lasts, if standard error is a terminal."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._shown = not quiet and sys.stderr.isatty()
@@ -216,8 +218,8 @@ def push(
     registry, folder, name
         The registry, the model's folder, and the model's name.
     version
-        Name of the version. With ``None``, it is the latest version if that is the same model, else the next
-        number.
+        Name of the version. With ``None``, it is the latest version if that is the same model, or else the
+        next number.
     trial
         Tries the model in a folder.
     steps
@@ -230,7 +232,7 @@ def push(
     InputError
         The model cannot be scored or is not safe.
     RegistryConflict
-        Another version has or had this name, or an alias has it.
+        Another version has or had this name, or an alias has this name.
     RegistryAway
         The registry cannot be written.
     """
@@ -311,7 +313,7 @@ def _upload(registry: RegistryStore, manifest: Manifest, local: Sequence[LocalFi
     registry.folder.tidy(*path)
     there = registry.folder.sizes(*path)
     for file in local:
-        if there.get(file.path) == file.bytes:  # left by an interrupted push
+        if there.get(file.path) == file.bytes:  # an interrupted push has left this file
             on_bytes(file.bytes)
             continue
         registry.folder.upload(file.source, on_bytes, *path, *file.path.split("/"))

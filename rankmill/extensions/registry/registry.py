@@ -44,14 +44,16 @@ PIECE = 8 << 20
 """Bytes that are read or copied at a time."""
 
 _S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 2}}}
-"""Options for S3; by default, botocore waits for minutes for a server that is away."""
+"""Options for S3; by default, botocore waits for minutes if the server does not answer."""
 
 HIDDEN = "."
 """Prefix of the names of unfinished files."""
 
 MANIFEST = "manifest.json"
 REMOVED = "removed.json"
-"""The file that replaces a removed version, so that its name is not used again; versions never change."""
+"""The file that replaces a removed version, so that its name is not used again, because versions never
+change.
+"""
 
 
 class RegistryFolder:
@@ -111,7 +113,9 @@ class RegistryFolder:
 
     @contextmanager
     def opened(self, *path: str) -> Iterator[tuple[Any, str, bool]]:
-        """The file system, a path in it, and whether it is this host's; each error is a `RegistryAway`."""
+        """The file system, a path in it, and whether it is that of this host; each error in the ``with``
+        block becomes a `RegistryAway`.
+        """
         try:
             system, root, is_local = self._system
             if is_local and not Path(root).is_dir():
@@ -126,7 +130,7 @@ class RegistryFolder:
                 f"the registry {self.url} needs a package that is not installed ({error}); "
                 f"{install_line('s3')} brings that of s3://"
             ) from None
-        except Exception as error:  # each file system has its own errors
+        except Exception as error:  # each file system raises its own errors
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise RegistryAway(f"the registry {self.url} cannot be used: {mask_passwords(reason)}") from error
 
@@ -314,7 +318,8 @@ def fetch_files(
             on_bytes(file.bytes)
             continue
         part = parts / file.sha256
-        for _ in range(2 if part.exists() else 1):  # what an interrupted fetch left may be damaged
+        # twice, because what an interrupted fetch left may be damaged
+        for _ in range(2 if part.exists() else 1):
             if _fetch(registry, manifest, file, part, on_bytes) == file.sha256:
                 break
             part.unlink()

@@ -63,7 +63,7 @@ _VERSION = "/{name}/versions/{version}"
 _ALIAS = "/{name}/aliases/{alias}"
 
 _pushing = system.Lock()
-"""One upload at a time: each is tried with a worker's packages."""
+"""Lets one upload be pushed at a time, because each is tried with a worker's packages."""
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ router = new_router("registry", "/v1/registry")
 
 
 class RegistryPaths(Addition):
-    """The registry, if the settings name one; callers do not learn where it lies."""
+    """Serves the registry, if the settings name one; callers do not learn where it lies."""
 
     router = router
 
@@ -88,7 +88,9 @@ class RegistryPaths(Addition):
 
 
 class NewTarget(BaseModel):
-    """What an alias is to stand for: ``version``, which has what ``split`` leaves of the queries."""
+    """What an alias is to stand for: ``version``, which gets the share of the queries that ``split``
+    leaves.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -98,13 +100,17 @@ class NewTarget(BaseModel):
 
 
 class Promotion(NewTarget):
-    """The same, after live workers have loaded it, each version within ``wait_seconds``."""
+    """What an alias is to stand for after live workers have loaded it; each version must be loaded within
+    ``wait_seconds``.
+    """
 
     wait_seconds: float = Field(600, ge=1, le=3600)
 
 
 class Rollback(BaseModel):
-    """No fields. It is demanded as JSON, which a page of another site cannot send unasked."""
+    """A body without fields. It must be sent as JSON, because the page of another site cannot do that without
+    leave.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -132,7 +138,7 @@ class ManagedModel:
         return Reference(self.name, check_name(alias, "an alias"))
 
     def find_alias(self, alias: str) -> Alias:
-        """What an alias stands for; raises `Refusal` if there is none."""
+        """What an alias stands for; raises `Refusal` if the alias does not exist."""
         target = self.registry.find_alias(self.alias(alias))
         if target is None:
             raise Refusal("not_found", f"the registry has no alias {self.name}@{alias}")
@@ -192,13 +198,13 @@ Notes = Annotated[str, Query(max_length=MAX_NOTES)]
 
 @router.put(_MODEL, summary="Push a model, a tar archive, as the next version", **_TAR)
 async def push_next(request: Request, model: TheModel, notes: Notes = "") -> Response:
-    """Push what is uploaded."""
+    """Push an uploaded model as the next version."""
     return await _push_upload(request, model, None, notes)
 
 
 @router.put(_VERSION, summary="Push a model, a tar archive, as this version", **_TAR)
 async def push_version(request: Request, model: TheModel, version: str, notes: Notes = "") -> Response:
-    """Push what is uploaded."""
+    """Push an uploaded model as a version with this name."""
     return await _push_upload(request, model, model.version(version).tag, notes)
 
 
@@ -211,7 +217,7 @@ async def _push_upload(request: Request, model: ManagedModel, version: str | Non
 
 
 def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes: str) -> dict[str, Any]:
-    """Unpack what is uploaded, try it, and push it: as the command, with one upload at a time.
+    """Unpack an uploaded model, try it, and push it, as the command does; one upload is pushed at a time.
 
     Raises
     ------
@@ -224,7 +230,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
     except ConfigError as error:
         logger.warning("no model can be tried here: %s", error)
         raise Refusal("unavailable", "no model can be tried where this gateway runs") from None
-    registry.taken(model.name)  # the registry can be reached
+    registry.taken(model.name)  # this checks that the registry can be reached
     if not _pushing.acquire(blocking=False):
         raise Refusal("overloaded", "another model is being uploaded here", retry_after=15)
     try:
@@ -235,7 +241,8 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
                 pushed = push(
                     registry, folder, model.name, version, trial, Steps(quiet=True), by=model.by, notes=notes
                 )
-            except InputError as error:  # the folder means nothing to who has sent the files
+            # the message must not name the folder, which the caller does not know
+            except InputError as error:
                 text = str(error).replace(f"{folder}/", "").replace(str(folder), "the model")
                 raise Refusal(refusal_of(error).kind, text) from None
             except ProcessFailed as error:
@@ -324,7 +331,7 @@ def delete_alias(model: TheModel, alias: str) -> dict[str, Any]:
 async def promote_version(
     model: TheModel, alias: str, wanted: Annotated[Promotion, from_json(Promotion)]
 ) -> dict[str, Any]:
-    """Set an alias after workers have loaded the version; with what became of it in each worker."""
+    """Set an alias after workers have loaded the version; returns the outcome at each worker."""
     return await in_own_thread(_promote, model, alias, wanted)
 
 

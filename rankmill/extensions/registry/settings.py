@@ -8,7 +8,9 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class RegistrySettings(ExtensionSettings):
-    """Settings of a registry: where it is, and how large a model may be that a gateway takes for it."""
+    """Settings of a registry: where the registry is, and how large a model may be that a gateway accepts for
+    it.
+    """
 
     of_workers = True
 

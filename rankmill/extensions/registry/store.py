@@ -1,4 +1,4 @@
-"""Writes to a registry, each visible change at once or not at all."""
+"""Writes to a registry; each visible change happens as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNFINISHED_SECONDS = 3600
 
 
 class WritableFolder(RegistryFolder):
-    """A registry's folder in which a file appears complete or not at all."""
+    """A registry's folder in which files can be written; each appears complete or not at all."""
 
     def sizes(self, *path: str) -> dict[str, int]:
         """The sizes of all files below a folder, by their paths in it."""
@@ -85,7 +85,7 @@ class WritableFolder(RegistryFolder):
 
 
 class RegistryStore(Registry):
-    """A registry that can be written; parameters as of `Registry`."""
+    """A registry that can be written; parameters as in `Registry`."""
 
     folder: WritableFolder
 
@@ -106,7 +106,9 @@ class RegistryStore(Registry):
         self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
 
     def remove(self, reference: Reference, about: bytes) -> None:
-        """Remove a version; it becomes invisible at once, then its files are deleted. `about` replaces it."""
+        """Remove a version; it becomes invisible at once, because `about` replaces its manifest, and then its
+        files are deleted.
+        """
         self.folder.replace(about, *reference, REMOVED)
         for name in self.folder.names(*reference):
             if name != REMOVED:
@@ -121,7 +123,7 @@ def next_version(taken: Iterable[str]) -> str:
 
 @contextmanager
 def _new_file(target: str, put: Callable[[Path, Path], None]) -> Iterator[BinaryIO]:
-    """A file under another name, which `put` gives the name of `target` when all of it is on the disk."""
+    """Yield a file with another name; when all of it is on the disk, `put` renames it to `target`."""
     path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{HIDDEN}{system.unique_id()}")
@@ -161,6 +163,6 @@ def who() -> str:
     """The person at this command, and their host, as written in manifests and aliases."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
+    except (OSError, KeyError):  # the user of a container may not have a name
         user = "?"
     return f"{user}@{socket.gethostname()}"

@@ -49,7 +49,7 @@ class ModelReport(BaseModel):
     Attributes
     ----------
     model, revision
-        Its name, and the commit on the hub, or the digest of its files.
+        The model's name, and its commit on the hub or the digest of its files.
     family, kind
         Transformers' model type, and how it makes a score.
     pooling
@@ -65,7 +65,7 @@ class ModelReport(BaseModel):
     prompt
         The text that the model reads for a pair; ``None`` if it reads the two texts.
     refused
-        The reason why the model cannot be scored with these settings; ``None`` if it can.
+        Why workers cannot score with the model and these settings; ``None`` if they can.
     device
         The device of this host.
     backends
@@ -89,14 +89,18 @@ class ModelReport(BaseModel):
 
 
 class Proven(BaseModel):
-    """The proof of a model's scores on this host, by device, or the reason of a refusal."""
+    """The proofs of a model's scores on this host, by device; for other devices, the reasons why they refuse
+    it.
+    """
 
     proofs: dict[str, Proof]
     refused: dict[str, str]
 
 
 def prove_model(settings: Settings, device: str) -> Proven:
-    """Prove the settings' model on a device, or on ``all`` of this host; raises as `model_report`."""
+    """Prove the settings' model on a device, or with ``all`` on each device of this host; raises as
+    `model_report`.
+    """
     require_worker_packages()
     request = {"spec": settings.spec().model_dump(), "device": device}
     return Proven.model_validate(ask("prove", request, "proving the model", settings))

@@ -1,6 +1,6 @@
 """Keeps versions of a registry's models in this host's cache.
 
-A version is fetched once for all workers, verified, and removed when its room is needed.
+A version is fetched once for all workers, verified, and removed when its disk space is needed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class VersionStore:
         self._registry = registry
 
     def get(self, reference: Reference, content: str | None) -> ModelCopy:
-        """A version, fetched now if this host lacks it; `content` is the digest that it must have, if known.
+        """A version, fetched now if this host lacks it; `content` is the digest that it must have, if that is
+        known.
 
         Raises
         ------
@@ -78,7 +79,7 @@ class VersionStore:
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
         with ExitStack() as stack:
             try:
-                held = lock(file, shared=True)  # no other process removes it from now on
+                held = lock(file, shared=True)  # from now on, no other process removes the version
                 assert held
                 stack.callback(held.close)
                 if why := strangers(folder / _MODEL, self._cache):
@@ -119,7 +120,9 @@ class VersionStore:
         return manifest
 
     def _fetch(self, reference: Reference, folder: Path) -> Manifest:
-        """Fetch and verify a version; the manifest is written last, so that a folder with one is complete."""
+        """Fetch and verify a version; the manifest is written last, so that a folder with a manifest is
+        complete.
+        """
         if self._registry is None:
             raise WorkerError(
                 f"model {reference} is a version in a registry, and worker host {socket.gethostname()} "
@@ -161,7 +164,9 @@ class VersionStore:
 
 @contextmanager
 def _removed_if_full(folder: Path) -> Iterator[None]:
-    """If the disk is full, remove the parts of a version that are here, as they take room from others."""
+    """If the disk is full, remove the parts of a version that are here, because they take space from
+    others.
+    """
     try:
         yield
     except OSError as error:
@@ -171,7 +176,7 @@ def _removed_if_full(folder: Path) -> Iterator[None]:
 
 
 def _foreign(manifest: Manifest, folder: Path) -> list[str]:
-    """Model files that lie in a version's folder but do not belong to it."""
+    """Files of a model that lie in a version's folder but do not belong to the version."""
     return sorted(model_files(folder / _MODEL).keys() - {file.path for file in manifest.files})
 
 

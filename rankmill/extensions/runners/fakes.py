@@ -1,4 +1,4 @@
-"""Submitted runs of files for `rankmill.testing`: nobody carries them out, and a test ends them."""
+"""Submitted runs of files for `rankmill.testing`: no runner carries them out, and a test ends them."""
 
 from __future__ import annotations
 

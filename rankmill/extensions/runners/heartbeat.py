@@ -23,7 +23,7 @@ class RunnerHeartbeat:
     store, name
         The queue, and the runner's name.
     settings
-        Time between two heartbeats, and the length of a lease.
+        The settings, with the time between two heartbeats and the length of a lease.
     interrupt
         Called when the runner must leave its run; `held` then says why.
     """
@@ -61,7 +61,7 @@ class RunnerHeartbeat:
         self._periodic.wake()
 
     def ailment(self) -> str | None:
-        """The reason why the runner cannot go on; ``None`` if it can."""
+        """Why the runner cannot go on; ``None`` if it can."""
         return None if self._periodic.is_alive else "the heartbeat has ended"
 
     @property
@@ -80,7 +80,7 @@ class RunnerHeartbeat:
         """Write the run's record now, and return whether the runner still holds the run."""
         with self._writing:  # otherwise an older record could be written after a newer one
             claim = self._claim
-            if claim is None:  # the other thread released it meanwhile
+            if claim is None:  # the other thread has released the run meanwhile
                 return "held"
             held = self._store.renew(claim, self._lease)
             with self._lock:

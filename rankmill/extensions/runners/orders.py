@@ -1,4 +1,4 @@
-"""Kinds of orders besides files; extensions add them to runners by the seam ``rankmill.orders``."""
+"""Kinds of orders besides files; extensions add them to runners by entry points of ``rankmill.orders``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rankmill.score.score_file import Confirm
 
 
 class Score(Protocol):
-    """The function that scores files as score-file does; `step_made` says whether this was done meanwhile."""
+    """The function that scores files as score-file does; `step_made` returns whether another runner has done
+    this meanwhile.
+    """
 
     def __call__(
         self,
@@ -30,8 +32,8 @@ class Score(Protocol):
 
 
 class Keep(Protocol):
-    """The function that notes an outcome; a `file` is the run's complete output, which is moved to its place
-    afterwards.
+    """The function that notes an outcome; `file` is the run's complete output, if it has one, which is moved
+    to its place afterwards.
 
     An exception from the function prevents the move.
     """
@@ -48,13 +50,13 @@ class OrderKind(Protocol):
         """Raise `InputError` if the order is not valid."""
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
-        """Make the output; may be called again for a run whose runner died at any point."""
+        """Make the output; this may be called again for a run whose runner died at any point."""
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """The reason that the caller is told for an error."""
+        """The reason of a failure for the caller, made from an error."""
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """The file that is scored on the way to the output; ``None`` if it is the output itself."""
+        """The file of scores from which the output is made; ``None`` if the output itself has the scores."""
 
     def clear(self, order: FileOrder) -> None:
         """Delete the intermediate files of an output that is in its place."""

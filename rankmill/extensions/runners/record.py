@@ -21,8 +21,8 @@ class Seal(WireModel):
 
 
 class Notice(WireModel):
-    """The state of a webhook: whether it was delivered, or why not yet; ``attempts`` counts its requests so
-    far.
+    """The state of a webhook: whether it was delivered, or why it was not delivered yet; ``attempts`` is the
+    number of requests so far.
     """
 
     state: Literal["due", "delivered", "given up"] = "due"
@@ -36,7 +36,7 @@ class FileRun(FileRunState):
     Attributes
     ----------
     runner
-        Name of the runner that holds the run, or held it last.
+        Name of the runner that holds the run or has held it last.
     deaths
         Number of runners in a row that died without scoring a row.
     begun_rows
@@ -46,7 +46,7 @@ class FileRun(FileRunState):
     restarted
         Whether a runner has begun; the next runner then continues, even with ``--restart``.
     notice
-        The state of its webhook, once the run has ended.
+        The state of the run's webhook, after the run has ended.
     """
 
     runner: str = ""
@@ -57,12 +57,12 @@ class FileRun(FileRunState):
     notice: Notice | None = None
 
     def end(self, state: State, reason: str = "") -> Self:
-        """The run, ended now; its webhook becomes due."""
+        """The run, ended now, so that its webhook is due."""
         return super().end(state, reason).changed(notice=Notice() if self.order.webhook else None)
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
-    """A run that waits for a runner; `run_id` is the id of a job that was enqueued by name."""
+    """A new run, which waits for a runner; `run_id` is the id of its job, if that was enqueued by name."""
     return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 

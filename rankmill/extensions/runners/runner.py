@@ -1,4 +1,4 @@
-"""A runner: takes submitted runs one after the other, and writes the outcome of each once."""
+"""A runner: takes submitted runs one after the other, and writes the outcome of each run once."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from rankmill.jobs.system import Backoff, system
 _LOOK_SECONDS = 0.5
 
 _BACKOFF = Backoff(first=1.0, longest=60.0)
-"""How long a runner leaves a run that it cannot score to other runners."""
+"""For how long a runner leaves a run that it cannot score to other runners."""
 
 logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Takes submitted runs until it is told to stop; use it in the main thread, because it handles signals.
+    """Takes submitted runs until it is told to stop. Use it in the main thread, because it handles signals.
 
     Parameters
     ----------
@@ -60,11 +60,13 @@ class Runner:
         self._news = system.Event()
         self._stopping = self._working = False
         self._left: dict[str, tuple[float, int]] = {}
-        """Runs that this runner leaves to others: until when (monotonic, s), and how many times so far."""
+        """Runs that this runner leaves to others: until which time (monotonic, s), and for which time in a
+        row.
+        """
 
     def work(self) -> None:
-        """Take runs until SIGTERM or SIGINT; then the run in progress goes back, and another runner continues
-        it.
+        """Take runs until SIGTERM or SIGINT; then put the run in progress back, so that another runner
+        continues it.
 
         Raises
         ------
@@ -99,7 +101,7 @@ class Runner:
         with about(submitted=claim.run.id):
             run = claim.run if claim.run.is_ended else self._begun(claim.run)
             self._heartbeat.hold(replace(claim, run=run))
-            if run.is_ended:  # cancelled while it waited, after another runner had begun it
+            if run.is_ended:  # it was cancelled while it waited, after another runner had begun it
                 self._answer(run)
             elif done := made(run):
                 self._finish(done)
@@ -112,7 +114,7 @@ class Runner:
                 self._run()
 
     def _begun(self, run: FileRun) -> FileRun:
-        """The run, held by this runner; if its state is running, its last runner has died."""
+        """The run as this runner begins it; if its state is already running, its last runner has died."""
         deaths = run.deaths
         if run.state == "running":
             logger.warning("runner %s died; continuing its run", run.runner)
@@ -133,7 +135,7 @@ class Runner:
         try:
             try:
                 self._working = True
-                if self._stopping:  # the signal came just before
+                if self._stopping:  # the signal came just before this
                     raise KeyboardInterrupt
                 work_on(run, self._settings, self._note)
             finally:
@@ -145,7 +147,7 @@ class Runner:
         except RunnerError as error:
             self._refuse(str(error))
         except (RedisUnavailable, ConnectionFailed):
-            raise  # the lease ends, and another runner continues
+            raise  # the lease will end, and another runner will continue the run
         except RankmillError as error:
             self._fail(error, "; ".join([str(error), *getattr(error, "__notes__", [])]))
         except Exception as error:
@@ -162,8 +164,8 @@ class Runner:
         self._answer(run.end("failed", reason))
 
     def _finish(self, run: FileRun) -> None:
-        """End a run whose output is in its place, but whose runner was interrupted before it could write
-        this.
+        """End a run whose output is in its place, but whose runner was interrupted before it could write the
+        end.
         """
         drop(run, self._settings)
         clear(run)
@@ -185,7 +187,7 @@ class Runner:
             self._clear_done(run)
             return
         if run.state == "done":
-            clear(run)  # again, because a runner that stood still may have left the folder
+            clear(run)  # once more, because a runner that stood still may have left the folder
         logger.info("the run is %s%s", run.state, f": {run.reason}" if run.reason else "")
         self._webhooks.wake()
 
@@ -230,7 +232,9 @@ class Runner:
             self._clear_done(run)
 
     def _clear_done(self, run: FileRun) -> None:
-        """Delete what another runner could not delete at the end of a run that this runner still had."""
+        """Delete the folder of a run that has ended while this runner still worked on it, and which another
+        runner could not delete.
+        """
         with suppress(RunExpired, WireError, DamagedJob):
             if self._store.load(run.id).state == "done":
                 clear(run)

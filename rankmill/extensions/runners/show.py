@@ -13,7 +13,7 @@ from rankmill.jobs.system import system
 
 
 def submitted_table(runs: Iterable[FileRun], now: float, *, without_runner: bool) -> RenderableType:
-    """One line for each submitted run, and a sentence if they wait `without_runner`."""
+    """One line for each submitted run, and a sentence if they wait because there is no runner."""
     shown = table(runs, {
         "submitted run": lambda run: run.id[: ID_CHARS + 1],
         "state": lambda run: Text(run.state, style="red" if run.state == "failed" else ""),
@@ -28,7 +28,7 @@ def submitted_table(runs: Iterable[FileRun], now: float, *, without_runner: bool
 
 
 def describe(run: FileRun) -> str:
-    """The run's state, and what there is to know in it."""
+    """The run's state in words, with what matters in that state."""
     request, done = run.order.request, run.outcome
     source = request.run or ", ".join(request.inputs)
     lines = [

@@ -1,4 +1,4 @@
-"""Submitted runs in Redis: submits, reads and cancels them, and lets one runner at a time hold each."""
+"""Submitted runs in Redis: submits, reads and cancels them, and lets one runner at a time hold each run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ from rankmill.jobs.system import system
 JOB_FUNCTION = "rankmill.score_file"
 
 LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
-"""State of a run's lease: ``lost`` if another runner has it, ``forgotten`` if the server lost its data."""
+"""State of a run's lease: ``lost`` if another runner has the run, ``forgotten`` if the server has lost its
+data.
+"""
 
 _LOOK_AT = 128
-"""Waiting runs among which a runner looks for one that it does not leave to others."""
+"""Number of waiting runs among which a runner looks for one that it does not leave to others."""
 
 _OTHER_FORMAT_SECONDS = 60
 """Seconds for which a runner leaves a run of another format to others before it looks again."""
@@ -39,7 +41,7 @@ WEBHOOK_SECONDS = 120
 """Seconds after which another runner takes a webhook from one that may have died."""
 
 MOST_LISTED = 100
-"""Most submitted runs that are listed; these are the latest."""
+"""Most submitted runs that are listed: the latest ones."""
 
 
 logger = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ class FileRunStore:
         self._pauses = self.queue.scheduled_job_registry.key
         self._runners = keys.runners(queue)
         self._left: dict[str, float] = {}
-        """Times (monotonic, s) until which runs of another format are left to other runners."""
+        """Until which time (monotonic, s) each run of another format is left to other runners."""
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
         """Put a run into the queue; `run_id` is its new id, if the caller has made one."""
@@ -116,7 +118,7 @@ class FileRunStore:
         return run
 
     def latest(self) -> list[FileRun]:
-        """The runs whose state changed last, the latest first; those that cannot be read are left out."""
+        """The runs whose state changed last, the latest first; runs that cannot be read are left out."""
         oldest = system.now() - self.ttl
         ids = self.redis.zrange(keys.file_runs(), "+inf", oldest, desc=True, byscore=True, offset=0,
                                 num=MOST_LISTED)  # fmt: skip
@@ -136,10 +138,10 @@ class FileRunStore:
         return sorted({run_id.decode() for run_id, _ in entries})
 
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
-        """Cancel a run; a run that a runner holds ends at the runner's next heartbeat.
+        """Cancel a run; a run that a runner holds ends with the runner's next heartbeat.
 
-        Returns the new state, which is cancelled if the run waited. If a runner had begun the run before, it
-        stays in the queue, so that the next runner deletes what the first could not.
+        Returns the new state, which is cancelled if the run waited. If a runner had begun the run before, the
+        run stays in the queue, so that the next runner deletes what the first one has left.
         """
         claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._pauses, self._leases]
@@ -156,8 +158,8 @@ class FileRunStore:
     def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
         """Take the first waiting run that is not in `leave`; ``None`` if there is none.
 
-        The run is in the state in which its last runner left it, or was cancelled since. A job that cannot be
-        read is set aside.
+        The run is in the state in which its last runner left it, or it was cancelled since then. A job that
+        cannot be read is set aside.
         """
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
@@ -213,7 +215,9 @@ class FileRunStore:
         return ended
 
     def hand_back(self, claim: RunLease, *, first: bool = False, pause: float = 0) -> bool:
-        """Put a run back at the front or the end of the queue, or let it wait for a pause (s) first."""
+        """Put a run back at the front or the end of the queue, or let it wait for a pause in seconds
+        before.
+        """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]
         values = [claim.entry, run.written(), self.ttl, run.id, "LPUSH" if first else "RPUSH", pause]
@@ -251,7 +255,9 @@ class FileRunStore:
         self.redis.zrem(self._runners, name)
 
     def refuse(self, run_id: str, runner: str, reason: str) -> dict[str, str]:
-        """Record that a runner cannot score a run; returns the reasons of all live runners that cannot."""
+        """Record that a runner cannot score a run; returns the reasons of all live runners that cannot score
+        it.
+        """
         key = keys.file_run_refusals(run_id)
         with self.redis.pipeline() as pipe:
             pipe.hset(key, runner, reason)
@@ -275,8 +281,8 @@ class FileRunStore:
             return None
 
     def note_webhook(self, run: FileRun, after: float | None) -> None:
-        """Write the result of an attempt at a webhook; the next attempt follows `after` seconds, if not
-        ``None``.
+        """Write the result of an attempt at a webhook; the next attempt follows after `after` seconds, or
+        never if that is ``None``.
         """
         key, now = keys.webhooks(self.queue.name), server_time(self.redis)
         with self.redis.pipeline() as pipe:
@@ -294,7 +300,7 @@ class FileRunStore:
         )
 
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
-        """The record of a run, or a new one for a job enqueued by its name."""
+        """The record of a run; a new record for a job that was enqueued by its name."""
         key = keys.file_run(run_id)
         written = self.redis.get(key)
         job = read_job(self.queue, raw) if written is None else None
@@ -310,7 +316,7 @@ class FileRunStore:
         return new_file_run(order, run_id)
 
     def _leave_to_others(self, raw: bytes, token: str) -> None:
-        """Put back a run that only a runner of its format can read."""
+        """Put back a run of another format, for a runner that can read it."""
         with self.redis.pipeline() as pipe:
             pipe.rpush(self.queue.key, raw)
             pipe.zrem(self._leases, raw + f":{token}".encode())

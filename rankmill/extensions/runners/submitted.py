@@ -1,4 +1,6 @@
-"""Files that were submitted: any process that knows an id may ask for status, wait, or cancel."""
+"""Files that were submitted: any process that knows a run's id may ask for its status, wait for it, or cancel
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from rankmill.producer.client.aio import bridge
 _LOOK_SECONDS = 0.3
 
 _CANCEL_SECONDS = 60
-"""Seconds in which a canceller must write the end of a run that waited."""
+"""Seconds in which a process that cancels a waiting run must write its end."""
 
 
 class SubmittedFile:
@@ -74,11 +76,13 @@ class SubmittedFile:
         return run
 
     def awaited(self) -> AsyncSubmittedFile:
-        """The same run for asyncio."""
+        """A handle of the same run for asyncio."""
         return AsyncSubmittedFile(self)
 
     def cancel(self) -> FileRun:
-        """Cancel the run; if a runner has it, it ends with the next heartbeat. Its scores are kept."""
+        """Cancel the run; if a runner has the run, it ends with the runner's next heartbeat. Its scores are
+        kept.
+        """
         with redis_errors():
             run = self._store.load(self.id)
             return run if run.is_ended else self._store.cancel(run, _CANCEL_SECONDS)
@@ -92,7 +96,7 @@ class AsyncSubmittedFile:
 
     @property
     def id(self) -> str:
-        """The run's id, by which any process can ask for it."""
+        """The run's id, with which any process can ask for it."""
         return self._run.id
 
     async def status(self) -> FileRun:
@@ -132,7 +136,7 @@ def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
 
 
 class SubmittedFiles:
-    """The submitted runs of a queue, for clients: for the seam ``rankmill.files``."""
+    """The submitted runs of a queue, for clients."""
 
     def __init__(self, store: FileRunStore) -> None:
         self.store = store
@@ -147,7 +151,7 @@ class SubmittedFiles:
         InputError
             The request has no input or no output.
         ConfigError
-            The webhook is no http or https URL.
+            The webhook is not an http or https URL.
         """
         try:
             order = FileOrder(
@@ -165,11 +169,11 @@ class SubmittedFiles:
             return self.handle(self.store.submit(order).id)
 
     def attach(self, run_id: str) -> SubmittedFile | None:
-        """The submitted run with an id, if there is one."""
+        """The submitted run with an id; ``None`` if it does not exist."""
         return self.handle(run_id) if self.store.has(run_id) else None
 
     def handle(self, run_id: str) -> SubmittedFile:
-        """The handle of a run, whether it is there or not."""
+        """The handle of a run, which need not exist."""
         return SubmittedFile(self.store, run_id)
 
 

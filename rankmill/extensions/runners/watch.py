@@ -1,4 +1,4 @@
-"""Submitted runs among what is shown of a cluster, for the seam ``rankmill.watch``."""
+"""Adds submitted runs to the views of a cluster, by an entry point of ``rankmill.watch``."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from rankmill.jobs.system import system
 
 _LATE_SECONDS = 15.0
 _SENT_SECONDS = 10.0
-"""A runner that took a webhook so recently sends it just now, and is not late."""
+"""If a runner took a webhook within these seconds, it is sending it now, so the webhook is not late."""
 
 _ENDED_SECONDS = 3600.0
-"""For so long a run that has ended is shown."""
+"""Seconds for which a run is shown after its end."""
 
 
 class FileQueueState(BaseModel):
     """A queue of submitted runs: how many wait and run, live runners, and webhooks that are not delivered.
 
-    ``late_webhooks`` are those of them that are tried again, or that no runner has sent for 15 s.
+    ``late_webhooks`` counts webhooks that are tried again, or that no runner has sent for 15 s.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,7 +59,7 @@ class FileQueueState(BaseModel):
 
 
 class SeenRunners(Seen):
-    """The queues of submitted runs, and those runs that have not ended or have ended lately."""
+    """The queues of submitted runs, and the runs that have not ended or have ended lately."""
 
     file_queues: tuple[FileQueueState, ...] = ()
     submitted: tuple[SeenRun, ...] = ()
@@ -69,7 +69,7 @@ class SeenRunners(Seen):
         return (queue.name for queue in self.file_queues)
 
     def runs(self) -> Iterable[SeenRun]:
-        """The runs, those that have ended last."""
+        """The runs; those that have ended come last."""
         return self.submitted
 
     def faults(self) -> Iterator[ClusterFault]:
@@ -91,7 +91,7 @@ class SeenRunners(Seen):
                 )
 
     def lines(self) -> Iterator[str]:
-        """What each queue has."""
+        """A sentence for each queue: what waits in it, and who takes it."""
         for queue in self.file_queues:
             counts = f"{queue.waiting:,} waiting, {queue.running:,} running; runners: {queue.runners:,}"
             yield f"Submitted runs in queue {queue.name}: {counts}."
@@ -117,8 +117,9 @@ class RunnersWatch(Watch):
     nothing: ClassVar = SeenRunners()
 
     def read(self, look: Look) -> SeenRunners:
-        """Read the queues and the runs in three round trips."""
-        latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
+        """Read the queues and their runs, in three round trips."""
+        # the arguments are desc, withscores, score_cast_func, byscore and bylex
+        latest_first = (True, False, float, True, False)
         ((raws, ids),) = look.replies(
             [""],
             lambda _: [
@@ -177,7 +178,7 @@ def _runs(look: Look, ids: list[str]) -> Iterator[SeenRun]:
         try:
             run = FileRun.read_json(raw, "a submitted run") if raw else None
         except FormatError:
-            continue  # of another release, which reads it
+            continue  # the run is of another release, which can read it
         except WireError as error:
             look.note(keys.file_run(run_id), error)
             continue

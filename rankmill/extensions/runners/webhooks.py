@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class WebhookSender:
-    """Sends the webhooks of a queue's ended runs from a thread, so that no run waits for a receiver.
+    """Sends the webhooks of a queue's ended runs from a thread, so that runs do not wait for receivers.
 
     A webhook may be sent more than once if a runner dies meanwhile; each time it has the same ``webhook-id``.
 
@@ -43,7 +43,8 @@ class WebhookSender:
     store
         The queue of submitted runs.
     settings
-        The secret, the hosts, and how long to try. Without a secret or hosts, nothing is sent.
+        The settings, with the secret, the allowed hosts, and the time for which to try. Without a secret or
+        hosts, nothing is sent.
     """
 
     def __init__(self, store: FileRunStore, settings: RunnerSettings) -> None:
@@ -130,8 +131,8 @@ def content(run: FileRun) -> dict[str, Any]:
 def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
     """The three headers of a webhook, for a `secret` that begins with ``whsec_``.
 
-    The package standardwebhooks computes (and verifies) the same headers, but this is too little code for one
-    more dependency.
+    The package standardwebhooks computes and verifies the same headers, but the code is too short to be worth
+    a dependency.
     """
     signed = f"{message_id}.{timestamp}.".encode() + body
     digest = hmac.new(secret_key(secret), signed, hashlib.sha256).digest()

@@ -83,7 +83,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         tokens_column: str | None = None,
         step_made: Callable[[], bool] = lambda: False,
     ) -> None:
-        def is_made() -> bool:  # the last runner, which only stood still, may have made it
+        def is_made() -> bool:  # the last runner, if it only stood still, may have made it
             return step_made() or made(run) is not None
 
         score_file(request, options, view=view, confirm=confirm, tokens_column=tokens_column, made=is_made)
@@ -93,7 +93,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         note(seal=seal, outcome=outcome, now=True)
         if seal and confined():
             record = OutputRecord(as_path(order.request.output or ""))
-            told = outcome.model_dump_json(include={*RunOutcome.model_fields})  # a summary has more
+            told = outcome.model_dump_json(include={*RunOutcome.model_fields})  # a summary has more fields
             record.seal(run.id, seal.model_dump_json(), told)
 
     try:
@@ -107,7 +107,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
             )
             return
         kind.carry_out(run, settings, score, keep)
-        note(now=True)  # if this runner only stood still, its successor may be at work beside the output
+        note(now=True)  # if this runner only stood still, its successor may already work beside the output
         clear(run)
     except (OutputBusy, RedisUnavailable, ConnectionFailed):
         raise
@@ -118,8 +118,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 def made(run: FileRun) -> FileRun | None:
     """The run with its outcome if its output is in its place and complete, otherwise ``None``.
 
-    This happens if its runner died or left it just after, or if the server lost the end of the run and has
-    none, or that of an earlier attempt.
+    This happens if the run's runner died or left the run just after it moved the output, or if the server has
+    lost the end of the run.
     """
     if _is_in_place(run):
         return run
@@ -141,12 +141,12 @@ def _sealed(run: FileRun) -> FileRun:
 
 
 def _is_in_place(run: FileRun) -> bool:
-    """Whether the output is complete and is the same file as its runner made."""
+    """Whether the output is complete and is the file that its runner made."""
     if not run.seal or not run.outcome:
         return False
     try:
         output = as_path(run.seal.path)
-        if roots := confined():  # others can also write the record in Redis
+        if roots := confined():  # because others can also write the record in Redis
             roots.check(output, "write")
         return output.exists() and identity(output, output) == run.seal.identity
     except (RankmillError, OSError, ValueError):
@@ -223,7 +223,7 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
         raise RunnerError(str(error)) from None
     folder = Path(request.output or "").parent
     if "://" in str(request.output):
-        pass  # score-file says what it can write to
+        pass  # score-file itself reports where it cannot write
     elif not folder.is_dir() or not os.access(folder, os.W_OK):
         raise RunnerError(f"{folder}: no directory that this runner can write the output to")
     for model in order.models:

@@ -41,7 +41,9 @@ class KeyOptions(options.CommandOptions):
     admin: bool = False
     """Let the key load and unload models, and see the files of all keys."""
     manage_models: bool = False
-    """Let the key push models into the registry, set aliases and remove; with --model, only those models."""
+    """Let the key push models into the registry, set aliases and remove versions; with --model, only those
+    models.
+    """
 
 
 @options.command("create")
@@ -52,8 +54,8 @@ class KeyOptions(options.CommandOptions):
 def create(name: str, asked: KeyOptions, settings: Settings, as_json: bool) -> None:
     """Make a key and print it; it cannot be shown again.
 
-    NAME is the key's owner in metrics and logs. Keys of one name share their limits, files and batches. So to
-    replace a key, make another with its name, and revoke the first by its id.
+    NAME is the key's owner in metrics and logs. Keys of one name share their limits, files and batches. To
+    replace a key, make another one with its name, and revoke the first one by its id.
     """
     allowed = {**asked.model_dump(), "models": asked.models or None}
     text, key = _store(settings).create(name, **allowed)

@@ -59,11 +59,11 @@ class ServeOptions(options.CommandOptions):
 def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     """Serve scores over HTTP and gRPC, as rerank servers do.
 
-    POST /rerank, /score and the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them.
-    The gateway holds no model: workers score, those of the server, or with --embedded of its
-    own. Runs until SIGTERM or Ctrl-C, and then finishes what it has.
+    POST /rerank, /score and the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them. The
+    gateway itself loads no model. The workers of the server score, or with --embedded workers that it starts.
+    It runs until SIGTERM or Ctrl-C, and then finishes the requests in progress.
 
-    It listens on loopback. Where other hosts reach it, it needs keys (rankmill keys create) or --open.
+    It listens on loopback. An address that other hosts reach needs keys (rankmill keys create) or --open.
     """
     models = asked.models
     flags |= {
@@ -122,7 +122,9 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
 
 
 def _warn_of_losses(url: str, concerns: Concerns) -> None:
-    """Warn of data that the server's settings put at risk; does not wait for a server that is away."""
+    """Warn of data that the server's settings put at risk; this does not wait for a server that does not
+    answer.
+    """
     client = impatient(client_for(url, 0))
     warn_of_risks(read_durability(client), url, concerns)
     client.close()
@@ -130,9 +132,9 @@ def _warn_of_losses(url: str, concerns: Concerns) -> None:
 
 @contextmanager
 def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
-    """Stop serving when the embedded server or its workers cannot be kept alive; gives the list of errors.
+    """Stop serving when the embedded server or its workers cannot be kept alive; yields the list of errors.
 
-    The watch ends with the ``with`` block: the end of the cluster, which follows, is no reason for a signal.
+    The watch ends with the ``with`` block: the end of the cluster, which follows, must not cause a signal.
     """
     failed: list[EmbeddedError] = []
 

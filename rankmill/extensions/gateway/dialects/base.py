@@ -24,14 +24,14 @@ MAX_TEXT_CHARS = 1 << 20
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 
 Top = Annotated[int, Field(ge=1)] | None
-"""How many of the best documents are wanted; ``None`` means all."""
+"""Number of best documents to return; ``None`` means all."""
 
 JsonObject = dict[str, Any]
 
 T = TypeVar("T", bound=BaseModel)
 
 _KIND = re.compile(r"constrained-str|TextDocument|str|int|float|bool|(list|dict)\[.*")
-"""What pydantic adds to the place of an error where values of several kinds are allowed."""
+"""Words that pydantic adds to the place of an error if a value may be of several kinds."""
 
 
 class TextDocument(BaseModel):
@@ -67,8 +67,8 @@ class Dialect:
     scale
         The scale of its scores, unless a body asks for another.
     long
-        What to do with pairs that are too long, unless a body says it; with ``None``, the gateway's setting
-        decides.
+        What to do with pairs that are too long, unless a body asks for something else; with ``None``, the
+        gateway's setting decides.
     """
 
     name: str
@@ -83,7 +83,9 @@ class Dialect:
 
 
 class Fields(BaseModel):
-    """Fields of a request's body; fields that a dialect does not know are ignored, as by its own server."""
+    """Fields of a request's body; fields that a dialect does not know are ignored, as the dialect's own
+    server does.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -112,7 +114,8 @@ class Body(Fields):
     dialect
         The dialect of the clients that send it.
     paths
-        The paths at which its own server takes it. The gateway also takes it below ``/NAME`` of the dialect.
+        The paths at which the dialect's own server takes the body. The gateway also takes it below ``/NAME``,
+        with the dialect's name.
     summary
         A line for the documentation.
     batched
@@ -150,19 +153,19 @@ class RerankBody(Body):
 
 @dataclass(frozen=True)
 class ScorePath:
-    """A path to which texts to score, or to tokenize, are sent.
+    """A path to which clients send texts to score or to tokenize.
 
     Attributes
     ----------
     path, summary
         The path, and a line for the documentation.
     bodies
-        The bodies that it takes.
+        The bodies that the path takes.
     dialect
-        The dialect that owns the path. All scores here have its scale, in any form of body, and its rule
+        The dialect that owns the path. For every form of body, scores have this dialect's scale, and its rule
         holds for pairs that are too long. Errors have its form until the body has been read.
     choose
-        Finds the kind of body that a JSON object is, if there are several.
+        Finds the kind of body that a JSON object is, if the path takes several.
     options
         Fields that have the same meaning in every body here.
     """
@@ -179,7 +182,7 @@ class ScorePath:
         return self.choose(sent) if self.choose else self.bodies[0]
 
     def score_request(self, body: Body, sent: JsonObject) -> ScoreRequest:
-        """The request for scores in a body that was read from an object; raises `Refusal`."""
+        """The request for scores in a body, which was read from the object `sent`; raises `Refusal`."""
         wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
         more: SpecFields = {}
         for kind in self.options:
@@ -243,7 +246,7 @@ def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
 def ranking(
     scores: RequestScores, top: int | None = None, documents: Sequence[object] | None = None
 ) -> list[JsonObject]:
-    """The `top` results, best first, each with its document if these are given."""
+    """The `top` results, best first, each with its document if `documents` are given."""
     return [
         {"index": place, "relevance_score": score} | ({"document": documents[place]} if documents else {})
         for place, score in scores.ranked(top)
@@ -256,5 +259,5 @@ def usage(scores: RequestScores) -> JsonObject:
 
 
 def detail_error(refusal: Refusal, status: int) -> JsonObject:
-    """An error as FastAPI words it."""
+    """The body of an error in FastAPI's form."""
     return {"detail": refusal.message}

@@ -29,7 +29,7 @@ COHERE = Dialect("cohere", lambda refusal, status: {"message": refusal.message})
 
 
 def envelope(scores: RequestScores, version: str, *warnings: str) -> JsonObject:
-    """The fields of an answer besides the results."""
+    """The fields that an answer has besides the results."""
     meta: JsonObject = {
         "api_version": {"version": version},
         "billed_units": {"search_units": math.ceil(len(scores.scores) / _UNIT)},
@@ -82,7 +82,9 @@ class CohereRerankV1(Body):
         return ScoreRequest(self.query, self.texts(), self.model, spec_for(owner))
 
     def texts(self) -> list[str]:
-        """The text to score of each document: its `rank_fields`, one on each line, or else its text."""
+        """The text to score of each document: its fields named in `rank_fields`, one on each line, or else
+        its text.
+        """
         names = self.rank_fields or ["text"]
         return [
             document if isinstance(document, str) else _text(place, document, names)

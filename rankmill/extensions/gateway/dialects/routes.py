@@ -19,7 +19,7 @@ def bodies() -> tuple[type[Body], ...]:
     Raises
     ------
     ConfigError
-        A dialect cannot be imported, or has another name than its package says.
+        A dialect cannot be imported, or calls itself otherwise than its entry point.
     """
     return tuple(body for name in plugins.names("rankmill.dialects") for body in _bodies_of(name))
 
@@ -51,14 +51,14 @@ def check_owner(owner: str | None) -> None:
 def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
     """All paths that take texts to score or to tokenize.
 
-    A path of two dialects that `SHARED_PATHS` does not have is that of the first; the other has it below its
-    prefix.
+    If two dialects have a path that is not in `SHARED_PATHS`, it belongs to the first; the second has it only
+    below its prefix.
 
     Parameters
     ----------
     owner
-        Name of the dialect whose paths without a prefix these are, as far as it has them; ``None``: each is
-        that of the dialect that `ScorePath.dialect` names.
+        Name of the dialect that owns all paths which it has, without a prefix. With ``None``, a path belongs
+        to the dialect that `ScorePath.dialect` names.
     """
     paths = dict(SHARED_PATHS)
     for body in bodies():
@@ -77,7 +77,7 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
 
 
 def certain(path: str, owner: str | None) -> str:
-    """A path that means the same at every gateway: with the owner's prefix, if it is the owner's."""
+    """A path that means the same at every gateway; a path of the owner gets the owner's prefix."""
     mine = any(path in body.paths and body.dialect.name == owner for body in bodies())
     return f"/{owner}{path}" if mine else path
 
@@ -88,5 +88,7 @@ def _by_path() -> dict[str, Dialect]:
 
 
 def dialect_at(path: str) -> Dialect:
-    """The dialect of errors at a path, which need not exist: the path's own, its prefix's, or the default."""
+    """The dialect of errors at a path, which need not exist: that of the path, or that of its prefix, or the
+    default.
+    """
     return _by_path().get(path) or dialects().get(path.lstrip("/").partition("/")[0]) or SHARED

@@ -1,6 +1,6 @@
 """The paths that several of our dialects have.
 
-The body decides which of them answers, and where it does not, the answer fits them all.
+The body decides in which dialect the gateway answers; if it does not, the answer fits all of them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _rerank_v2(body: JsonObject) -> type[Body]:
 
 
 def _invocation(body: JsonObject) -> type[Body]:
-    """The requests to a server behind SageMaker."""
+    """Find the dialect of a request to ``/invocations``, which SageMaker calls."""
     if "inputs" in body:
         return TeiPredict
     if "texts" in body:
@@ -117,7 +117,9 @@ _PATHS = (
 )  # fmt: skip
 
 SHARED_PATHS = {each.path: replace(each, options=_OPTIONS) for each in _PATHS}
-"""Paths that several services have: the body says which form the answer has, never its scale."""
+"""Paths that several services have. The body decides the form of the answer, but never the scale of its
+scores.
+"""
 
 SHARED_PATHS["/tokenize"] = ScorePath(
     "/tokenize", "TEI (inputs) or vLLM (prompt): the tokens of texts", (TeiTokenize, VllmTokenize), TEI,

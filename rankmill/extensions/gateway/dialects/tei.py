@@ -58,13 +58,13 @@ Direction = Literal["Right", "Left", "right", "left"]
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "float32"}
 
 _MOST = (1 << 31) - 1
-"""The largest number that TEI's gRPC message and clients can hold."""
+"""The largest number that TEI's gRPC messages and clients can hold."""
 
 
 def known_info(
     settings: Settings, name: str, facts: TokensFound, scored: Mapping[str, str], workers: int
 ) -> JsonObject:
-    """The gateway's model and limits, for HTTP and gRPC.
+    """Facts about the gateway's model and limits, for HTTP and gRPC.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def known_info(
     facts
         What a worker has told about the model.
     scored
-        The facts of how its latest scores were made.
+        How the model's latest scores were made.
     workers
         The number of workers; each has a thread that tokenizes.
     """
@@ -130,7 +130,7 @@ class TeiRerank(TeiOptions, Body):
 
 
 class TeiPredict(TeiOptions, Body):
-    """``POST /predict``: single texts, or pairs of texts, which get all labels of the model."""
+    """``POST /predict``: single texts or pairs of texts; each gets the scores of all labels."""
 
     dialect = TEI
     paths = ("/predict",)
@@ -198,7 +198,7 @@ class TeiTokenize(Body):
 
 
 def no_prompt(name: str) -> Refusal:
-    """The refusal of a request that names a prompt."""
+    """The refusal of a request that names a prompt which the model does not have."""
     return wrong("prompt_name", f"the model has no prompt {name!r:.80}")
 
 

@@ -54,7 +54,7 @@ _PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_to
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    """An error with the sentences by which clients know that a text is too long."""
+    """The body of an error; for a text that is too long, with the sentences that clients look for."""
     kind = _TYPES.get(refusal.kind, "BadRequestError")
     message, param = refusal.message, _PARAMS.get(refusal.param or "", refusal.param)
     if refusal.tokens:
@@ -88,7 +88,7 @@ Instruction = Annotated[str, Field(max_length=10_000)]
 
 
 class _Kwargs(BaseModel):
-    """Variables of the prompt: there is one."""
+    """Variables of the prompt, of which ``instruction`` is the only one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -172,7 +172,7 @@ class VllmRerank(VllmOptions, _VllmBody):
 
 
 class VllmScore(VllmOptions, _VllmBody):
-    """``POST /score``, ``/v1/score``: one text with one or several, or as many with as many."""
+    """``POST /score``, ``/v1/score``: one text with one or several texts, or two lists of equal length."""
 
     paths = ("/score", "/v1/score")
     summary = "vLLM: score pairs of texts"
@@ -278,7 +278,7 @@ class VllmClassify(VllmTextOptions, _VllmBody):
 
 
 def _conversation(messages: list[JsonObject]) -> str:
-    """Messages in the workers' form; contents in several parts of text are joined, as in vLLM."""
+    """A conversation as workers read it; contents that consist of several texts are joined, as in vLLM."""
     written = json.dumps([{**message, "content": _joined(message.get("content"))} for message in messages])
     if len(written) > MAX_TEXT_CHARS:
         raise wrong("messages", f"{len(written):,} characters are more than the {MAX_TEXT_CHARS:,} of a text")
@@ -295,7 +295,9 @@ def _joined(content: object) -> object:
 
 
 class VllmPooling(VllmClassify):
-    """``POST /pooling`` with the task ``classify``: the same probabilities, in vLLM's form of vectors."""
+    """``POST /pooling`` with the task ``classify``: the probabilities of all labels, in vLLM's form for
+    vectors.
+    """
 
     paths = ("/pooling",)
     summary = "vLLM: the probabilities of a model's labels, for texts or a conversation, as vectors"

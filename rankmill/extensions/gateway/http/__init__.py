@@ -1,1 +1,1 @@
-"""Parts of HTTP that every request passes, and the paths that do not belong to a dialect."""
+"""The parts of HTTP that every request passes through, and the paths that do not belong to a dialect."""

@@ -1,4 +1,4 @@
-"""The OpenAPI document: adds what FastAPI cannot find, which are refusals and bodies."""
+"""The OpenAPI document: this adds refusals and bodies, which FastAPI cannot find by itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPEN = ("/health", "/ping", "/ready", "/version")
 
 
 def with_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """The document, with the two headers that can carry a key, where a key is needed."""
+    """The document, with the two headers that can carry a key added to each path that may need one."""
     document.setdefault("components", {})["securitySchemes"] = _KEYS
     document["security"] = [{name: []} for name in _KEYS]
     for path in _OPEN:

@@ -1,4 +1,4 @@
-"""Middleware of every HTTP request: observes it, and refuses host names that are not this host's."""
+"""Middleware of every HTTP request: observes it, and refuses requests for other hosts' names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GONE = 499
 """The status that nginx logs for a request whose client has gone before the answer."""
 
 _BEFORE_PATH = re.compile(r"^https?://[^/]*")
-"""The part before the path in the target of a request to a proxy; every server must accept it."""
+"""The part before the path in the target of a request to a proxy; every server must accept such targets."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +42,15 @@ class Observed:
             await self._app(scope, receive, send)
             return
         path = _BEFORE_PATH.sub("", scope["path"])
-        scope = {**scope, "path": "/" + path.strip("/")}  # a slash too many means nothing
+        # further slashes at both ends are ignored
+        scope = {**scope, "path": "/" + path.strip("/")}
         begun = False
         headers = Headers(scope=scope)
         has_held_body = headers.get("expect", "").lower() == "100-continue"
 
         async def read() -> Message:
             nonlocal has_held_body
-            has_held_body = False  # the server asks for it
+            has_held_body = False  # uvicorn now asks the client for the body
             return await receive()
 
         async def answer(message: Message) -> None:
@@ -59,7 +60,7 @@ class Observed:
                 note.status = message["status"]
                 written = MutableHeaders(scope=message)
                 written[HEADER] = note.id
-                if has_held_body:  # what comes next may be this body or another request
+                if has_held_body:  # the next bytes of the client may be this body or another request
                     written["Connection"] = "close"
             await send(message)
 
@@ -73,11 +74,11 @@ class Observed:
                 text = "the body has two lengths: send Content-Length or Transfer-Encoding, not both"
                 await fail(Refusal("invalid", text), 400, {"Connection": "close"})
                 return
-            if scope["method"] == "HEAD":  # as GET; the server leaves the body away
+            if scope["method"] == "HEAD":  # HEAD is answered like GET, and uvicorn leaves the body out
                 scope = {**scope, "method": "GET"}
             try:
                 await self._app(scope, read, answer)
-            except asyncio.CancelledError:  # it took longer than gateway_stop_seconds
+            except asyncio.CancelledError:  # the request took longer than gateway_stop_seconds
                 if not begun:
                     await fail(Refusal("unavailable", "the gateway stops: ask again"), 503)
             except Exception:

@@ -17,7 +17,9 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Headers that let the browser load only files of this server, and let no other page frame these pages."""
+"""Headers by which a browser loads only files of this server, and does not show these pages inside other
+pages.
+"""
 
 _SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
 
@@ -45,7 +47,7 @@ def _add(router: APIRouter, path: str, body: bytes, file: str, style: str = "") 
     kind = f"{_TYPES[Path(file).suffix]}; charset=utf-8"
 
     async def page(request: Request) -> Response:
-        if path != "/" and request.scope["raw_path"].endswith(b"/"):  # its files lie beside it
+        if path != "/" and request.scope["raw_path"].endswith(b"/"):  # because the page's files lie beside it
             return Response(status_code=307, headers={"Location": f"..{path}"})
         return Response(body, headers=headers, media_type=kind)
 

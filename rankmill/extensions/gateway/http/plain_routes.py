@@ -36,24 +36,24 @@ from rankmill.jobs.runtime.connection import unreachable
 from rankmill.jobs.system import system
 
 _WAIT_SECONDS = 60.0
-"""Longest wait for workers to carry out an order; after it, the order stays, and the answer says so."""
+"""Longest wait for workers to carry out an order; afterwards the order stays, and the answer says so."""
 
 logger = logging.getLogger(__name__)
 router = new_router("gateway")
 service_router = new_router("gateway")
-"""Paths that other servers also have; they are also below the prefix of each dialect."""
+"""Paths that other servers have too; the gateway also has them below the prefix of each dialect."""
 
 
 @service_router.get("/health", summary="Whether the gateway is alive")
 @service_router.get("/ping", summary="Whether the gateway is alive")
 async def health() -> Response:
-    """An answer, with its time in infinity's form."""
+    """An answer that says only that the gateway runs, with the time in infinity's form."""
     return JSONResponse({"status": "ok", "unix": system.now()})
 
 
 @router.get("/ready", summary="Whether a worker has the gateway's model")
 def ready(gateway: TheGateway) -> Response:
-    """The reason why no worker has the model; ``None`` if one has it."""
+    """Whether a worker has the model; if none has it, the reason."""
     reason = gateway.load.unready
     if away := unreachable(gateway.plain_redis):
         logger.warning("not ready: %s", away)
@@ -89,7 +89,7 @@ async def models(gateway: TheGateway, key: Caller, request: Request) -> dict[str
 async def find_model(
     gateway: TheGateway, key: Caller, request: Request, name: Annotated[str, Path(alias="id")]
 ) -> dict[str, Any]:
-    """The model, as in the list."""
+    """A model, as in the list of models."""
     model = gateway.served.resolve(name)
     check_model(key, model)
     return _model(gateway, model.name, request)
@@ -98,11 +98,12 @@ async def find_model(
 def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
     requests = gateway.load.requests
     prefix = request.url.path.lstrip("/").partition("/")[0]
-    # infinity's client wants its own name here
+    # infinity's client expects its own name here
     owner = prefix if prefix in dialects() else gateway.own.gateway_dialect
     return {
         "id": name, "object": "model", "created": gateway.created, "owned_by": owner or "rankmill",
-        "root": name, "parent": None, "max_model_len": gateway.settings.max_length,  # as vLLM has it
+        # these are fields of vLLM
+        "root": name, "parent": None, "max_model_len": gateway.settings.max_length,
         "backend": "rankmill", "capabilities": ["rerank"],  # infinity
         "stats": {
             "queue_fraction": requests / gateway.own.gateway_requests, "queue_absolute": requests,
@@ -179,7 +180,7 @@ def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
 
 @router.post("/v1/cache/warm", summary="Have all workers load a model (admin)", openapi_extra=_ORDER)
 def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
-    """Have all workers of the queue load a model; returns the outcome in each."""
+    """Let all workers of the queue load a model; returns the outcome at each worker."""
     if order.model is None:
         raise wrong("model", "name the model to load")
     model = gateway.served.resolve(order.model).model
@@ -197,7 +198,7 @@ def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any
     "/v1/cache/clear", summary="Have all workers unload a model, or all (admin)", openapi_extra=_ORDER
 )
 def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
-    """Have the workers that have loaded a model unload it."""
+    """Let the workers that have loaded a model unload it."""
     workers = reachable(_workers(gateway))
     loaded = {name for worker in workers if worker.report for name in worker.report.models}
 
@@ -207,7 +208,7 @@ def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, A
 
     wanted = None if order.model is None else {order.model, gateway.served.known(order.model)}
     names = sorted(loaded if wanted is None else loaded & wanted)
-    with system.Executor(8) as threads:  # all wait for the same heartbeats
+    with system.Executor(8) as threads:  # because all wait for the same heartbeats
         unloaded = [outcome for outcomes in threads.map(unload, names) for outcome in outcomes]
     return {"object": "list", "data": [outcome.model_dump() for outcome in unloaded]}
 

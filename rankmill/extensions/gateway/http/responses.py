@@ -19,7 +19,9 @@ _QUIET_SECONDS = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection."""
 
 _UNREAD = frozenset({"too_large", "no_key", "media_type", "overloaded", "gone", "slow"})
-"""Refusals before the body has been read, after which the connection cannot be used again."""
+"""Kinds of refusals that come before the body has been read; the connection cannot be used again
+afterwards.
+"""
 
 
 def refused(dialect: Dialect, refusal: Refusal) -> Response:
@@ -61,7 +63,7 @@ def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
 
 
 async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """The events, which a separate task makes, and a comment whenever none comes for long."""
+    """Yield the events, which a separate task makes; if no event comes for long, yield a comment."""
     send, receive = anyio.create_memory_object_stream[bytes](1)
 
     async def produce() -> None:
@@ -90,7 +92,9 @@ async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
 def download(
     pieces: Iterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
 ) -> Stream:
-    """A file in pieces; `ends` is closed before the last one, as the next request may follow it."""
+    """Send a file in pieces. `ends` is closed before the last piece is sent, because the client's next
+    request may come right after that piece.
+    """
 
     async def until_ended() -> AsyncIterator[bytes]:
         last = b""

@@ -78,7 +78,7 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _wants_events(request: Request) -> bool:
-    """Whether the client accepts only events; some clients name events beside JSON in every request."""
+    """Whether the client accepts only events; some clients accept both events and JSON in every request."""
     accepted = request.headers.get("accept", "").lower().split(",")
     return {media_type.partition(";")[0].strip() for media_type in accepted} == {"text/event-stream"}
 
@@ -86,7 +86,9 @@ def _wants_events(request: Request) -> bool:
 async def _events(
     gateway: Gateway, note: Observation, run: SubmittedRequest, body: Body, ends: AsyncExitStack
 ) -> AsyncGenerator[bytes]:
-    """Events: ``scores`` (from place ``first`` on, with the errors of rows), ``result`` and ``error``."""
+    """Yield the events of a request: ``scores`` (from place ``first`` on, with the errors of rows), then
+    ``result`` or ``error``.
+    """
     values: list[object] = []
     try:
         async with ends:
@@ -112,7 +114,7 @@ def _shown(chunk: RowScores) -> JsonObject:
 
 
 def _timing(scores: RequestScores) -> dict[str, str]:
-    """The times of a request's steps, as browsers and TEI's clients read them (ms)."""
+    """Headers with the times of a request's steps in ms, for browsers and for TEI's clients."""
     took = {stage: 1000 * seconds for stage, seconds in scores.stages().items()}
     headers = {
         "server-timing": ", ".join(f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in took.items()),
@@ -125,7 +127,7 @@ def _timing(scores: RequestScores) -> dict[str, str]:
 
 
 def _contract(scores: RequestScores) -> dict[str, str]:
-    """How the scores were made: precision, backend, device, revision, proven bound."""
+    """Headers that say how the scores were made: precision, backend, device, revision and proven bound."""
     return {f"x-score-{name}": quote(value, safe=_PLAIN) for name, value in scores.contract.items()}
 
 

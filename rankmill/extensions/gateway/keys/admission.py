@@ -22,13 +22,15 @@ from rankmill.producer.client.aio import bridge
 KeysNeeded = Literal["always", "if there are any", "never"]
 
 MOST_WAIT = 5.0
-"""Longest wait (s) of a request for a server that cannot serve, before the caller is told."""
+"""Seconds that a request waits for a server that cannot serve, before it is refused."""
 
 FOR_ADMINS = "this needs a key for admins"
 
 _LOOK_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0
-"""How often the keys are looked at, for those who read metrics; and for a key that was not there then."""
+"""Seconds between two reads of all keys, for callers who read metrics; a key that was missing is looked for
+again after this time.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class Admission:
         self._looked = -math.inf
 
     async def identify(self, text: str | None) -> ApiKey | None:
-        """The API key with this text; ``None`` if requests do not need one.
+        """The API key with this text; ``None`` if the text is not that of a key and requests need no key.
 
         Raises
         ------
@@ -75,12 +77,12 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(self, key: ApiKey | None) -> AsyncIterator[None]:
-        """Admit a request before its body is read; it counts as in progress within the block.
+        """Admit a request before its body is read; within the ``with`` block it counts as in progress.
 
         Raises
         ------
         Refusal
-            The key already has its most requests in progress.
+            The key already has as many requests in progress as it may have.
         """
         if key is None or key.requests_at_once is None:
             yield
@@ -104,7 +106,8 @@ class Admission:
             await bridge.run(self._take_pairs, key, pairs)
 
     async def identify_scraper(self, text: str | None) -> ApiKey | None:
-        """The key of a caller that reads metrics, which name the holders of all keys.
+        """The key of a caller that reads metrics. Metrics name the holders of all keys, so an admin's key is
+        needed.
 
         A key that was valid at the last look is accepted without asking the server, because metrics matter
         most when the server does not answer.
@@ -146,7 +149,7 @@ class Admission:
             return self._keys.all()
 
     async def watch(self) -> None:
-        """Read the keys from time to time, for ever."""
+        """Read the keys from time to time, without end."""
         while True:
             try:
                 await self.look()
@@ -204,7 +207,7 @@ class Admission:
 
 
 def check_model(key: ApiKey | None, names: tuple[str, ...]) -> None:
-    """Raise `Refusal` if the key may not use the model, which has one of these names with it."""
+    """Raise `Refusal` if the key may not use a model with these names."""
     if key and not key.may_use(*names):
         allowed = ", ".join(key.models or ())
         raise Refusal(

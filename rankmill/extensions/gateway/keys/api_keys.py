@@ -1,7 +1,7 @@
 """API keys in Redis, which say who may use the gateway, with which models, and how much.
 
-A key's text is shown once, when it is made. Redis has only its SHA-256; the text has 192 random bits, so that
-it cannot be found by trying.
+A key's text is shown once, when it is made. Redis has only its SHA-256; the text has 192 random bits, so
+nobody can find it by trying.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class KeyStore:
         return sorted(api_keys, key=lambda key: (key.name, key.created))
 
     def revoke(self, wanted: Iterable[str]) -> list[str]:
-        """Delete keys by id, or all keys of a name; returns their ids. Requests that they began go on.
+        """Delete keys by id, or all keys of a name; returns their ids. Requests in progress go on.
 
         Raises
         ------
@@ -167,17 +167,19 @@ FIXED = "gateway_api_key"
 
 
 def fixed_key(text: str) -> ApiKey:
-    """The key whose text is a setting: it may ask for scores of all models."""
+    """The key whose text is a setting: the key may ask for scores of all models."""
     return ApiKey(id="0" * 12, name=FIXED, digest=_digest(text), created=0.0, expires=_NEVER)
 
 
 def is_same(given: str, text: str) -> bool:
-    """Whether two texts are equal; the time that this takes does not tell where they differ."""
+    """Whether two texts are equal; the time of the comparison does not reveal where they differ."""
     return hmac.compare_digest(given.encode(), text.encode())
 
 
 def is_of(key: ApiKey, text: str) -> bool:
-    """Whether a key has this text and has not expired; the time does not tell where the texts differ."""
+    """Whether a key has this text and has not expired; the time of the comparison does not reveal where the
+    texts differ.
+    """
     is_text = key.id == _id_in(text) and hmac.compare_digest(key.digest, _digest(text))
     return is_text and key.expires > system.now()
 

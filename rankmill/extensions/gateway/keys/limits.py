@@ -1,4 +1,4 @@
-"""Limits of API keys, which all gateways on one server share: pairs a minute, and requests at once."""
+"""Limits of API keys, which all gateways on one server share: pairs per minute, and requests in progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAKE = Script("extensions/gateway/keys/lua/take_pairs.lua")
 
 @dataclass(frozen=True)
 class CountedRequest:
-    """A request in progress, which counts for its key's name."""
+    """A request in progress, which counts for the name of its key."""
 
     name: str
     id: str
@@ -29,7 +29,7 @@ class Limits:
     """Counts pairs and requests by the name of their key.
 
     Pairs are taken from a token bucket. A full bucket has a minute's pairs, which may all be taken at once,
-    and it fills with time. A request holds a lease. The leases of a dead gateway expire, so that its requests
+    and it fills with time. Each request holds a lease. The leases of a dead gateway expire, so its requests
     no longer count.
 
     Parameters
@@ -46,7 +46,7 @@ class Limits:
         self._counted: set[CountedRequest] = set()
 
     def begin(self, key: ApiKey) -> CountedRequest | None:
-        """Count a request until `end`; ``None`` for a key without such a limit.
+        """Count a request until `end`; ``None`` for a key without a limit on requests.
 
         Raises
         ------
@@ -73,7 +73,9 @@ class Limits:
             self._leases(request.name).release(request.id)
 
     def renew(self) -> None:
-        """Renew the leases of the requests in progress; to be called well within `lease_seconds`."""
+        """Renew the leases of the requests in progress; this must be called more often than every
+        `lease_seconds`.
+        """
         names: defaultdict[str, list[str]] = defaultdict(list)
         for request in self._counted:
             names[request.name].append(request.id)

@@ -1,4 +1,4 @@
-"""``rankmill experiment``: measure grids of settings and write a report."""
+"""``rankmill experiment``: measure grids of settings, and write a report."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class ExperimentOptions(options.CommandOptions):
 def experiment(files: tuple[str, ...], asked: ExperimentOptions, quiet: bool) -> None:
     """Measure grids of settings, and write a report.
 
-    Measures the cells of each experiment FILE in turn, with fresh workers. FILE is a YAML file, or the name
-    of an experiment that rankmill ships; default: all shipped experiments.
+    Measures each cell of each experiment FILE with fresh workers, in turn. FILE is a YAML file, or the name
+    of a shipped experiment; default: all shipped experiments.
     """
     options.require_plots()
     experiments = [load_experiment(file) for file in files or shipped()]
@@ -114,7 +114,8 @@ def _outcome(result: CellResult) -> str:
 def _report(
     folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult], *, quiet: bool
 ) -> None:
-    from rankmill.extensions.lab.report import write_report  # matplotlib is slow to import
+    # imported here, because matplotlib is slow to import
+    from rankmill.extensions.lab.report import write_report
 
     write_measurements(folder / "measurements.parquet", results)
     path = write_report(folder, experiments, results)

@@ -26,7 +26,7 @@ class QuantizeOptions(options.CommandOptions):
     """Options of quantize."""
 
     output: Annotated[Path, Field(title="DIR")]
-    """Directory to make; it appears whole."""
+    """Directory to make; it appears when it is complete."""
     pairs: options.File | None = None
     """Pairs like those to be scored, of many queries, as score-file takes them.
     [default: some that rankmill ships]"""
@@ -39,9 +39,9 @@ class QuantizeOptions(options.CommandOptions):
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Mean rank correlation with fp32 within a query that is to be kept."""
     sample: Annotated[int, Field(ge=2)] = 2000
-    """Pairs to measure with, at most."""
+    """Most pairs to measure with."""
     trials: Annotated[int, Field(ge=1)] = 16
-    """Models to measure, at most: each with other layers left out of 8 bits."""
+    """Most models to measure; each leaves other layers out of 8 bits."""
     force: bool = False
     """Replace DIR if quantize has made it."""
 
@@ -55,10 +55,10 @@ class QuantizeOptions(options.CommandOptions):
 def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: bool) -> None:
     """Make a model directory for 8 bits.
 
-    Calibrates MODEL on some of the pairs, measures on others how int8 ranks beside fp32, and leaves layers
-    out of 8 bits where that keeps the threshold. Score with it as with any model: --model DIR --precision
-    int8. Its other precisions are MODEL's. MODEL may be NAME@VERSION or NAME@ALIAS in the registry, and
-    rankmill models push takes DIR.
+    Calibrates MODEL on some of the pairs, measures on others how int8 ranks compared with fp32, and leaves
+    layers out of 8 bits if that is needed to reach the threshold. Score with DIR as with any model: --model
+    DIR --precision int8. In other precisions DIR scores as MODEL does. MODEL may be NAME@VERSION or
+    NAME@ALIAS in the registry, and rankmill models push takes DIR.
     """
     require_packages()
     check_output(asked.output, asked.force)

@@ -1,1 +1,1 @@
-"""What the laboratory and the registry do with a model in a process that has a worker's libraries."""
+"""What the laboratory and the registry do with a model, in a process that imports a worker's libraries."""

@@ -20,10 +20,10 @@ from rankmill.jobs.contract.errors import RankmillError
 def main(task: str) -> int:
     """Read and answer the request; returns the exit status."""
     request = json.load(sys.stdin)
-    with suppress(OSError):  # if memory runs out, this process ends, and not its caller
+    with suppress(OSError):  # so that this process ends if memory runs out, and not its caller
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
-        with redirect_stdout(sys.stderr):  # what libraries print is not part of the answer
+        with redirect_stdout(sys.stderr):  # because what libraries print is not part of the answer
             module = import_module(f"rankmill.extensions.lab.offline.{task}")
             run: Callable[[Mapping[str, Any]], dict[str, Any]] = getattr(module, task)
             answer, status = run(request), 0

@@ -26,11 +26,11 @@ from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import load
 
 ALPHA = 0.5
-"""SmoothQuant's migration strength: 0.5 divides the difficulty evenly between inputs and weights."""
+"""SmoothQuant's migration strength: 0.5 divides the loss of precision evenly between inputs and weights."""
 
 _STEPS = 8
-"""Factors are rounded to powers of the 8th root of 2, so that the forward's rounding errors, which differ
-with the number of threads, hardly ever change them.
+"""Factors are rounded to powers of the 8th root of 2, so that rounding errors of the forward hardly ever
+change them; these errors differ with the number of threads.
 """
 
 _TINY = 1e-5
@@ -67,7 +67,8 @@ class Watched:
 
 
 def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
-    """Run a classifier on tokenized pairs and observe its linear layers; returns these by their names.
+    """Run a classifier on tokenized pairs and observe its linear layers; returns what was observed, by the
+    layer's name.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ def _pooling(description: Description) -> str:
 
 
 def _refusal(spec: ScoreSpec, description: Description) -> str | None:
-    """Why the model cannot be scored with this spec; ``None`` if it can."""
+    """Why workers cannot score with the model and this spec; ``None`` if they can."""
     try:
         if not spec.all_labels:
             choose_output(spec.label, description.labels, spec.model)
@@ -91,7 +91,7 @@ def _refusal(spec: ScoreSpec, description: Description) -> str | None:
 
 
 def _prompt(spec: ScoreSpec, description: Description) -> str | None:
-    """What the model reads of a pair, as text; ``None`` if it reads the two texts as they are."""
+    """The text that the model reads for a pair; ``None`` if it reads the two texts as they are."""
     try:
         if prompt_template(spec, description) is None:
             return None
@@ -103,7 +103,7 @@ def _prompt(spec: ScoreSpec, description: Description) -> str | None:
 
 
 def _backends(description: Description, device: str) -> dict[str, dict[str, str | None]]:
-    """Why each backend cannot run the model here, for each of its precisions; ``None`` if it can."""
+    """For each backend and each of its precisions, why it cannot run the model here; ``None`` if it can."""
     obstacles: dict[str, dict[str, str | None]] = {}
     for name, kind in backends().items():
         precisions = kind.precisions.get(device) or ("auto",)

@@ -32,7 +32,7 @@ def trial(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     SpecError
-        The model cannot be loaded, fails at a pair, or scores all pairs the same.
+        The model cannot be loaded, fails at a pair, or gives all pairs the same score.
     """
     spec = ScoreSpec.model_validate(request["spec"])
     use_threads("auto")

@@ -37,7 +37,7 @@ _Score = Annotated[float, Field(title="X")]
 
 
 class MineOptions(options.NewTable):
-    """Which negatives to take, by the names of `Rules`, and what is made of them."""
+    """Which negatives to take, in the terms of `Rules`, and which rows to make of them."""
 
     format: Form = "triplet"
     """Rows to write, by their trainer."""
@@ -58,11 +58,11 @@ class MineOptions(options.NewTable):
     columns: Columns = ()
     """All columns of a corpus in CSV or TSV without a header, in order."""
     on_duplicate: OnDuplicate = "error"
-    """An id with two texts in them: an error, or the first or last text is taken."""
+    """An id with two texts in the queries or the corpus: stop with an error, or take the first or last."""
     score_column: options.Column = "score"
     """Column with the scores."""
     min_relevance: options.Number = 1
-    """Lowest grade of a relevant passage; one of a lower grade is left out."""
+    """Lowest grade of a relevant passage; a passage of a lower grade is left out."""
     num_negatives: options.Number = 3
     """Negatives of each query."""
     range_min: Annotated[int, Field(ge=0, title="N")] = 0
@@ -76,13 +76,13 @@ class MineOptions(options.NewTable):
     absolute_margin: _Score | None = None
     """A negative scores at least X less than every relevant passage."""
     relative_margin: _Score | None = None
-    """The same, X times the relevant passage's score; 0.05 is 5%."""
+    """As --absolute-margin, but X times the relevant passage's score; 0.05 is 5%."""
     sampling_strategy: Literal["top", "random"] = "top"
-    """Take the hardest, or any."""
+    """Take the hardest negatives, or random ones."""
     seed: Annotated[int, Field(title="N")] = 0
     """Seed of random sampling."""
     with_scores: bool = False
-    """Write scores, to distil from; they replace labels. flagembedding and pylate always have them."""
+    """Write scores to distil from, in place of labels. flagembedding and pylate always have them."""
 
     @property
     def rules(self) -> Rules:
@@ -90,7 +90,7 @@ class MineOptions(options.NewTable):
         return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
     def source(self, scored: AnyPath) -> AnyPath | Corpus:
-        """Where the texts are; raises `InputError` if a file is not there."""
+        """Where the texts are; raises `InputError` if a file does not exist."""
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
         if not self.queries:
@@ -120,8 +120,9 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
     """Choose hard negatives from a scored run.
 
     The rules are those of sentence-transformers' mine_hard_negatives. SCORED is an output of score-file --run
-    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any scored run: then name its
-    --qrels, --queries and --corpus. It is scored once, and can be mined with any options.
+    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any other scored run, for which
+    --qrels, --queries and --corpus must be named. A run is scored once, and can then be mined with any
+    options.
     """
     form = asked.format
     with new_table(asked, format_of(scored), "training data is not a TREC run", force=force) as (
@@ -165,7 +166,9 @@ def _writer(unfinished: Path, target: OutputFormat, output: AnyPath, schema: pa.
 
 
 def _same_texts(mined: list[Mined]) -> str:
-    """How many passages were left out because their text was there already; empty if none were."""
+    """A sentence on how many passages were left out because their text had already been taken; empty if none
+    were.
+    """
     copies, repeats = sum(query.copies for query in mined), sum(query.repeats for query in mined)
     if not copies and not repeats:
         return ""
@@ -176,7 +179,7 @@ def _same_texts(mined: list[Mined]) -> str:
 
 
 def _positives(used: list[Mined], ids: pd.DataFrame, min_relevance: int) -> str:
-    """What counted as relevant, by grade."""
+    """A sentence on how many passages counted as relevant, by grade."""
     rows = np.concatenate([query.positives for query in used])
     grades, numbers = np.unique(ids["relevance"].to_numpy()[rows].astype(int), return_counts=True)
     by_grade = ", ".join(

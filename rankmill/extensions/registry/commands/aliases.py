@@ -53,8 +53,8 @@ def alias(
 ) -> None:
     """Let ALIAS stand for a version, from the next run on.
 
-    With --split it stands for several: which one scores a query follows from the query's text, so that it
-    is always the same.
+    With --split it stands for several versions; the text of a query decides which one scores it, so that it
+    is always the same one.
     """
     registry = RegistryStore.of(settings)
     version = registry.version(reference(model))

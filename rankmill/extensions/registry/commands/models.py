@@ -33,8 +33,8 @@ def models() -> None:
 def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     """Show how MODEL is scored, and what can run it here.
 
-    Its family, prompt, outputs, activation and length; for each backend the precisions that can run it on
-    this host, or why they cannot. Reads the model's small files, not its weights.
+    Shows its family, prompt, outputs, activation and length, and for each backend the precisions that can run
+    it on this host, or why they cannot. This reads the model's small files, not its weights.
     """
     report = model_report(settings)
     proven = prove_model(settings, settings.device) if proving else None
@@ -56,8 +56,8 @@ def describe(settings: Settings, proving: bool, as_json: bool) -> None:
 def prove(settings: Settings, as_json: bool) -> None:
     """Prove on all devices of this host that MODEL gets its own scores, as a worker does before it serves it.
 
-    Probe pairs are scored as a worker would, and compared with transformers' own model in fp32. What is known
-    is not measured again. Exit code 1: a device refuses it.
+    Scores probe pairs as a worker would, and compares them with transformers' own model in fp32. Proofs that
+    this host has are not made again. The exit code is 1 if a device refuses the model.
     """
     proven = prove_model(settings, "all")
     if as_json:

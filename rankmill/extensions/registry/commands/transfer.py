@@ -44,7 +44,7 @@ def push(
     """Put the model in DIR into the registry.
 
     The model is loaded and scores the shipped pairs first; its weights must be *.safetensors, and its folder
-    must hold no code. Without VERSION, it gets the next number: v1, v2, ... A version never changes. It
+    must not contain code. Without VERSION, it gets the next number: v1, v2, ... A version never changes. It
     becomes visible when all of its files are there; an interrupted push continues with the same command.
     """
     registry = RegistryStore.of(settings)
@@ -92,8 +92,8 @@ def _precision(path: Path | None) -> list[dict[str, Any]] | None:
 def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> None:
     """Copy a version, or an alias's target, to a folder.
 
-    DIR must not exist yet; the default is NAME-VERSION here. Each file is verified. DIR appears when it is
-    complete; an interrupted pull continues with the same command.
+    DIR must not exist yet; the default is NAME-VERSION in the working directory. Each file is verified. DIR
+    appears when it is complete; an interrupted pull continues with the same command.
     """
     registry = RegistryStore.of(settings)
     version = registry.version(reference(model))

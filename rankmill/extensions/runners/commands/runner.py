@@ -32,12 +32,13 @@ class RunnerOptions(options.CommandOptions):
 def runner(config: str | None, asked: RunnerOptions, **flags: Any) -> None:
     """Score submitted files, one after the other.
 
-    Start any number on hosts that see the files. A runner reads the files, gives the pairs to live workers,
-    and writes the output as rankmill score does; it needs no GPU. If it dies, another runner continues its
-    run within lease_seconds. After SIGTERM or Ctrl-C, its run goes back to the queue at once.
+    Start any number of runners on hosts that see the files. A runner reads the files, gives the pairs to live
+    workers, and writes the output as rankmill score does; it needs no GPU. If it dies, another runner
+    continues its run within lease_seconds. After SIGTERM or Ctrl-C, its run goes back to the queue at once.
 
-    Whoever can write to the Redis server names the files. So a runner reads and writes only below the folders
-    and URLs of --read and --write, and no hidden files; it replaces only files that runners have made.
+    Everybody who can write to the Redis server can name files. So a runner reads and writes only below the
+    folders and URLs of --read and --write, and no hidden files; it replaces only files that runners have
+    made.
     """
     settings = load_settings({**flags, "runner_read": asked.read, "runner_write": asked.write}, config)
     set_up(settings.log_level, settings.log_format)
