@@ -173,7 +173,7 @@ def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
     every = read_cluster(client, page_size=0).workers
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)] or reachable(every)
     if not chosen:
-        raise InputError("there is no worker that could do it; rankmill workers lists them")
+        raise InputError("no worker takes this order; rankmill workers lists the workers")
     return chosen
 
 

@@ -71,7 +71,8 @@ def estimate(
     """
     if request.reads_stdin or request.models or len(request.messages_column) > 1:
         raise InputError(
-            "--estimate is for files, one model and one score of a row: save standard input, or name one"
+            "--estimate needs files, one model and one score in each row: save standard input to a file, or "
+            "name one model and one label"
         )
     settings = with_inputs(request, settings)
     input_files = find_input(request)

@@ -81,7 +81,7 @@ class OutputTarget:
             check_folder(self.path)
             if self.is_ranked:
                 raise InputError(
-                    "--rows-per-part keeps the rows in the input's order; leave it out, or the ranking"
+                    "--rows-per-part keeps the rows in the input's order; leave out this option or the ranking"
                 )
         else:
             check_target(self.path, self.form)
@@ -105,8 +105,8 @@ class OutputTarget:
         if (self.is_ranked or request.mean) and not request.query_id_column:
             option = "--text-column" if request.text_column else "--messages-column"
             raise InputError(
-                f"--top-k, --mean and TREC runs go by query, and {option} names none: name the column of the "
-                "queries with --query-id-column, or leave them out"
+                f"--top-k, --mean and TREC runs need queries, which {option} does not name: name their column "
+                "with --query-id-column, or leave these options out"
             )
         if request.messages_column and request.reuse:
             raise InputError("--reuse compares texts, not conversations: leave it out")
@@ -115,17 +115,19 @@ class OutputTarget:
         """Check that rows have a single score if the output needs that."""
         request = self.request
         if request.models and all_labels:
-            raise InputError("--all-labels is for one model; of several, each has one score")
+            raise InputError("--all-labels is for one model: leave it out, or name one model")
         if len(request.messages_column) > 1 and (all_labels or self.is_ranked or request.rows_per_part):
             raise InputError(
                 "--messages-column CHOSEN,REJECTED makes two scores: leave out --all-labels, a ranking and "
                 "--rows-per-part, or name one column"
             )
         if all_labels and self.is_ranked:
-            raise InputError("--all-labels makes several scores, and rows are ranked by one: use --label")
+            raise InputError(
+                "--all-labels makes several scores, and rows are ranked by one: name it with --label"
+            )
         if request.models and self.is_ranked and request.mean != "scores":
             raise InputError(
-                "several models (--model) make several scores, and rows are ranked by one: --mean scores"
+                "several models (--model) make several scores, and rows are ranked by one: add --mean scores"
             )
         if request.reuse:
             raise InputError("--reuse takes one score of a row: leave it out, or name one model and label")
@@ -134,7 +136,9 @@ class OutputTarget:
                 "--rows-per-part is for one model: leave it out, or score with one model at a time"
             )
         if request.mean and request.shard:
-            raise InputError("--mean is over all passages of a query, and a shard may have some of them")
+            raise InputError(
+                "--mean needs all passages of a query, and a shard may lack some: leave out --mean or --shard"
+            )
 
     def refuse_unused(self, input_files: FoundInput) -> None:
         """Raise `InputError` if an option of the request has no effect on the output of its input."""
@@ -257,7 +261,9 @@ def _columns_of_models(option: str, models: Sequence[str]) -> list[str]:
     if len(names) == 1:
         names = [f"{option}_{model.rstrip('/').rpartition('/')[2]}" for model in models]
     if len(names) != len(models) or not all(names):
-        raise InputError(f"--score-column {option} names {len(names)} columns for {len(models)} models")
+        raise InputError(
+            f"--score-column {option} names {len(names)} columns for {len(models)} models: name one for each"
+        )
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two models would be in column {name}; name each: --score-column NAME,NAME")

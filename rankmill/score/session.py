@@ -154,7 +154,9 @@ class Session:
         row = pa.table({name: [text] for name in columns})
         scored = self.score(row, columns, all_labels=True, **options)
         if not scored.stats:
-            raise InputError("no worker could score a pair to say which labels the model has")
+            raise InputError(
+                "no worker could score a pair, so the model's labels are not known; leave out --all-labels"
+            )
         return scored.stats[0].labels
 
     def score(

@@ -116,7 +116,7 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
     before = ScoredBefore(path, metadata, settings.model_copy(update=spec.model_dump()))
     if before.bound is None and before.kind is None:
         raise InputError(
-            f"{path}: nothing was proven of its scores, so no difference would mean anything: score it anew "
+            f"{path}: no bound of its scores was proven, so a difference would mean nothing: score it again "
             "with --deterministic"
         )
     return before
@@ -135,7 +135,9 @@ def _spec(path: AnyPath, metadata: Mapping[str, str]) -> ScoreSpec:
         return ScoreSpec.model_validate(named)
     except ValidationError as error:
         where = error.errors()[0]["loc"][0]
-        raise InputError(f"{path}: its metadata rankmill.{where} is {named.get(str(where))!r:.80}") from None
+        raise InputError(
+            f"{path}: its metadata rankmill.{where} is {named.get(str(where))!r:.80}, which this release cannot read"
+        ) from None
 
 
 def verify(scored: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = None) -> Verification:

@@ -108,8 +108,8 @@ def test_what_several_models_cannot_be_asked_is_one_line(
 ) -> None:
     out = ["-o", source.with_name("out.parquet")]
     for named, more, reason in (
-        (models, ["--top-k", 2], "rows are ranked by one: --mean scores"),
-        (models, ["--mean", "ranks", "--top-k", 2], "rows are ranked by one: --mean scores"),
+        (models, ["--top-k", 2], "rows are ranked by one: add --mean scores"),
+        (models, ["--mean", "ranks", "--top-k", 2], "rows are ranked by one: add --mean scores"),
         (models, ["--all-labels"], "--all-labels is for one model"),
         (models, ["--reuse", source], "--reuse takes one score of a row"),
         (models, ["--rows-per-part", 10], "--rows-per-part is for one model"),

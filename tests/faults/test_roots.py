@@ -165,12 +165,12 @@ def test_a_runner_replaces_only_what_runners_have_made(client: Client, start: An
     mine, notes = str(home.work / "in.csv"), home.work / "notes.csv"
     asked = {"inputs": [mine], "output": str(notes), "force": True}
     notes.write_text("do not lose this")
-    refused(enqueued(client, asked), f"{notes}: no runner has made it as it is")
+    refused(enqueued(client, asked), f"{notes}: no runner has left it in this state")
     assert notes.read_text() == "do not lose this"
     notes.unlink()
     listed = notes.with_name("notes.csv.errors.jsonl")
     listed.write_text("nor this")
-    refused(enqueued(client, asked), f"{listed}: no runner has made it as it is")
+    refused(enqueued(client, asked), f"{listed}: no runner has left it in this state")
     listed.unlink()
     assert enqueued(client, asked).wait(60).state == "done"
     assert enqueued(client, {**asked, "limit": 1}).wait(60).state == "done"  # it is the runner's own
@@ -179,14 +179,14 @@ def test_a_runner_replaces_only_what_runners_have_made(client: Client, start: An
     notes.write_text(notes.read_text().replace("moon", "noom"))  # somebody corrects it, and hides when
     os.utime(notes, ns=(was.st_atime_ns, was.st_mtime_ns))
     assert (notes.stat().st_ino, notes.stat().st_size) == (was.st_ino, was.st_size)
-    refused(enqueued(client, asked), f"{notes}: no runner has made it as it is")
+    refused(enqueued(client, asked), f"{notes}: no runner has left it in this state")
     assert "noom" in notes.read_text()
     folder = home.work / "parts"
     folder.mkdir()
     part = folder / "part-00009-of-00009.parquet"
     part.write_text("do not lose this")
     in_parts = {"inputs": [mine], "output": str(folder), "rows_per_part": 1, "force": True, "restart": True}
-    refused(enqueued(client, in_parts), f"{part}: no runner has made it as it is")
+    refused(enqueued(client, in_parts), f"{part}: no runner has left it in this state")
     assert part.read_text() == "do not lose this"
     part.unlink()
     assert enqueued(client, in_parts).wait(60).state == "done"

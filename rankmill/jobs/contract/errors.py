@@ -166,7 +166,9 @@ class RunFailed(RankmillError):
 
 
 class WrongScores(RunFailed):
-    """A worker that scored rows of this run computes wrong scores, by its device or a tokenizer library."""
+    """A worker that scored rows of this run computes wrong scores, because of its device or of a tokenizer
+    library.
+    """
 
 
 class RunnerError(RankmillError):

@@ -448,7 +448,7 @@ class CrossEncoder:
         if name not in _ASSIGNED and not name.startswith("_"):
             raise ConfigError(
                 f"{name} cannot be assigned: workers have the model, and would not see it; "
-                f"{', '.join(sorted(_ASSIGNED - {'client'}))} can be"
+                f"only {', '.join(sorted(_ASSIGNED - {'client'}))} can be assigned"
             )
         object.__setattr__(self, name, value)
 
@@ -531,7 +531,7 @@ class CrossEncoder:
         if self.client.settings.all_labels and self._asked_labels not in (None, outputs):
             raise ConfigError(
                 f"num_labels is {self._asked_labels}, and model {self.client.settings.model} has {outputs}: "
-                "leave num_labels out, as another head would be random"
+                "leave num_labels out, because another head would be random"
             )
 
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:

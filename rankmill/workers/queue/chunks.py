@@ -1,4 +1,4 @@
-"""Claimed chunks: reads their pairs, makes them work for the engine, and returns their scores."""
+"""Claimed chunks: reads their pairs, turns them into work for the engine, and returns their scores."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_types_that_arrow_cannot_cast_are_refused(tmp_path: Path, ending: str, i
 
 def test_feathers_first_version_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100))
-    with pytest.raises(InputError, match=r"a.feather: Feather's first version is not read"):
+    with pytest.raises(InputError, match=r"a.feather: it is Feather version 1, which cannot be read"):
         read_all(tmp_path / "a.feather")
 
 

@@ -275,7 +275,7 @@ def test_a_lock_is_its_holders_until_it_does_not_change_for_long(
     with lock.ObjectLock(path, output, folders[1]) as second:
         second.check()
         again._renew()  # it was only away, and comes back
-        with pytest.raises(OutputBusy, match="makes it now, as this host was away"):
+        with pytest.raises(OutputBusy, match="is making it now, because this host did not answer"):
             again.check()
         again.__exit__(None, None, None)
         assert path.exists()

@@ -1,4 +1,6 @@
-"""``rankmill models alias``, ``promote``, ``rollback`` and ``remove``: what a registry shows."""
+"""``rankmill models alias``, ``promote``, ``rollback`` and ``remove``: the commands that change a
+registry.
+"""
 
 from __future__ import annotations
 

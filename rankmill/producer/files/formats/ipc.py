@@ -66,7 +66,7 @@ class ArrowReader:
                 start = file.read(len(MAGIC))
                 if start.startswith(_OLD_FEATHER):
                     raise InputError(
-                        f"{self._path}: Feather's first version is not read; write it as its second"
+                        f"{self._path}: it is Feather version 1, which cannot be read; write it as version 2"
                     )
                 file.seek(0)
                 is_file = start == MAGIC

@@ -41,8 +41,8 @@ class OutputRecord:
         for path in there:
             if _is_link(path) or _state(path, path) not in recorded.get(path.name, ()):
                 raise RunnerError(
-                    f"{path}: no runner has made it as it is, and runners replace nothing else; remove it, "
-                    "or name another output"
+                    f"{path}: no runner has left it in this state, and runners replace only files of runners; "
+                    "remove it, or name another output"
                 )
 
     def note(self, files: Mapping[AnyPath, Path]) -> None:

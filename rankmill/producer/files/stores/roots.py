@@ -96,7 +96,9 @@ _confined: list[Roots] = []
 
 
 def confine(roots: Roots) -> None:
-    """Keep this process from reading or writing anything outside of `roots` for an order, from now on."""
+    """From now on, keep this process from reading or writing anything outside of `roots` on behalf of an
+    order.
+    """
     _confined[:] = [roots]
     guard(_options_for)
 
