@@ -81,7 +81,7 @@ class OutputTarget:
             check_folder(self.path)
             if self.is_ranked:
                 raise InputError(
-                    "--rows-per-part keeps the rows in the input's order; leave out this option or the ranking"
+                    "--rows-per-part keeps the rows in the input's order; leave out the option or the ranking"
                 )
         else:
             check_target(self.path, self.form)
@@ -105,8 +105,8 @@ class OutputTarget:
         if (self.is_ranked or request.mean) and not request.query_id_column:
             option = "--text-column" if request.text_column else "--messages-column"
             raise InputError(
-                f"--top-k, --mean and TREC runs need queries, which {option} does not name: name their column "
-                "with --query-id-column, or leave these options out"
+                f"--top-k, --mean and TREC runs need queries, which {option} does not name: name their "
+                "column with --query-id-column, or leave these options out"
             )
         if request.messages_column and request.reuse:
             raise InputError("--reuse compares texts, not conversations: leave it out")

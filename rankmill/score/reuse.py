@@ -93,8 +93,8 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
     revision = made.get("rankmill.revision", "")
     if not revision and made.get("rankmill.model") != "demo":
         raise InputError(
-            f"{name}: its scores cannot be used: it does not say which commit or content the model had; leave out "
-            "--reuse"
+            f"{name}: its scores cannot be used: it does not say which commit or content the model had; "
+            "leave out --reuse"
         )
     compared = _OF_SCORES | _COLUMNS
     # the revision comes first, because it explains most

@@ -136,7 +136,8 @@ def _spec(path: AnyPath, metadata: Mapping[str, str]) -> ScoreSpec:
     except ValidationError as error:
         where = error.errors()[0]["loc"][0]
         raise InputError(
-            f"{path}: its metadata rankmill.{where} is {named.get(str(where))!r:.80}, which this release cannot read"
+            f"{path}: its metadata rankmill.{where} is {named.get(str(where))!r:.80}, which this release "
+            "cannot read"
         ) from None
 
 

@@ -234,7 +234,7 @@ def test_a_run_shows_how_many_of_its_chunks_wait() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_forty_workers_fit_into_a_terminal_of_24_lines_those_in_trouble_first(width: int) -> None:
+def test_forty_workers_fit_into_24_lines_those_in_trouble_first(width: int) -> None:
     client = fakeredis.FakeRedis()
     store = RunStore(client)
     for _ in range(7):

@@ -179,7 +179,7 @@ def running_prometheus(program: str, config: Path) -> Iterator[str]:
     process.wait(timeout=60)
 
 
-def test_an_alert_reaches_whom_the_configuration_names_with_an_address_that_opens(tmp_path: Path) -> None:
+def test_an_alert_reaches_its_receiver_with_an_address_that_opens(tmp_path: Path) -> None:
     """The shipped files but for ports and times, with a receiver as their comment shows one; no exporter."""
     alertmanager = tool("prometheus-alertmanager", "prometheus-alertmanager")
     reached = Queue[dict[str, dict[str, str]]]()

@@ -68,7 +68,7 @@ def test_rows_that_need_no_work_and_rows_without_a_score_are_told_apart(
     assert {each["key"] for each in listed["data"]} == {"files"}
 
 
-def test_a_detached_run_counts_once_whoever_collects_it_and_a_job_by_name_is_nobody_s(
+def test_a_detached_run_counts_once_and_a_job_by_name_belongs_to_nobody(
     server: Server, workers: StartWorker, tiny_model: Path
 ) -> None:
     """Shows: a detached run is collected."""

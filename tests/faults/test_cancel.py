@@ -64,9 +64,7 @@ def test_cancelled_by_another_thread_it_leaves_nothing_either(shared_queue: Serv
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_a_run_with_many_waiting_chunks_is_cancelled_while_the_server_serves_others(
-    server: Server, behind: bool
-) -> None:
+def test_cancelling_many_waiting_chunks_does_not_keep_others_waiting(server: Server, behind: bool) -> None:
     """20,000 of its jobs wait, alone or between as many of others."""
     store = RunStore(server.client)
     run, other = (stored_run(store, queue="q") for _ in range(2))

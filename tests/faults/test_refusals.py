@@ -82,9 +82,7 @@ def test_a_worker_without_the_settled_precision_hands_the_chunks_back(
     assert "left to other workers: precision bf16 is not supported" in (tmp_path / "worker.log").read_text()
 
 
-def test_runs_of_one_model_with_two_precisions_are_each_scored_where_theirs_is(
-    client: Client, workers: StartWorker
-) -> None:
+def test_a_run_is_scored_by_the_workers_with_its_precision(client: Client, workers: StartWorker) -> None:
     runs = {precision: client.submit(PAIRS) for precision in ("bf16", "fp32")}
     for precision, run in runs.items():
         client.store.settle(
@@ -254,7 +252,7 @@ def test_a_run_that_one_worker_refuses_does_not_keep_it_from_another_run(
     assert np.isfinite(refused.scores(timeout=60)).all()
 
 
-def test_what_all_workers_find_is_said_once_and_a_drained_one_is_not_waited_for(
+def test_a_reason_of_all_workers_is_said_once_without_the_drained_one(
     client: Client, workers: StartWorker, server: Server, tmp_path: Path, tiny_model: Path
 ) -> None:
     for name in ("one", "two", "three"):

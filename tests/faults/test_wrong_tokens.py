@@ -45,7 +45,7 @@ def said(tmp_path: Path) -> str:
     return log.read_text() if log.exists() else ""
 
 
-def test_a_worker_whose_tokenizer_library_is_wrong_stops_and_keeps_no_chunk(
+def test_a_worker_with_a_wrong_tokenizer_library_stops_and_keeps_no_chunk(
     worker: subprocess.Popen[bytes], workers: StartWorker, server: Server, model: Path, tmp_path: Path
 ) -> None:
     """Shows: a tokenizer library computes wrong tokens."""

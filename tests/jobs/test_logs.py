@@ -90,7 +90,7 @@ def test_logs_hold_neither_texts_nor_secrets_above_debug(
     assert "cannot be scored" in records
     assert "its worker died" in records
     logs = err + (tmp_path / "worker.log").read_text()
-    assert "trying their halves apart" in logs
+    assert "tried again in two halves" in logs
     assert SECRET.lower() not in logs.lower()
 
 

@@ -110,7 +110,7 @@ def test_rankmill_takes_the_settings(name: str) -> None:
         load_settings(environ={key: text.replace("$(POD_IP)", "10.0.0.1") for key, text in given.items()})
 
 
-def test_settings_of_a_part_go_before_those_of_all_also_where_they_are_false_or_zero() -> None:
+def test_settings_of_a_part_go_before_those_of_all_even_if_false_or_zero() -> None:
     documents = rendered(
         settings={"length_aware": True, "batch_wait_ms": 5, "token_budget": 1000000, "queue": "shop"},
         workers={"cpu": {"settings": {"length_aware": False, "batch_wait_ms": 0}}, "two": {"replicas": 0}},
@@ -128,7 +128,7 @@ def test_settings_of_a_part_go_before_those_of_all_also_where_they_are_false_or_
     ] == [0]
 
 
-def test_workers_are_started_as_everywhere_else_on_the_queues_of_their_settings() -> None:
+def test_workers_start_by_the_usual_command_on_their_settings_queues() -> None:
     started = pods(rendered(**VALUES["GPUs, two pools of them"]))
     workers = {part: pod["containers"][0] for part, pod in started.items() if part.startswith("worker-")}
     assert {part: " ".join(each["args"]) for part, each in workers.items()} == {

@@ -14,7 +14,7 @@ from rankmill import Client
 
 
 @pytest.mark.slow
-def test_simulated_workers_share_a_run_without_pytorch_and_a_killed_one_loses_nothing() -> None:
+def test_simulated_workers_need_no_pytorch_and_a_killed_one_loses_nothing() -> None:
     pairs = [(f"query {number}", f"passage {number}") for number in range(2000)]
     with simulated_cluster(
         2, 0.5, {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "3"}

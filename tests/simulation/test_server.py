@@ -305,7 +305,7 @@ def test_who_waits_is_served_as_by_a_real_one(valkey: Server, change: Callable[[
     assert ([replies[number] for number in range(len(WAITS))], others.value if others else []) == real
 
 
-def test_an_event_that_is_cleared_at_once_wakes_who_waits_for_it_as_pythons_does() -> None:
+def test_an_event_that_is_cleared_at_once_still_wakes_its_waiters() -> None:
     world, told = World(1), list[bool]()
     world.redis = SimulatedServer(world)
     with living_in(world):

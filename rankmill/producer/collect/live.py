@@ -132,9 +132,7 @@ class LiveRun:
             if isinstance(result, ChunkScores):
                 logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)
             elif result.died and rows > 1:
-                logger.warning(
-                    "the workers of %d rows have died; the halves of these rows are tried separately", rows
-                )
+                logger.warning("%d rows whose worker died are tried again in two halves", rows)
             else:
                 logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
 

@@ -105,9 +105,7 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     named = {as_path(name) for name in inputs}
     kept = [file for file in files if file.path in named or not _is_output(file.path, output)]
     if not kept:
-        raise InputError(
-            f"{', '.join(inputs)}: holds only files that rankmill itself wrote; name other files"
-        )
+        raise InputError(f"{', '.join(inputs)}: holds only files that rankmill wrote; name other files")
     if len(kept) < len(named_files):
         logger.info(
             "left out of the input: %d files that rankmill itself wrote", len(named_files) - len(kept)

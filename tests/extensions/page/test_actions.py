@@ -88,9 +88,7 @@ def test_a_request_without_the_key_or_not_as_the_page_sends_it_is_refused(
     assert KEY not in log
 
 
-def test_jobs_are_retried_and_cleared_and_runs_cancelled_as_by_the_commands(
-    server: Server, page: str, tmp_path: Path
-) -> None:
+def test_the_page_retries_and_clears_jobs_and_cancels_runs(server: Server, page: str, tmp_path: Path) -> None:
     queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
     job = queue.enqueue("rankmill.score_pairs", "no list of pairs", model="demo")
     server.client.lrem(queue.key, 1, job.id)

@@ -76,7 +76,7 @@ def text(html: str, element: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
+def test_a_browser_shows_workers_runs_and_that_redis_is_away(
     server: Server, workers: StartWorker, page: str, tmp_path: Path
 ) -> None:
     client = Client(server.url, model="demo", chunk_size=32, window=8)
@@ -143,7 +143,7 @@ def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: st
     assert "0 busy, 1 drained" in text(html, "alive-more")
 
 
-def test_of_forty_workers_those_in_trouble_come_first_and_the_others_are_one_row_for_each_host(
+def test_workers_in_trouble_come_first_then_a_row_for_each_host(
     server: Server, page: str, tmp_path: Path
 ) -> None:
     for number in range(40):

@@ -180,7 +180,7 @@ def test_a_job_whose_list_is_lost_gets_into_the_queue_once(
     run.cancel()
 
 
-def test_the_chunks_of_a_worker_that_dies_after_the_leases_are_lost_are_scored(
+def test_chunks_of_a_worker_that_dies_after_lost_leases_are_scored(
     cluster: Cluster, workers: StartWorker, server: Server
 ) -> None:
     client = Client(server.url, model=cluster.client.settings.model, chunk_size=5, precision="fp32")
@@ -196,7 +196,7 @@ def test_the_chunks_of_a_worker_that_dies_after_the_leases_are_lost_are_scored(
 
 
 @pytest.mark.parametrize("how", ["plain", "asyncio"])
-def test_results_of_a_server_that_comes_back_empty_with_its_clock_behind_are_seen(
+def test_results_after_a_server_lost_its_data_and_its_clock_are_seen(
     how: str, server: Server, workers: StartWorker, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What workers write then has lower numbers than what was read before."""
@@ -280,7 +280,7 @@ def test_another_server_with_a_clock_that_is_behind(cluster: Cluster, tmp_path: 
             first.terminate()
 
 
-def test_a_detached_run_s_results_on_a_server_that_lost_the_last_entries_are_seen(
+def test_results_of_a_detached_run_after_lost_entries_are_seen(
     shared_server: Server,
 ) -> None:
     """A replica has not got them, and numbers the next ones by its own clock.

@@ -386,7 +386,7 @@ def test_what_rankmill_has_left_is_never_input(tmp_path: Path, how: str) -> None
     assert [file.path for file in find_files(names)] == [mine]  # its folder is there: not finished
     shutil.rmtree(work)
     assert len(find_files([str(folder)])) == 2  # an output of an earlier run may be scored again
-    with pytest.raises(InputError, match="holds only what rankmill itself has left"):
+    with pytest.raises(InputError, match="holds only files that rankmill wrote"):
         find_files([str(folder / "out.parquet.errors.jsonl")])
 
 

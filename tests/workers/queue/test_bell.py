@@ -14,7 +14,7 @@ from rankmill.workers.queue.intake import Bell
 from tests.conftest import Server
 
 
-def test_a_ring_that_a_worker_hears_when_it_no_longer_listens_is_heard_by_the_next(
+def test_a_ring_that_comes_too_late_for_a_worker_is_passed_on(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake, "_LISTEN_SECONDS", 60)  # the first one's command still listens

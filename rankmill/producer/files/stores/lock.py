@@ -88,7 +88,8 @@ class ObjectLock:
         """
         if self._other is not None:
             raise OutputBusy(
-                f"{self._output}: host {self._other} is making it now, because this host did not answer for long; nothing was written"
+                f"{self._output}: host {self._other} is making it now, because this host did not answer for "
+                "long; nothing was written"
             )
 
     def _watch(self, first: dict[str, str]) -> None:

@@ -41,7 +41,7 @@ class OutputRecord:
         for path in there:
             if _is_link(path) or _state(path, path) not in recorded.get(path.name, ()):
                 raise RunnerError(
-                    f"{path}: no runner has left it in this state, and runners replace only files of runners; "
+                    f"{path}: no runner has left it in this state, and runners replace only their own files; "
                     "remove it, or name another output"
                 )
 
