@@ -161,8 +161,8 @@ class Periodic:
             try:
                 self._do()
                 self._failed = ""
-            # whatever fails, the next call must follow, because leases must be renewed
             except Exception as error:
+                # whatever fails, the next call must follow, because leases must be renewed
                 if repr(error) != self._failed:
                     logger.exception("%s failed, trying again", self._name)
                 self._failed = repr(error)

@@ -50,7 +50,7 @@ def workspace() -> Iterator[Path]:
 
 
 def _remove_if_left(folder: Path) -> None:
-    # the folder is the folder belongs to another user, is in use, or has just been removed
+    # the folder belongs to another user, is in use, or has just been removed
     with suppress(OSError):
         if folder.stat().st_mtime > system.now() - _NEW_SECONDS:
             return

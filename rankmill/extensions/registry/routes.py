@@ -241,8 +241,8 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
                 pushed = push(
                     registry, folder, model.name, version, trial, Steps(quiet=True), by=model.by, notes=notes
                 )
-            # the message must not name the folder, which the caller does not know
             except InputError as error:
+                # the message must not name the folder, which the caller does not know
                 text = str(error).replace(f"{folder}/", "").replace(str(folder), "the model")
                 raise Refusal(refusal_of(error).kind, text) from None
             except ProcessFailed as error:

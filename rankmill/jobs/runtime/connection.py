@@ -145,8 +145,8 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
         )
         # this raises for unknown options, and does not connect
         pool.connection_class(**pool.connection_kwargs)
-    # the error is not shown, because it may quote a part of the password
     except (ValueError, TypeError, redis.RedisError):
+        # the error is not shown, because it may quote a part of the password
         raise ConfigError(
             f"redis_url: {mask_url(url)} is not like redis://HOST:PORT/DB (or rediss://, unix://, "
             "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB); USER:PASSWORD@ may stand before the host, "

@@ -207,8 +207,8 @@ def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables |
         if len(columns) == 1 and _is_column(pairs):
             column = pa.chunked_array([pairs] if isinstance(pairs, pa.Array) else pairs)
             pairs = pa.table([column], names=list(columns))
-        # this is a data frame; pandas itself is slow to import
         elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):
+            # this is a data frame; pandas itself is slow to import
             has_both = set(columns) <= set(pairs.columns)
             pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
         elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):

@@ -163,8 +163,8 @@ def _cached(file: Path) -> Speeds | None:
         steady = bool(kept.get("steady", True))
         if not steady and not 0 <= system.now() - file.stat().st_mtime < _BUSY_SECONDS:
             return None
-    # the file does not exist, or is damaged
     except (KeyError, TypeError, ValueError, AttributeError, OSError):
+        # the file does not exist, or is damaged
         return None
     logger.info("speed of this CPU, as measured before: %s", Speeds(speeds))
     return Speeds(speeds, steady)

@@ -280,8 +280,7 @@ class HeldJob:
             try:
                 self._worker._finalize_success(self.job, self.queue, self._execution, value)
                 return
-            # redis-py has tried only once to end the WATCH
-            except (redis.ConnectionError, redis.TimeoutError):
+            except (redis.ConnectionError, redis.TimeoutError):  # redis-py has tried once to end the WATCH
                 logger.debug("a connection was lost while RQ ended the job; again")
 
     def drop(self) -> None:

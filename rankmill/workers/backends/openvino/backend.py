@@ -85,8 +85,8 @@ class OpenVinoForward:
         for piece, request in self._started:
             try:
                 request.wait()
-            # the other requests still run, and must end before they are used again
             except RuntimeError as error:
+                # the other requests still run, and must end before they are used again
                 errors.append(error)
                 continue
             parts.append((piece, np.array(request.get_output_tensor(0).data, np.float32)))

@@ -91,8 +91,8 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
             with suppress(OutOfMemory):
                 seconds = _both_ways(backend, _like_real(network, _WHOLE_BATCH))[1]
                 tokens = _WHOLE_BATCH
-    # the kernel lacks something that the model needs
     except (OutOfMemory, RuntimeError, TypeError, ValueError) as error:
+        # the kernel lacks something that the model needs
         backend.packs = False
         logger.debug("rows are not packed: %s", error)
         return
