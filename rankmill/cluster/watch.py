@@ -107,7 +107,9 @@ class Seen(BaseModel):
 
 
 class RunStatus(NamedTuple):
-    """The state of a run: for people, for ``--json``, and how many rows have no score."""
+    """The state of a run, in words for people and as JSON for ``--json``; and the number of its rows without
+    a score.
+    """
 
     text: str
     data: BaseModel

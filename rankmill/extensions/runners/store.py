@@ -215,8 +215,8 @@ class FileRunStore:
         return ended
 
     def hand_back(self, claim: RunLease, *, first: bool = False, pause: float = 0) -> bool:
-        """Put a run back at the front or the end of the queue, or let it wait for a pause in seconds
-        before.
+        """Put a run back at the front (`first`) or at the end of the queue; with a `pause` in seconds, it
+        gets there after that time.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]

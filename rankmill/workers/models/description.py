@@ -82,7 +82,7 @@ class Description:
     cache
         Folder in which facts about the tokenizer are kept.
     copy
-        Name of the cached files that the description was read from; empty if it was not.
+        Name of the cached files that the description was read from; empty if transformers read it.
     lock
         Hold this to tokenize. A tokenizer of transformers keeps its limit of length as state, and the
         forward's thread scores probes while the main thread prepares chunks.

@@ -39,7 +39,7 @@ _SUSPENSION_SECONDS = 1
 """Least seconds between two checks for ``rq suspend``."""
 
 _NAME_SECONDS = 0.2
-"""Seconds between two checks of a worker whether its name is free."""
+"""Seconds between two checks whether a worker's name is free."""
 
 _NO_EXPIRY, _NO_KEY = -1, -2
 """Redis's answers in place of a time: the key does not expire, or does not exist."""
