@@ -73,7 +73,7 @@ def _names(*, required: bool) -> Callable[[options.Function], options.Function]:
 
 _wait = click.option(
     "--wait", "wait_seconds", type=click.FloatRange(min=0), default=_ORDER_SECONDS, metavar="SECONDS",
-    help=f"Longest wait for the workers to do it; 0: do not wait.  [default: {_ORDER_SECONDS}]",
+    help=f"Longest wait for the workers; 0 means no wait.  [default: {_ORDER_SECONDS}]",
 )  # fmt: skip
 
 

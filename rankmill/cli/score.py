@@ -57,8 +57,8 @@ overrides the environment, and the environment overrides the file."""
 @options.command("score-file", epilog=_EPILOG, interrupted="the output is not complete", groups=GROUPS)
 @file_options
 @options.flags(*SETTINGS, "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
-@click.option("--verify", metavar="FILE", help="Score rows of a scored Parquet file again, and compare.")
-@click.option("--estimate", is_flag=True, help="Score only a sample: what all rows would take.")
+@click.option("--verify", metavar="FILE", help="Score some rows of a scored Parquet file again, and compare.")
+@click.option("--estimate", is_flag=True, help="Score only a sample, and tell what all rows would take.")
 @click.option(
     "--sample",
     type=click.IntRange(min=1),

@@ -16,14 +16,14 @@ from rankmill.jobs.runtime.settings import Settings
 
 @options.command("usage")
 @click.option(
-    "--by", type=click.Choice(get_args(By)), default="key", show_default=True, help="What has a line."
+    "--by", type=click.Choice(get_args(By)), default="key", show_default=True, help="What each line adds up."
 )
 @click.option(
     "--days",
     type=click.IntRange(1, KEPT_DAYS),
     default=30,
     show_default=True,
-    help="So many days by UTC, today included.",
+    help="Number of days (UTC), including today.",
 )
 @options.settings("redis_url")
 @options.as_json

@@ -22,7 +22,7 @@ from rankmill.jobs.system import system
 
 LOOK_SECONDS = 2.0
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a line every time.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a line each time.")
 watching = click.option("--watch", is_flag=True, help=f"Refresh every {LOOK_SECONDS:.0f} s, until Ctrl-C.")
 
 

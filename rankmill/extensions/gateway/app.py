@@ -113,7 +113,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         refusal = Refusal("method", f"{path:.100} does not take {request.method:.20}")
     else:
-        refusal = Refusal("not_found", f"there is no path {path:.100}; /docs lists those that there are")
+        refusal = Refusal("not_found", f"there is no path {path:.100}; /docs lists all paths")
     answer = refused(dialect, refusal)
     answer.headers.update(error.headers or {})
     return answer

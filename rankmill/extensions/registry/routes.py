@@ -325,7 +325,7 @@ def delete_alias(model: TheModel, alias: str) -> dict[str, Any]:
 
 
 @router.post(
-    _ALIAS + "/promote", summary="Have live workers load a version, then set the alias",
+    _ALIAS + "/promote", summary="Let live workers load a version, then set the alias",
     openapi_extra=json_body(Promotion),
 )  # fmt: skip
 async def promote_version(

@@ -127,7 +127,7 @@ class Body(Fields):
     summary: ClassVar[str]
     batched: ClassVar[bool] = True
 
-    stream: bool = Field(False, description="Answer with events: scores as they are there, then the result.")
+    stream: bool = Field(False, description="Answer with events: scores as they come, then the result.")
 
     @abstractmethod
     def score_request(self, owner: Dialect) -> ScoreRequest:

@@ -98,7 +98,8 @@ class TeiOptions(Options):
     """Fields of `TeiRerank` and `TeiPredict` that change scores."""
 
     truncate: bool | None = Field(
-        None, description="Whether pairs that are too long are cut, or an error; null: they are cut."
+        None,
+        description="Whether longer pairs are cut (null means true); otherwise they are an error.",
     )
     truncation_direction: Direction = "Right"
     raw_scores: bool = False
@@ -183,7 +184,7 @@ class TeiTokenize(Body):
 
     inputs: Text | list[Text]
     add_special_tokens: bool = True
-    prompt_name: Annotated[str | None, Field(description="Must be null: there are no such prompts.")] = None
+    prompt_name: Annotated[str | None, Field(description="Must be null: no prompt has a name.")] = None
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
         if self.prompt_name is not None:

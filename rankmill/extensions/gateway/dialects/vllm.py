@@ -102,7 +102,7 @@ class VllmTextOptions(Options):
         int | None,
         Field(
             ge=-1,
-            description="What is longer is cut to so many tokens, -1: to the model's limit; else an error.",
+            description="Cut longer pairs to this many tokens; -1 is the model's limit, null an error.",
         ),
     ] = None
     truncation_side: Side | None = None
@@ -124,8 +124,8 @@ class VllmTextOptions(Options):
 class VllmOptions(VllmTextOptions):
     """Fields of bodies with pairs that change scores."""
 
-    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
-    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
+    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0 means all.")] = 0
+    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Must be 0: there is no limit.")] = 0
     instruction: Instruction | None = None
     chat_template_kwargs: _Kwargs | None = None
 
@@ -156,7 +156,7 @@ class VllmRerank(VllmOptions, _VllmBody):
 
     query: Text
     documents: Some
-    top_n: Annotated[int, Field(ge=0, description="How many of the best; 0: all.")] = 0
+    top_n: Annotated[int, Field(ge=0, description="Number of best documents; 0 means all.")] = 0
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
         return ScoreRequest(self.query, _texts(self.documents), self.model, self.spec(owner))
@@ -230,10 +230,12 @@ class VllmClassify(VllmTextOptions, _VllmBody):
         list[JsonObject] | None,
         Field(min_length=1, description="In place of input: {role, content} for the model's chat template."),
     ] = None
-    add_special_tokens: Annotated[bool | None, Field(description="As is usual: texts get them.")] = None
+    add_special_tokens: Annotated[bool | None, Field(description="True for texts, false for messages.")] = (
+        None
+    )
     add_generation_prompt: Annotated[bool, Field(description="Must be false.")] = False
     continue_final_message: Annotated[bool, Field(description="Must be false.")] = False
-    chat_template: Annotated[str | None, Field(description="Must be null: it is the model's own.")] = None
+    chat_template: Annotated[str | None, Field(description="Must be null: the model's own is used.")] = None
     chat_template_kwargs: Annotated[JsonObject | None, Field(description="Must be null or empty.")] = None
 
     def score_request(self, owner: Dialect) -> ScoreRequest:

@@ -24,7 +24,7 @@ class VoyageOptions(Options):
     """Fields that change scores."""
 
     truncation: Annotated[
-        bool, Field(description="Whether pairs that are too long are cut, or an error.")
+        bool, Field(description="Whether pairs that are too long are cut; otherwise they are an error.")
     ] = True
 
     def spec(self, owner: Dialect) -> SpecFields:

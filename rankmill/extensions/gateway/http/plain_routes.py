@@ -139,7 +139,7 @@ async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
 def usage(
     gateway: TheGateway,
     key: Caller,
-    days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="So many days, today included.")] = 30,
+    days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="Number of days, including today.")] = 30,
 ) -> dict[str, Any]:
     """The usage of the keys with this name, or of callers without a key; an admin sees all usage."""
     if key and key.admin:
@@ -178,7 +178,7 @@ def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
     return {"object": "list", "data": data}
 
 
-@router.post("/v1/cache/warm", summary="Have all workers load a model (admin)", openapi_extra=_ORDER)
+@router.post("/v1/cache/warm", summary="Let all workers load a model (admin)", openapi_extra=_ORDER)
 def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
     """Let all workers of the queue load a model; returns the outcome at each worker."""
     if order.model is None:
@@ -195,7 +195,7 @@ def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any
 
 
 @router.post(
-    "/v1/cache/clear", summary="Have all workers unload a model, or all (admin)", openapi_extra=_ORDER
+    "/v1/cache/clear", summary="Let all workers unload a model, or all models (admin)", openapi_extra=_ORDER
 )
 def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
     """Let the workers that have loaded a model unload it."""

@@ -34,7 +34,9 @@ def _shares(context: click.Context, option: click.Parameter, given: tuple[str, .
 _split = click.option("--split", "others", multiple=True, metavar="VERSION=SHARE", callback=_shares,
                       help="Share of the queries that another version scores, such as v4=0.1.")  # fmt: skip
 _shadow = click.option(
-    "--shadow", metavar="VERSION", help="A version that scores as well, and answers nothing."
+    "--shadow",
+    metavar="VERSION",
+    help="A version that scores the same queries, but whose scores are not returned.",
 )
 
 
@@ -67,7 +69,7 @@ def alias(
 
 @options.command("promote")
 @click.argument("model", metavar="NAME@VERSION")
-@click.option("--alias", required=True, metavar="ALIAS", help="The alias that is to stand for it.")
+@click.option("--alias", required=True, metavar="ALIAS", help="The alias that is to stand for the version.")
 @_split
 @_shadow
 @click.option("--wait", "wait_seconds", type=click.FloatRange(min=1), default=_WARM_SECONDS,

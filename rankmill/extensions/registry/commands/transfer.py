@@ -26,9 +26,9 @@ _PULLS = "the folder was not made; the same command continues"
 @options.command("push", interrupted=_PUSHES)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("name", metavar="NAME[@VERSION]")
-@click.option("--notes", default="", metavar="TEXT", help="What is to be known of this version.")
+@click.option("--notes", default="", metavar="TEXT", help="Notes on this version.")
 @click.option("--precision-report", metavar="FILE", type=click.Path(path_type=Path),
-              help="What rankmill check-precision --json printed for this model; kept with it.")  # fmt: skip
+              help="File with the output of rankmill check-precision --json for this model, kept with it.")  # fmt: skip
 @options.settings("registry", "max_length", "activation", "instruction", "prompt_template", "label")
 @options.as_json
 @options.quiet
