@@ -28,7 +28,7 @@ _PULLS = "the folder was not made; the same command continues"
 @click.argument("name", metavar="NAME[@VERSION]")
 @click.option("--notes", default="", metavar="TEXT", help="Notes on this version.")
 @click.option("--precision-report", metavar="FILE", type=click.Path(path_type=Path),
-              help="File with the output of rankmill check-precision --json for this model, kept with it.")  # fmt: skip
+              help="File with the output of rankmill check-precision --json for this model.")  # fmt: skip
 @options.settings("registry", "max_length", "activation", "instruction", "prompt_template", "label")
 @options.as_json
 @options.quiet
