@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankmill.workers.backends import registry
+from rankmill.workers.backends import auto
 from rankmill.workers.backends.base import BackendKind
 from rankmill.workers.backends.speed import CPU_PRECISIONS, Speeds, cpu_speeds
 
@@ -30,7 +30,7 @@ def force_auto() -> None:
     def forced(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds:
         return _fastest_in(wanted, cpu_speeds(kinds, config, cache))
 
-    registry.cpu_speeds = forced  # type: ignore[attr-defined]  # what chooses asks for it by this name
+    auto.cpu_speeds = forced  # type: ignore[attr-defined]  # what chooses asks for it by this name
 
 
 def _fastest_in(wanted: str, speeds: Speeds) -> Speeds:

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.backends import openvino, registry, speed, torch
+from rankmill.workers.backends import auto, openvino, speed, torch
 from rankmill.workers.backends.auto import BackendChoice, backends, choose_backend
 from rankmill.workers.backends.base import LayerShape, ModelFiles
 from rankmill.workers.backends.speed import INT8, Speeds, cpu_speeds, measure
@@ -169,7 +169,7 @@ def test_auto_is_the_fastest_and_of_equals_the_most_exact(
     tmp_path: Path,
 ) -> None:
     speeds = Speeds(gflops)
-    monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
+    monkeypatch.setattr(auto, "cpu_speeds", lambda *args: speeds)
     pytest.importorskip("openvino")
     chosen = choose_backend("auto", "auto", AutoConfig.for_model("bert"), "cpu", tmp_path)
     assert chosen == (
@@ -189,7 +189,7 @@ def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
     needs_package("openvino")
     found = {"fp32": 100.0, "bf16": 200.0, "int8-64": 190.0, "int8-128": 200.0, "int8-128-bf16": in_bf16}
     speeds = Speeds({(OPENVINO, name): speed for name, speed in found.items()})
-    monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
+    monkeypatch.setattr(auto, "cpu_speeds", lambda *args: speeds)
     config = AutoConfig.for_model("bert")
     chosen = choose_backend("auto", "auto", config, "cpu", tmp_path)
     assert (chosen, chosen.int8_gain) == (BackendChoice("openvino", "bf16"), gain)
@@ -256,7 +256,7 @@ def test_int8_is_the_most_exact_kind_that_is_worth_it(
     needs_package("openvino")
     found = {"fp32": 100.0, "bf16": 200.0, **found}
     speeds = Speeds({(OPENVINO, each): speed for each, speed in found.items()})
-    monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
+    monkeypatch.setattr(auto, "cpu_speeds", lambda *args: speeds)
     config = AutoConfig.for_model("bert")
     assert choose_backend("auto", "int8", config, "cpu", tmp_path) == BackendChoice(OPENVINO, chosen)
     assert ("int8 is not worth it on this CPU: bf16 of openvino is used" in log.text) == (chosen == "bf16")
