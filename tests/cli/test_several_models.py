@@ -113,7 +113,7 @@ def test_what_several_models_cannot_be_asked_is_one_line(
         (models, ["--all-labels"], "--all-labels is for one model"),
         (models, ["--reuse", source], "--reuse takes one score of a row"),
         (models, ["--rows-per-part", 10], "--rows-per-part is for one model"),
-        (models, ["--mean", "ranks", "--shard", "1/2"], "--mean is over all passages of a query"),
+        (models, ["--mean", "ranks", "--shard", "1/2"], "--mean needs all passages of a query"),
         (models, ["--score-column", "a,b,c"], "names 3 columns for 2 models"),
         (models, ["--score-column", "a,a"], "two models would be in column a"),
         (models, ["--score-column", "query,b"], "has a column 'query' already"),

@@ -258,7 +258,7 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, tiny_model
     [
         ("/bin/false", "nothing in its log"),
         ("/no/such/server", "No such file or directory"),
-        ("", "has no server for this system; use --redis"),
+        ("", "has no server for this system; name a Redis or Valkey server"),
     ],
 )
 def test_a_server_that_cannot_start_is_told(
