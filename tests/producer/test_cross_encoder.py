@@ -222,7 +222,7 @@ def test_arguments_that_ask_for_nothing_are_taken(shared_queue: Server, tiny_mod
         model.predict(PAIRS, processing_kwargs={})
     wrong = CrossEncoder(str(tiny_model), redis_url=shared_queue.url, num_labels=3)
     with pytest.raises(
-        ConfigError, match=r"num_labels is 3, and model .* has 1: leave num_labels out, as another"
+        ConfigError, match=r"num_labels is 3, and model .* has 1: leave num_labels out, because another"
     ):
         wrong.predict(PAIRS)
 
