@@ -64,7 +64,8 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
         settings = settings.changed(taken)
     except ValidationError:
         raise InputError(
-            f"{path}: its scores cannot be used: no run has precision {taken['precision']}; leave out --reuse"
+            f"{path}: its scores cannot be used, because no run has precision "
+            f"{taken['precision']}; leave out --reuse"
         ) from None
     texts, score = text_columns(request).sent, request.score_column
     scored = scored_rows(path, (*texts, score), "--reuse")
@@ -93,8 +94,8 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
     revision = made.get("rankmill.revision", "")
     if not revision and made.get("rankmill.model") != "demo":
         raise InputError(
-            f"{name}: its scores cannot be used: it does not say which commit or content the model had; "
-            "leave out --reuse"
+            f"{name}: its scores cannot be used, because it does not say which commit or content the "
+            "model had; leave out --reuse"
         )
     compared = _OF_SCORES | _COLUMNS
     # the revision comes first, because it explains most
@@ -105,6 +106,6 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
         if given != expected and (expected or key not in _OPEN):
             aspect = key.removeprefix("rankmill.").replace("_", " ")
             raise InputError(
-                f"{name}: its scores cannot be used: they are of another {aspect}, {given or 'none'}, not "
-                f"{expected or 'none'}; leave out --reuse"
+                f"{name}: its scores cannot be used, because they are of another {aspect}: "
+                f"{given or 'none'}, not {expected or 'none'}; leave out --reuse"
             )
