@@ -11,6 +11,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.system import system
@@ -35,18 +36,17 @@ def progress_view(total: int, *, quiet: bool = False) -> AbstractContextManager[
 
 @contextmanager
 def _in_terminal(total: int) -> Iterator[Show]:
-    bar = Bar(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[what]}"),
-        TextColumn("workers: {task.fields[workers]}"),
-        console=Console(stderr=True),
-        transient=True,
+    what, workers_column = TextColumn("{task.fields[what]}"), TextColumn("workers: {task.fields[workers]}")
+    scores = (BarColumn(), MofNCompleteColumn(), what, workers_column)
+    wrapped = TextColumn(
+        "{task.completed}/{task.total} rows, {task.fields[what]}", markup=False, table_column=Column()
     )
+    bar = Bar(*scores, console=Console(stderr=True), transient=True)
     task = bar.add_task("scoring", total=total, what="rows", workers=0)
 
     def show(progress: Progress, workers: int, doing: str) -> None:
-        text = f"rows, {doing or f'{_speed(progress)}, left {_left(progress, total)}'}"
+        bar.columns = (wrapped, workers_column) if doing else scores  # a long name needs the room
+        text = doing or f"rows, {_speed(progress)}, left {_left(progress, total)}"
         bar.update(task, completed=progress.rows, what=text, workers=workers)
 
     with bar:

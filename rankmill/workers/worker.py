@@ -29,6 +29,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import redis
@@ -49,6 +50,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.auto import choose_device
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.engine.probing import ProofTime
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import resolve_claim_ahead, use_threads
@@ -73,6 +75,9 @@ model.
 
 _READING_SECONDS = 0.05
 """Seconds, in a burst, until the worker looks again whether a model can be loaded."""
+
+_SHOWN = 50
+"""Most characters of a model's name where this worker says what it does."""
 
 _SWITCH_SECONDS = 0.0001
 """Seconds that a thread keeps Python's lock while another waits. The forward's thread releases the lock at
@@ -106,7 +111,7 @@ class ScoringWorker(RQWorker):
     """
 
     _doing: Doing = ""
-    _doing_seconds: float | None = None
+    _doing_words: Callable[[], str] = str
     _warms_up = False
 
     def run(self, options: WorkOptions) -> bool:
@@ -253,12 +258,12 @@ class ScoringWorker(RQWorker):
             backend=self._settings.backend,
             cache_dir=self._settings.cache_dir,
             copies=self._copies,
-            on_proof=partial(self._tell, "proving"),
+            on_proof=partial(self._tell_proof, spec),
         )
 
     def _load(self, spec: ScoreSpec) -> Loaded:
         """Load a model; meanwhile producers are told that this worker loads it."""
-        self._tell("loading")
+        self._tell("loading", lambda: f"loading {self._where(spec)}")
         try:
             with self.limit(LOAD_SECONDS):
                 return self.load(spec)
@@ -269,12 +274,21 @@ class ScoringWorker(RQWorker):
         finally:
             self._tell("")
 
-    def _tell(self, doing: Doing, seconds: float | None = None) -> None:
-        """Send a heartbeat at once that says what this worker does, and about how many seconds that takes in
-        all.
-        """
-        self._doing, self._doing_seconds = doing, seconds
+    def _tell(self, doing: Doing, words: Callable[[], str] = str) -> None:
+        """Send a heartbeat at once, which says what this worker does; each heartbeat asks for the words."""
+        self._doing, self._doing_words = doing, words
         self._orders.news.set()
+
+    def _tell_proof(self, spec: ScoreSpec, time: ProofTime) -> None:
+        """Tell that a model is proven, and how long that takes once it is known."""
+        self._tell("proving", lambda: f"proving {self._where(spec)}, once on each host{time}")
+        if str(time):
+            logger.info("%s", self._doing_words())
+
+    def _where(self, spec: ScoreSpec) -> str:
+        """The model, by the end of its name if that is long, and the device."""
+        name = spec.model if len(spec.model) <= _SHOWN else f"…{spec.model[1 - _SHOWN :]}"
+        return f"{name} on {self._device}"
 
     def _spec(self, model: str) -> ScoreSpec:
         """The score spec with which a model is loaded before chunks need it."""
@@ -290,7 +304,7 @@ class ScoringWorker(RQWorker):
             claim_ahead=self._claim_ahead,
             refusals=(*self._refusals.reasons(), *filter(None, self._orders.cold.values())),
             doing=self._doing,
-            doing_seconds=self._doing_seconds,
+            doing_words=self._doing_words(),
         )
 
     def _obstacle(self) -> str | None:

@@ -119,6 +119,23 @@ class LargeModelWorker(ScoringWorker):
         super()._prepare(settings)
 
 
+class HeldProofWorker(ScoringWorker):
+    """Scores no probes itself before the file that ``PROVE`` names is there."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        from rankmill.workers.engine.probing import Probed
+
+        companies = Probed.companies
+
+        def companies_in_time(*given: Any, **named: Any) -> Any:
+            while not Path(os.environ["PROVE"]).exists():
+                time.sleep(0.05)
+            return companies(*given, **named)
+
+        Probed.companies = companies_in_time  # type: ignore[method-assign]
+        super()._prepare(settings)
+
+
 class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 

@@ -6,7 +6,11 @@ import datetime as dt
 import decimal
 import json
 import os
+import pty
+import re
+from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL
 
 import numpy as np
 import pyarrow as pa
@@ -14,15 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankmill.jobs.protocol.worker_report import (
-    SCORING_FIELD,
     WorkerReport,
     announce_worker,
     queue_workers,
     worker_doings,
 )
 from rankmill.producer.local.worker_watch import WorkerWatch
-from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
-from tests.harness.models.tiny import cross_encoder
+from tests.conftest import ENVIRON, Server, StartWorker, score_file, start_command, wait_for
+from tests.harness.models.tiny import cross_encoder, make_bert
+from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.valkey import nothing_left
 from tests.workers.engine.test_engine import some_pairs
 
@@ -72,7 +76,7 @@ def test_the_load_of_a_model_is_shown_and_is_no_part_of_the_speed(
     watch = WorkerWatch(server.client, "rankmill", server.url, None)
     assert watch.doing() == "waiting for a worker"
     watch.look()
-    assert watch.doing() == "loading the model"
+    assert re.fullmatch(rf"loading \S+{tiny_model.name} on cpu", watch.doing())
     done = json.loads(process.communicate(timeout=120)[0])
     assert worker_doings(server.client, ["w"]) == {}
     assert done["load_seconds"] > 3.5
@@ -80,17 +84,39 @@ def test_the_load_of_a_model_is_shown_and_is_no_part_of_the_speed(
     assert done["pairs_per_second"] == pytest.approx(200 / scoring, rel=0.05)
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(None, ""), (21.0, ": about 20 s"), (0.5, ": about 5 s")])
-def test_a_model_s_first_proof_is_shown_with_its_time_once_that_is_known(
-    server: Server, seconds: float | None, said: str
+def test_a_model_s_first_proof_is_shown_with_model_device_and_time(
+    source: Path, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
-    server.client.sadd("rq:workers:rankmill", "rq:worker:w")
-    server.client.hset("rq:worker:w", mapping={"birth": "x", "queues": "rankmill", SCORING_FIELD: 1})
-    report = WorkerReport(device="cpu", started=1.0, beat=1.0, doing="proving", doing_seconds=seconds)
-    announce_worker(server.client, "w", report, 60)
-    watch = WorkerWatch(server.client, "rankmill", server.url, None)
-    watch.look()
-    assert watch.doing() == f"proving the model's scores, once on each host{said}"
+    """On a terminal; the worker has asked transformers, and waits before its own half."""
+    held = {"PROVE": str(tmp_path / "go")}
+    workers(worker_class="tests.harness.misbehaving.HeldProofWorker", environ=held)
+    words = ["score-file", source, *options(server, make_bert(tmp_path / "model"))]
+    ours, theirs = pty.openpty()
+    process = PreloadedProcess[bytes](
+        words,
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=theirs,
+        env={**ENVIRON, "COLUMNS": "200", "TERM": "xterm"},
+    )
+    os.close(theirs)
+    line, shown = rb"0/200 rows, proving \S+/model on cpu, once on each host: at least \d+ s", b""
+    while not re.search(line, shown):
+        shown += os.read(ours, 10_000)
+    (tmp_path / "go").touch()
+    with suppress(OSError):  # the command has ended
+        while os.read(ours, 10_000):
+            pass
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+
+
+def test_of_several_workers_the_one_that_proves_says_how_long(server: Server) -> None:
+    """The other waits for the same proof."""
+    for name, words in (("a", "proving m on cpu, once: about 20 s"), ("b", "proving m on cpu, once")):
+        report = WorkerReport(device="cpu", started=1.0, beat=1.0, doing="proving", doing_words=words)
+        announce_worker(server.client, name, report, 60)
+    assert worker_doings(server.client, ["a", "b"]) == {"proving": "proving m on cpu, once: about 20 s"}
 
 
 def test_the_output_says_how_it_was_made(source: Path, shared_queue: Server, tiny_model: Path) -> None:

@@ -86,9 +86,8 @@ class WorkerReport(WireModel):
         Reasons why the worker leaves some models or runs to other workers now.
     drained
         Whether the worker takes no new chunks.
-    doing, doing_seconds
-        Why the worker does not score yet, and about how many seconds it takes in all until it does; ``None``
-        if unknown.
+    doing, doing_words
+        Why the worker does not score yet; and that with model and device, and how long it takes if known.
     pace
         Padded tokens that were scored in a second of forward lately; ``None`` if none were scored.
     answers
@@ -116,7 +115,7 @@ class WorkerReport(WireModel):
     refusals: tuple[str, ...] = ()
     drained: bool = False
     doing: Doing = ""
-    doing_seconds: Seconds | None = None
+    doing_words: str = ""
     pace: Annotated[float, Field(ge=0)] | None = None
     answers: tuple[Answer, ...] = ()
     resident_bytes: Count = 0
@@ -229,12 +228,11 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
     )
 
 
-def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, float | None]:
-    """What the workers `names` do instead of scoring, and about how many seconds that takes, if this is
-    known.
-    """
-    reports = known_reports(client, names).values()
-    return {report.doing: report.doing_seconds for report in reports if report and report.doing}
+def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]:
+    """What the workers `names` do instead of scoring, in the words of the worker that says most."""
+    reports = [report for report in known_reports(client, names).values() if report and report.doing]
+    reports.sort(key=lambda report: len(report.doing_words))  # one that waits for another's proof says less
+    return {report.doing: report.doing_words for report in reports}
 
 
 def _died(client: Any, name: str) -> bool:

@@ -15,13 +15,8 @@ from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
 
-_STEPS: dict[Doing, str] = {
-    "proving": "proving the model's scores, once on each host",
-    "loading": "loading the model",
-}
-"""What workers may do before their first scores, in words; the first of these that some worker does is
-shown.
-"""
+_STEPS: tuple[Doing, ...] = ("proving", "loading")
+"""What a worker does before its first scores; the first that one of them does is shown."""
 
 _LOOK_SECONDS = 1.0
 
@@ -95,7 +90,7 @@ class WorkerWatch:
             self._doing_until = system.monotonic() + _LOOK_SECONDS
             with suppress(RedisUnavailable), waiting(most=0):
                 doings = worker_doings(self._client, self._names)
-                steps = [_in_words(step, doings[step]) for step in _STEPS if step in doings]
+                steps = [doings[step] for step in _STEPS if step in doings]
                 self._doing = steps[0] if steps else "waiting for the first scores"
         return self._doing
 
@@ -125,7 +120,3 @@ class WorkerWatch:
             )
         self._silent_until = now + _REMIND_SECONDS
         logger.warning("%s", message)
-
-
-def _in_words(step: Doing, seconds: float | None) -> str:
-    return _STEPS[step] + (f": about {max(round(seconds / 5), 1) * 5} s" if seconds else "")

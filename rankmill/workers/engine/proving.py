@@ -32,7 +32,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.auto import backends
 from rankmill.workers.backends.base import Logits, OutOfMemory, is_rounded
 from rankmill.workers.backends.speed import Combination
-from rankmill.workers.engine.probing import Probed, tokens_of
+from rankmill.workers.engine.probing import Probed, ProofTime, tokens_of
 from rankmill.workers.engine.spec_check import SpecCheck
 from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import digest, try_to_keep, version
@@ -51,14 +51,6 @@ _LARGEST = 4 << 30
 
 _CHOSEN = 16
 """Outputs that are checked by name and by number, if a model has more."""
-
-_SOME, _OVERHEAD = 6, 32
-"""How many probes, the longest first, are timed to estimate the time that transformers takes for the others;
-and how many tokens a probe costs beyond its own.
-"""
-
-_WHOLE = 1.25
-"""The rest of a proof is estimated to take this many times as long as the other probes."""
 
 _LONGEST = 160
 """Most characters of an error in a proof."""
@@ -132,13 +124,13 @@ def load_proven(
     backend: str,
     cache_dir: str,
     copies: ModelCopies | None = None,
-    on_proof: Callable[[float | None], None] = lambda _: None,
+    on_proof: Callable[[ProofTime], None] = lambda _: None,
 ) -> Loaded:
     """Load a model, and check its scores or take this host's kept proof.
 
     The parameters are as in `rankmill.workers.models.loading.load`; `on_proof` is called when the model is
-    loaded. If a new proof is needed, it is called again with the seconds that this takes in all, as soon as
-    they can be estimated. The first backend, precision and way that passes is taken.
+    loaded, and again when more is known of how long a new proof takes. The first backend, precision and way
+    that passes is taken.
 
     Raises
     ------
@@ -163,7 +155,6 @@ def load_proven(
                 raise
             tries = "; ".join(map(str, failed))
             raise WorkerError(f"model {spec.model} would not get its own scores: {tries}") from None
-        on_proof(None)
         with one_line(spec):
             proving = Proving(spec, loaded, cache_folder(cache_dir), on_proof)
             for way in proving.ways:
@@ -198,7 +189,7 @@ class Proving:
     folder
         The cache folder.
     on_proof
-        As in `load_proven`.
+        As in `load_proven`; called at once, too.
     """
 
     def __init__(
@@ -206,9 +197,10 @@ class Proving:
         spec: ScoreSpec,
         loaded: Loaded,
         folder: Path,
-        on_proof: Callable[[float], None] = lambda _: None,
+        on_proof: Callable[[ProofTime], None] = lambda _: None,
     ) -> None:
-        self._on_proof, self._began = on_proof, system.monotonic()
+        self._time = ProofTime(on_proof)
+        on_proof(self._time)
         self._spec = ScoreSpec(
             model=spec.model,
             prompt_template=spec.prompt_template,
@@ -257,6 +249,7 @@ class Proving:
     def again(self, way: Way) -> Proof:
         """Score the probes again; if their scores have changed, the kept proof is deleted."""
         assert self._proof
+        self._time = ProofTime()  # the model is served meanwhile
         with self._loaded.about.lock:
             proof = self.measured(way, rows=self._proof.rows, tokens=self._proof.tokens)
         if not proof.holds:
@@ -347,7 +340,7 @@ class Proving:
         if backend.precision == "fp32" or reference == "own":
             bound = max(bound, _FLOOR, _PART * _largest(theirs))
         probed, at = self._probed(way), system.monotonic()
-        companies = probed.companies()
+        companies = probed.companies(self._time, then=2 * _BATCH_SECONDS)
         if rows is None or tokens is None:
             rows, tokens = self._first_sizes(probed, len(companies), system.monotonic() - at)
         wrong = self._other_bits(companies) or self._wrong(own, probed, theirs, bound)
@@ -503,8 +496,7 @@ class Proving:
             if large:
                 model.cast("bf16" if rounds else backend.precision, backend.device, rounding)
             tokens = [model.tokens(probe, self._length) for probe in SCORED]
-            is_only = not large and (backend.device, backend.precision) == ("cpu", "fp32")
-            logits = _logits(model, tokens, on_some=self._tell_seconds if is_only else None)
+            logits = self._theirs(model, tokens)
             first = next(row for row in tokens if row["input_ids"])
             over = [model.tokens(probe, self._limit)["input_ids"] for probe in over_the_limit(self._limit)]
             own = Own(
@@ -518,46 +510,25 @@ class Proving:
                 longest=max(len(row["input_ids"]) for row in tokens),
                 drift=_largest(model.logits([first])[0] - logits[tokens.index(first)]),
             )
-            if is_only:
+            if not large and (backend.device, backend.precision) == ("cpu", "fp32"):
                 return own, 0.0
             if large and not rounds:
-                other_logits = _logits(model, tokens[1:], tokens[0])
+                other_logits = self._theirs(model, tokens[1:], tokens[0])
             else:
                 model.cast(backend.precision, backend.device, rounding)
-                other_logits = _logits(model, tokens, on_some=self._tell_seconds)[1:]
+                other_logits = self._theirs(model, tokens)[1:]
             return own, _largest(other_logits - logits[1:])
         finally:
             model.close()
 
-    def _tell_seconds(self, left: float) -> None:
-        """Tell how long the proof takes in all, given that transformers takes `left` more seconds."""
-        seconds = system.monotonic() - self._began + _WHOLE * left
-        logger.info("proving %s, once on this host, takes about %.0f s", self._spec.model, seconds)
-        self._on_proof(seconds)
-
-
-def _logits(
-    model: Any,
-    tokens: list[dict[str, list[int]]],
-    *beside: Any,
-    on_some: Callable[[float], None] | None = None,
-) -> Logits:
-    """Logits ``[probes, outputs]``; NaN for a probe without tokens.
-
-    `on_some` is called after `_SOME` probes with an estimate of the seconds for the other probes.
-    """
-    places = [place for place, row in enumerate(tokens) if row["input_ids"]]
-    began = system.monotonic()
-    parts = [model.logits([tokens[place] for place in places[:_SOME]], *beside)]
-    if rest := [tokens[place] for place in places[_SOME:]]:
-        if on_some:
-            costs = [len(tokens[place]["input_ids"]) + _OVERHEAD for place in places]
-            on_some((system.monotonic() - began) * sum(costs[_SOME:]) / sum(costs[:_SOME]))
-        parts.append(model.logits(rest, *beside))
-    computed = np.concatenate(parts)
-    logits = np.full((len(tokens), computed.shape[1]), np.nan, np.float32)
-    logits[places] = computed
-    return logits
+    def _theirs(self, model: Any, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
+        """Logits ``[probes, outputs]`` of transformers; NaN for a probe without tokens."""
+        places = [place for place, row in enumerate(tokens) if row["input_ids"]]
+        costs = [len(row["input_ids"]) for place in places for row in (tokens[place], *beside)]
+        computed = [model.logits([tokens[place]], *beside)[0] for place in self._time.each(places, costs)]
+        logits = np.full((len(tokens), len(computed[0])), np.nan, np.float32)
+        logits[places] = computed
+        return logits
 
 
 def _rounded_up(size: int) -> int:

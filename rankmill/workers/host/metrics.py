@@ -246,7 +246,7 @@ def report(
     refusals: tuple[str, ...],
     answers: tuple[Answer, ...],
     doing: Doing = "",
-    doing_seconds: float | None = None,
+    doing_words: str = "",
 ) -> WorkerReport:
     """The worker's report, from the same metrics that Prometheus reads."""
     values = {
@@ -270,7 +270,7 @@ def report(
         drained=bool(whole("rankmill_drained")),
         answers=answers,
         doing=doing,
-        doing_seconds=doing_seconds,
+        doing_words=doing_words,
         pace=_recent_pace(),
         models=tuple(sorted({key[1] for key in values if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),

@@ -34,6 +34,7 @@ from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.score.score_file import score_file
 from rankmill.workers.backends import classifier, first_token
@@ -45,9 +46,11 @@ from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.engine import engine as engines
 from rankmill.workers.engine import proving
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.probing import ProofTime
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.disk_cache import _digests
 from rankmill.workers.models import activation, loading, prompts, tokenizer
+from rankmill.workers.models.loading import Loaded
 from tests.conftest import Server, StartWorker, run_command, wait_for
 from tests.harness.demo_figures import figures
 from tests.harness.environ import QUICK_LEASE
@@ -597,15 +600,50 @@ def test_several_outputs_are_scored_by_a_graph_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_how_long_a_first_proof_takes_is_told_once_that_is_known(tmp_path: Path, precision: str) -> None:
     spec = ScoreSpec.model_validate({"model": str(make_bert(tmp_path / "model")), "precision": precision})
-    told: list[float | None] = []
-    for expected in (2, 3):  # the second time it has been proven
-        load_proven(spec, "cpu", "torch", str(tmp_path / "cache"), on_proof=told.append)
-        assert len(told) == expected
-    begun, seconds, again = told
-    assert begun is None
-    assert seconds is not None
-    assert seconds > 0
-    assert again is None
+    told: list[str] = []
+
+    def load() -> Loaded:
+        return load_proven(
+            spec, "cpu", "torch", str(tmp_path / "cache"), on_proof=lambda time: told.append(str(time))
+        )
+
+    loaded = load()
+    assert told[0] == ""
+    assert told[1].startswith(": at least ")
+    assert told[-1].startswith(": about ")
+    told.clear()
+    load()
+    assert told == [""]  # it has been proven
+    assert loaded.prove_again
+    loaded.prove_again()
+    assert told == [""]
+
+
+def test_a_proof_s_time_is_that_of_transformers_and_of_the_worker_s_own_batches(monkeypatch: Patch) -> None:
+    """Both by their tokens; a forward costs 32 tokens more than it has."""
+    now, told = [100.0], list[str]()
+    monkeypatch.setattr(system, "monotonic", lambda: now[0])
+    proof = ProofTime(lambda proof: told.append(str(proof)))
+    now[0] += 4  # the reference model is loaded
+    for tokens in proof.each(costs := [268, *[18] * 6], costs):
+        now[0] += (tokens + 32) / 60  # 5 s, then 50 ms each
+        if tokens == 268:
+            assert not told
+    assert told == [": at least 15 s"]  # 4 + 5 + 6 * 0.83
+    now[0] += 8  # until the worker's own half begins
+    assert str(proof) == ": at least 25 s"
+    own = proof.each(range(10), [68] * 10, then=2)
+    next(own)
+    now[0] += 2
+    next(own)
+    assert str(proof) == ": about 45 s"  # 22 + 10 * 2 + 2
+    now[0] += 38
+    assert str(proof) == ": longer than the 45 s expected, 62 s so far"
+    next(own)
+    assert told[1:] == [": about 45 s", ": about 4 min"]  # 40 s for two of ten batches
+    for _ in own:
+        pass
+    assert told[-1] == ": about 65 s"
 
 
 def test_the_demo_model_ships_with_what_transformers_makes_of_it(tmp_path: Path, monkeypatch: Patch) -> None:
