@@ -61,6 +61,9 @@ _OUTCOMES: dict[Kind, Outcome] = {
 of the caller.
 """
 
+_COUNTS_SECONDS = 60.0
+"""Counts that could not be told for so long are dropped, because the cluster says what the last minute had."""
+
 _FORWARD = STAGES.index("forward")
 
 logger = logging.getLogger(__name__)
@@ -114,9 +117,9 @@ class LoadShedder:
         self._able: set[str] = set()
         """Names of workers that have or had the gateway's model, and so can load it again."""
         self._scored = -math.inf
-        """The time when one of these workers last scored a request with the gateway's model."""
-        self._counts = Counter[Outcome]()
-        """Counts of outcomes that are not written to Redis yet."""
+        """The time when one of them last scored a request with it."""
+        self._counts, self._counts_since = Counter[Outcome](), system.monotonic()
+        """What is not told to the cluster yet."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -222,10 +225,9 @@ class LoadShedder:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Estimate how long the workers need for the waiting requests, and write the counts of outcomes to
-        Redis.
-        """
-        counts, self._counts = self._counts, Counter()
+        """Estimate how long the workers need for the waiting requests, and tell the cluster the counts."""
+        if system.monotonic() - self._counts_since > _COUNTS_SECONDS:
+            self._counts, self._counts_since = Counter(), system.monotonic()
         with redis_errors(), waiting(most=_LOOK_SECONDS):
             waiting_jobs, self._tenants = RunStore(self._redis).queue(self._settings.queue).count_waiting()
             if system.monotonic() - self._read > _SPEED_SECONDS:
@@ -237,8 +239,10 @@ class LoadShedder:
                 if not self._has_scored and (pairs := sum(report.pairs for report in reports)):
                     self._reported = sum(report.tokens for report in reports) / pairs
                 self._read = system.monotonic()
+            counts = self._counts.copy()
             if counts:
                 tell(self._redis, counts)
+            self._counts, self._counts_since = self._counts - counts, system.monotonic()
         tokens = waiting_jobs * self._pairs_per_job * self._tokens_per_pair
         self.backlog_seconds = tokens / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)

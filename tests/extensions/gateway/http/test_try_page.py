@@ -77,11 +77,18 @@ def test_a_key_that_is_typed_counts_at_the_first_click(with_key: Running, tmp_pa
 
 
 @pytest.mark.slow
-def test_authorize_sends_the_key_with_a_request_of_the_documentation(
+def test_the_documentation_is_dark_where_that_is_wanted_and_authorize_sends_the_key(
     with_key: Running, tmp_path: Path
 ) -> None:
     with browser(tmp_path) as driven:
         driven.open(f"{with_key.url}/docs")
+        driven.wait("document.querySelector('.swagger-ui')")
+        backs = []
+        for scheme in ("dark", "light"):
+            wanted = {"name": "prefers-color-scheme", "value": scheme}
+            driven.send("Emulation.setEmulatedMedia", features=[wanted])
+            backs.append(driven.run("getComputedStyle(document.documentElement).backgroundColor"))
+        assert backs == ["rgb(28, 32, 34)", "rgba(0, 0, 0, 0)"]
         driven.click(".btn.authorize")
         driven.click(".auth-container input")
         driven.type(KEY)

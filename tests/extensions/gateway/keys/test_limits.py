@@ -29,7 +29,7 @@ from rankmill.extensions.gateway.load_shedding import LoadShedder, speed
 from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.extensions.gateway.watch import SeenGateways
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RunFailed
+from rankmill.jobs.contract.errors import RankmillError, RunFailed
 from rankmill.jobs.contract.priority import Priority, new_run_id
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, announce_worker
@@ -169,7 +169,7 @@ def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Se
 
 
 def test_what_a_gateway_refuses_and_fails_is_told_to_the_cluster(server: Server) -> None:
-    """What is wrong with a request is no fault of the gateway; a bug is."""
+    """What is wrong with a request is no fault of the gateway; a bug is. The server refuses it at first."""
 
     async def main() -> None:
         client = LoopRedis(server.url, 10)
@@ -179,6 +179,10 @@ def test_what_a_gateway_refuses_and_fails_is_told_to_the_cluster(server: Server)
         for error in (Refusal("invalid", ""), Refusal("timeout", ""), RunFailed("it fails"), KeyError("bug")):
             with suppress(Exception), load.request():
                 raise error
+        server.client.config_set("min-replicas-to-write", 1)
+        with pytest.raises(RankmillError):
+            await bridge.run(load.look)
+        server.client.config_set("min-replicas-to-write", 0)
         for _ in range(2):  # counts are told once
             await bridge.run(load.look)
         await client.loop_client.aclose()
