@@ -95,7 +95,6 @@ def by_hand() -> None:
         store.take_webhook()
         store.withdraw("runner 0")
     leases.release("holder 0")
-    store.latest()
     queue = RunStore(store.redis).queue("q")
     run = "0" * 32
     queue.take(["request", "bulk"], worker="worker-1", idle=True, waits=True)

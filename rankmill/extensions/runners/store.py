@@ -40,10 +40,6 @@ _OTHER_FORMAT_SECONDS = 60
 WEBHOOK_SECONDS = 120
 """Seconds after which another runner takes a webhook from one that may have died."""
 
-MOST_LISTED = 100
-"""Most submitted runs that are listed: the latest ones."""
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -116,19 +112,6 @@ class FileRunStore:
         if not run.is_ended and self._is_gone(run_id):
             return run.end("failed", "a worker that is no runner took its job; submit the file again")
         return run
-
-    def latest(self) -> list[FileRun]:
-        """The runs whose state changed last, the latest first; runs that cannot be read are left out."""
-        oldest = system.now() - self.ttl
-        ids = self.redis.zrange(keys.file_runs(), "+inf", oldest, desc=True, byscore=True, offset=0,
-                                num=MOST_LISTED)  # fmt: skip
-        runs = []
-        for raw in self.redis.mget([keys.file_run(run_id.decode()) for run_id in ids]) if ids else []:
-            try:
-                runs += [FileRun.read_json(raw, "a submitted run")] if raw else []
-            except WireError:
-                continue
-        return runs
 
     def find(self, prefix: str) -> list[str]:
         """Ids of the submitted runs that begin with `prefix`."""

@@ -24,7 +24,7 @@ from rankmill.cluster.watch import (
     waiting,
 )
 from rankmill.extensions.runners.record import FileRun
-from rankmill.extensions.runners.store import MOST_LISTED, WEBHOOK_SECONDS, open_store
+from rankmill.extensions.runners.store import WEBHOOK_SECONDS, open_store
 from rankmill.extensions.runners.submitted import SubmittedFile, find_submitted
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import FormatError, WireError
@@ -33,6 +33,9 @@ from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
+
+_MOST_LISTED = 100
+"""Most submitted runs that are listed; these are the latest."""
 
 _LATE_SECONDS = 15.0
 _SENT_SECONDS = 10.0
@@ -117,20 +120,13 @@ class RunnersWatch(Watch):
     nothing: ClassVar = SeenRunners()
 
     def read(self, look: Look) -> SeenRunners:
-        """Read the queues and their runs, in three round trips."""
-        # the arguments are desc, withscores, score_cast_func, byscore and bylex
-        latest_first = (True, False, float, True, False)
-        ((raws, ids),) = look.replies(
-            [""],
-            lambda _: [
-                ("zrangebyscore", keys.file_queues(), (), "-inf", "+inf"),
-                ("zrange", keys.file_runs(), (), "+inf", "-inf", *latest_first, 0, MOST_LISTED),
-            ],
-        )
+        """Read the queues and the runs in four round trips."""
+        ((raws,),) = look.replies([""], lambda _: [("zrangebyscore", keys.file_queues(), (), "-inf", "+inf")])
         queues = sorted(look.texts(raws, keys.file_queues()))
+        fresh = [run for run in _latest(look) if run.ended is None or look.now - run.ended < _ENDED_SECONDS]
         return SeenRunners(
             file_queues=tuple(_queues(look, queues)),
-            submitted=tuple(sorted(_runs(look, look.texts(ids, keys.file_runs())), key=_has_ended)),
+            submitted=tuple(sorted(map(_figures, fresh), key=_has_ended)),
         )
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
@@ -142,9 +138,8 @@ class RunnersWatch(Watch):
         """The submitted runs."""
         from rankmill.extensions.runners.show import submitted_table
 
-        store = open_store(client, settings)
-        latest = store.latest()
-        waits = any(run.state == "waiting" for run in latest) and not store.runners()
+        latest = [*_latest(Look(client))]
+        waits = any(run.state == "waiting" for run in latest) and not open_store(client, settings).runners()
         return ListedRuns("submitted", latest, submitted_table(latest, system.now(), without_runner=waits))
 
 
@@ -172,32 +167,40 @@ def _has_ended(run: SeenRun) -> bool:
     return run.state in ENDED
 
 
-def _runs(look: Look, ids: list[str]) -> Iterator[SeenRun]:
+def _latest(look: Look) -> Iterator[FileRun]:
+    """The runs whose state changed last, the latest first; those that cannot be read are left out."""
+    latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
+    ((raws,),) = look.replies(
+        [""], lambda _: [("zrange", keys.file_runs(), (), "+inf", "-inf", *latest_first, 0, _MOST_LISTED)]
+    )
+    ids = look.texts(raws, keys.file_runs())
     replies = look.replies(ids, lambda each: [("get", keys.file_run(each), None)])
     for run_id, (raw,) in zip(ids, replies, strict=True):
         try:
-            run = FileRun.read_json(raw, "a submitted run") if raw else None
+            if raw:
+                yield FileRun.read_json(raw, "a submitted run")
         except FormatError:
             continue  # the run is of another release, which can read it
         except WireError as error:
             look.note(keys.file_run(run_id), error)
-            continue
-        if run and (run.ended is None or look.now - run.ended < _ENDED_SECONDS):
-            yield SeenRun(
-                id=run.id,
-                queue=run.order.queue or "",
-                model=run.order.spec.model,
-                created=run.created,
-                rows=run.rows,
-                rows_done=run.progress.rows,
-                row_errors=run.progress.row_errors,
-                rows_per_second=run.progress.rows_per_second(),
-                seconds_left=run.progress.seconds_left(run.rows),
-                state=run.state,
-                output=mask_passwords(run.order.request.output or ""),
-                runner=run.runner,
-                reason=mask_passwords(run.reason),
-            )
+
+
+def _figures(run: FileRun) -> SeenRun:
+    return SeenRun(
+        id=run.id,
+        queue=run.order.queue or "",
+        model=run.order.spec.model,
+        created=run.created,
+        rows=run.rows,
+        rows_done=run.progress.rows,
+        row_errors=run.progress.row_errors,
+        rows_per_second=run.progress.rows_per_second(),
+        seconds_left=run.progress.seconds_left(run.rows),
+        state=run.state,
+        output=mask_passwords(run.order.request.output or ""),
+        runner=run.runner,
+        reason=mask_passwords(run.reason),
+    )
 
 
 class _Shown:
