@@ -62,7 +62,7 @@ of the caller.
 """
 
 _COUNTS_SECONDS = 60.0
-"""Counts that could not be told for so long are dropped, because the cluster says what the last minute had."""
+"""Counts that could not be told for so long are dropped: what is shown is what the last minute had."""
 
 _FORWARD = STAGES.index("forward")
 
