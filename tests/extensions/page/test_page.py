@@ -138,7 +138,7 @@ def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: st
     assert "<title>rankmill</title>" in html
     assert "idle, refuses some chunks" in text(html, "workers")
     assert "no model &lt;img src=x" in html
-    figures_of_x = r"x\s+unknown\s+drained.*1\.8 cores\s+2\.0 GiB\s+88%, 1\.5 of 80\.0 GiB, 64 °C\s+75%"
+    figures_of_x = r"x\s+unknown\s+drained.*1\.8 cores\s+2\.0 GiB\s+GPU 88%, 64 °C\s+1\.5 of 80\.0 GiB\s+75%"
     assert re.search(figures_of_x, text(html, "workers"), re.S)
     assert "0 busy, 1 drained" in text(html, "alive-more")
 

@@ -342,12 +342,12 @@ function bytes(n) {
   return n >= 2 ** 30 ? (n / 2 ** 30).toFixed(1) + " GiB" : count(n / 2 ** 20) + " MiB";
 }
 
-// Figures of a worker's GPU, those that its driver tells.
+// Lines about a worker's GPU: what its driver tells, and the memory.
 function graphics(gpu) {
-  if (!gpu) return "";
-  const parts = [gpu.use === null ? "" : percent(gpu.use), `${(gpu.memory_used / 2 ** 30).toFixed(1)} of ${bytes(gpu.memory_size)}`.replaceAll(" ", "\u00a0"),
-    gpu.celsius === null ? "" : Math.round(gpu.celsius) + "\u00a0°C"];
-  return parts.filter((part) => part).join(", ");
+  if (!gpu) return [];
+  const told = [gpu.use === null ? "" : percent(gpu.use), gpu.celsius === null ? "" : Math.round(gpu.celsius) + " °C"];
+  const memory = `${(gpu.memory_used / 2 ** 30).toFixed(1)} of ${bytes(gpu.memory_size)}`;
+  return [["GPU", told.filter((part) => part).join(", ")].join(" "), memory];
 }
 
 function hits({model_hits, model_loads}) {
@@ -375,7 +375,7 @@ function workerRow(worker, rates) {
     {text: report ? count(report.pairs) : "–",
       more: [report && report.row_errors ? counted(report.row_errors, "row error") : ""]},
     {text: report && report.cpu !== null ? report.cpu.toFixed(1) + " cores" : "–",
-      more: [report && report.resident_bytes ? bytes(report.resident_bytes) : "", graphics(report && report.gpu)]},
+      more: [report && report.resident_bytes ? bytes(report.resident_bytes) : "", ...graphics(report && report.gpu)]},
     report ? hits(report) : "–",
     beat_seconds === null ? "–" : age(beat_seconds) + " ago",
     ...actions(...ordersTo(worker)),
