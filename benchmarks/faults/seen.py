@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 import redis
 import yaml
 from click.testing import CliRunner
+from rq import Queue
+from rq.serializers import JSONSerializer
 
 from benchmarks.cluster import wait_until
 from benchmarks.engine.models import random_bert
@@ -178,6 +180,11 @@ def _odd_job(stage: Stage) -> None:
     stage.redis.rpush("rq:queue:rankmill", "odd")
 
 
+def _bad_job(stage: Stage) -> None:
+    queue = Queue("rankmill", connection=stage.redis, serializer=JSONSerializer)
+    queue.enqueue("rankmill.score_pairs", "no list of pairs", model=stage.model)
+
+
 def _with_runner(stage: Stage) -> None:
     _with_worker(stage)
     stage.runner()
@@ -232,6 +239,7 @@ FAULTS: dict[str, Fault] = {
     "Redis evicts": Fault(_evict, "evicts", "RankmillFault"),
     "stuck run": Fault(_submit, "stuck_run", "RankmillFault", _two_that_hang),
     "set-aside job": Fault(_odd_job, "set_aside", "RankmillFault"),
+    "failed job": Fault(_bad_job, "failed_jobs", "RankmillChunksFailed"),
     "webhook": Fault(_unheard_webhook, "webhooks", "RankmillFault", _with_runner),
     "gateway overload": Fault(
         lambda at: _ask(at, at.gateway(RANKMILL_GATEWAY_REQUESTS="1"), 8), "gateway_overload", "RankmillFault"

@@ -324,7 +324,7 @@ function stateOf(worker) {
     const title = "For the same number of tokens it takes longer than workers with its device and models.";
     return {text: found.text + ", slow", className: "warn", title, more: [`${percent(worker.relative_pace)} of its peers’ speed`]};
   }
-  return report?.doing ? {...found, text: `${found.text}, ${report.doing}`} : found;
+  return report?.doing ? {...found, text: `${found.text}, ${report.doing}`, title: report.doing_words} : found;
 }
 
 const URGENCY = {draining: 3, drained: 3, foreign: 4};
