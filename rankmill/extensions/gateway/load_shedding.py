@@ -62,7 +62,7 @@ of the caller.
 """
 
 _COUNTS_SECONDS = 60.0
-"""Counts that could not be told for so long are dropped: what is shown is what the last minute had."""
+"""Seconds after which counts that Redis could not take are dropped, because the last minute is shown."""
 
 _FORWARD = STAGES.index("forward")
 
@@ -117,9 +117,9 @@ class LoadShedder:
         self._able: set[str] = set()
         """Names of workers that have or had the gateway's model, and so can load it again."""
         self._scored = -math.inf
-        """The time when one of them last scored a request with it."""
+        """The time when one of these workers last scored a request with the gateway's model."""
         self._counts, self._counts_since = Counter[Outcome](), system.monotonic()
-        """What is not told to the cluster yet."""
+        """Counts of outcomes that are not written to Redis yet, and the time when counting them began."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -225,7 +225,9 @@ class LoadShedder:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Estimate how long the workers need for the waiting requests, and tell the cluster the counts."""
+        """Estimate how long the workers need for the waiting requests, and write the counts of outcomes to
+        Redis.
+        """
         if system.monotonic() - self._counts_since > _COUNTS_SECONDS:
             self._counts, self._counts_since = Counter(), system.monotonic()
         with redis_errors(), waiting(most=_LOOK_SECONDS):
