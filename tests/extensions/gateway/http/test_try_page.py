@@ -83,12 +83,10 @@ def test_the_documentation_is_dark_where_that_is_wanted_and_authorize_sends_the_
     with browser(tmp_path) as driven:
         driven.open(f"{with_key.url}/docs")
         driven.wait("document.querySelector('.swagger-ui')")
-        backs = []
-        for scheme in ("dark", "light"):
+        for scheme, back in (("dark", "rgb(28, 32, 34)"), ("light", "rgba(0, 0, 0, 0)")):
             wanted = {"name": "prefers-color-scheme", "value": scheme}
             driven.send("Emulation.setEmulatedMedia", features=[wanted])
-            backs.append(driven.run("getComputedStyle(document.documentElement).backgroundColor"))
-        assert backs == ["rgb(28, 32, 34)", "rgba(0, 0, 0, 0)"]
+            driven.wait(f"getComputedStyle(document.documentElement).backgroundColor === '{back}'")
         driven.click(".btn.authorize")
         driven.click(".auth-container input")
         driven.type(KEY)
