@@ -88,7 +88,7 @@ def test_a_model_s_first_proof_is_shown_with_model_device_and_time(
     source: Path, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     """On a terminal; the worker has asked transformers, and waits before its own half."""
-    held = {"PROVE": str(tmp_path / "go")}
+    held = {"PROVE": str(tmp_path / "go"), "RANKMILL_CACHE_DIR": str(tmp_path / "cache")}
     workers(worker_class="tests.harness.misbehaving.HeldProofWorker", environ=held)
     words = ["score-file", str(source), *map(str, options(server, make_bert(tmp_path / "model")))]
     ours, theirs = pty.openpty()
