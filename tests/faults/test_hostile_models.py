@@ -86,6 +86,27 @@ def test_a_limit_within_a_limit_leaves_that_as_it_was() -> None:
     assert not DeathPenalty.is_overdue()
 
 
+def test_a_models_load_may_take_longer_than_the_chunk_that_needs_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shows: a model's load, or its chat template, takes no end."""
+    clock = 0.0
+    monkeypatch.setattr(rq_worker.system, "monotonic", lambda: clock)
+    with DeathPenalty(900):
+        clock = 100.0
+        with DeathPenalty(1800):
+            clock = 1890.0
+            assert not DeathPenalty.is_overdue()
+            clock = 1970.0
+            assert DeathPenalty.is_overdue()
+        assert not DeathPenalty.is_overdue()
+        assert signal.alarm(0) > 890
+        clock += 850
+        assert not DeathPenalty.is_overdue()
+        clock += 20
+        assert DeathPenalty.is_overdue()
+
+
 def swallow() -> None:
     """What takes every exception for one of its own."""
     while True:

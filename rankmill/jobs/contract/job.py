@@ -25,7 +25,7 @@ TRACE = "trace"
 """Keys in a job's metadata."""
 
 BASE_TIMEOUT = 900
-"""Seconds that a job's timeout allows for downloading and loading the model."""
+"""Seconds that a job's timeout allows besides those for its pairs."""
 
 _SECONDS_PER_PAIR = 2
 """Seconds that a job's timeout allows for each pair, which is more than any known model needs on any known

@@ -103,8 +103,9 @@ class ScoringJob(Job):
 
     @property
     def begin_seconds(self) -> int:
-        """Seconds allowed to load the model and to tokenize; the timeout of a job by name does not include
-        these.
+        """Seconds allowed to fetch and tokenize; the timeout of a job by name does not include these.
+
+        A model's load has a limit of its own, and stops this clock.
         """
         return BASE_TIMEOUT if self.has_pairs else int(self.timeout or 0)
 

@@ -63,7 +63,7 @@ class TooLong(BaseException):
 
 
 class DeathPenalty(UnixSignalDeathPenalty):
-    """RQ's alarm, which may be nested in another one; it raises `TooLong` in the main thread."""
+    """RQ's alarm, which raises `TooLong` in the main thread; one within another stops the other's clock."""
 
     _waiting: ClassVar[list[DeathPenalty]] = []
 
@@ -83,24 +83,28 @@ class DeathPenalty(UnixSignalDeathPenalty):
         raise self._exception
 
     def cancel_death_penalty(self) -> None:
-        """See `BaseDeathPenalty`; an enclosing alarm continues."""
+        """See `BaseDeathPenalty`; an enclosing alarm continues with the time that it had left."""
         super().cancel_death_penalty()  # type: ignore[no-untyped-call]
         self._forget()
         if self._left:
             signal.signal(signal.SIGALRM, self._before)
-            signal.alarm(max(int(self._left - (system.monotonic() - self._began)), 1))
+            signal.alarm(self._left)
 
     def _forget(self) -> None:
         if self in self._waiting:
+            # First the clocks: another thread may ask in between.
+            elapsed = system.monotonic() - self._began
+            for enclosing in self._waiting[: self._waiting.index(self)]:
+                enclosing._began += elapsed
             self._waiting.remove(self)
 
     @classmethod
     def is_overdue(cls) -> bool:
-        """Whether a limit has been over for so long that the main thread will never react; other threads ask
-        this.
+        """Whether the limit that runs has been over for so long that the main thread will never react; other
+        threads ask this.
         """
         now = system.monotonic()
-        return any(now - limit._began > limit._timeout + _GRACE_SECONDS for limit in list(cls._waiting))
+        return any(now - limit._began > limit._timeout + _GRACE_SECONDS for limit in cls._waiting[-1:])
 
 
 class WorkOptions(NamedTuple):
