@@ -102,8 +102,8 @@ class FileRequest(WireModel):
     with_texts: bool = False
     """Include query and passage in the output of a run."""
     output: File | None = None
-    """File to write: .parquet, .csv, .tsv, .jsonl, .trec; text also .gz or .zst; or - for standard output.
-    [default: <input stem>.scored.parquet]"""
+    """File to write: .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .trec; text also .gz or .zst; or - for
+    standard output.  [default: <input stem>.scored.parquet]"""
     output_format: Annotated[Name, Field(title="FORMAT")] | None = None
     """Format of the output: parquet, csv, tsv, jsonl, trec, arrow, or one of another package.
     [default: as its name ends; of standard output as the input]"""
