@@ -71,24 +71,21 @@ def plan_batches(
     order = np.arange(len(tokens))
     if length_aware:
         order = np.lexsort([-tokens, np.zeros_like(tokens) if groups is None else np.asarray(groups)])
+    least = np.maximum(tokens[order], 1)
+    total = np.cumsum(least)
     batches = []
     start = 0
     while start < len(order):
-        following = tokens[order[start : start + token_budget]]
-        rows = _rows_that_fit(following, token_budget, length_aware and groups is None, packed)
-        rows = min(rows, max_batch or rows)
-        batches.append(order[start : start + rows])
-        start += rows
+        if packed:
+            end = int(np.searchsorted(total, total[start] - least[start] + token_budget, side="right"))
+        else:
+            following = least[start : start + token_budget // int(least[start])]
+            padded = np.maximum.accumulate(following) * np.arange(1, len(following) + 1)
+            end = start + int(np.searchsorted(padded, token_budget, side="right"))
+        end = min(max(end, start + 1), start + (max_batch or len(order)))
+        batches.append(order[start:end])
+        start = end
     return batches
-
-
-def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bool, packed: bool) -> int:
-    """The number of first rows that fit into the budget; at least one."""
-    if sorted_ and not packed:  # the first row is the longest
-        return max(token_budget // max(int(tokens[0]), 1), 1)
-    least = np.maximum(tokens, 1)
-    taken = np.cumsum(least) if packed else np.maximum.accumulate(least) * np.arange(1, len(tokens) + 1)
-    return max(int(np.searchsorted(taken, token_budget, side="right")), 1)
 
 
 class WaitingRows(Generic[Owner]):
