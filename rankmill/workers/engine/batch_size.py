@@ -45,7 +45,7 @@ _FIRST_SHARE = 4
 
 _FEWEST = 4
 """Fewest batches that are cut together, because rows in fewer batches are padded too much. It is also the
-number of batches until the time of one is known.
+number for packed batches, and until the time of a batch is known.
 """
 
 _LATEST = 20
@@ -149,9 +149,12 @@ class BatchSize:
             return max(self.token_budget // _FIRST_SHARE, 1)
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
-    def mixed_batches(self, tokens: int) -> int:
-        """The number of batches with this many padded tokens that are cut together."""
-        if not self._speeds:
+    def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
+        """The number of batches with this many tokens that are cut together.
+
+        `packed` batches, which have no padding, gain nothing from more.
+        """
+        if packed or not self._speeds:
             return _FEWEST
         return max(round(_MIXED_SECONDS * median(self._speeds) / tokens), _FEWEST)
 

@@ -103,13 +103,13 @@ class Engine:
 
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, which cuts them into batches by this engine's limits."""
-        groups = self._groups(work.tokens)
+        groups, packed = self._groups(work.tokens), self.model.backend.packs
         budget = self.size.tokens(share_prefixes=groups is not None)
         lengths = work.tokens.lengths if groups is None else work.tokens.costs
+        mixed = self.size.mixed_batches(budget, packed=packed and groups is None)
         waiting.add(
             work, lengths, budget, max_batch=self.size.max_rows, length_aware=self._length_aware,
-            mixed_batches=self.size.mixed_batches(budget), whole=whole, groups=groups,
-            packed=self.model.backend.packs,
+            mixed_batches=mixed, whole=whole, groups=groups, packed=packed,
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:

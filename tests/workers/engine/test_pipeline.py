@@ -202,9 +202,14 @@ def test_a_worker_whose_only_chunk_is_given_away_scores_the_next_one(tiny_model:
     pipeline.close(finish=True)
 
 
-def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmill.workers.engine.batch_size._MIXED_SECONDS", 0.0)  # the fewest batches
+@pytest.mark.parametrize("packed", [False, True])
+def test_chunks_are_answered_one_after_the_other(
+    packed: bool, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packed:
+        monkeypatch.setattr("rankmill.workers.engine.batch_size._MIXED_SECONDS", 0.0)  # the fewest batches
     engine, backend, work = paced(tiny_model, 0.002, rows_in_batch=10)
+    backend.packs = packed
     pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work(30), lambda: None)
     assert pipeline.wait_until_idle(5)
