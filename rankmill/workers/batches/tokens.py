@@ -78,10 +78,11 @@ class Tokens:
 
     def take(self, rows: Rows) -> Tokens:
         """Pick the given rows."""
+        starts, lengths = self.offsets[rows], self.lengths[rows]
         return Tokens(
-            ids=pieces_of(self.ids, self.offsets, rows),
-            types=None if self.types is None else pieces_of(self.types, self.offsets, rows),
-            offsets=ends(self.lengths[rows]),
+            ids=pieces_of(self.ids, starts, lengths),
+            types=None if self.types is None else pieces_of(self.types, starts, lengths),
+            offsets=ends(lengths),
             groups=None if self.groups is None else self.groups[rows],
             shared=None if self.shared is None else self.shared[rows],
         )
@@ -188,14 +189,19 @@ def ends(lengths: Ids) -> Ids:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def pieces_of(numbers: TokenIds, offsets: Ids, which: Rows) -> TokenIds:
-    """Pick pieces of an array and join them; piece ``i`` is ``numbers[offsets[i]:offsets[i + 1]]``.
+def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
+    """Pick pieces of an array and join them; piece ``i`` is ``numbers[starts[i] : starts[i] + lengths[i]]``.
 
-    Arrow copies whole pieces, without Python's lock. This is four times as fast as numpy with an index for
-    each number.
+    Arrow copies each piece at once, as bytes and without Python's lock. This is several times as fast as
+    numpy with an index for each number. In Arrow's array, the pieces are at the odd places; nothing reads
+    what is between them.
     """
-    lists = pa.LargeListArray.from_arrays(offsets, numbers)
-    picked: TokenIds = lists.take(pa.array(which)).flatten().to_numpy()
+    bounds = np.stack([starts, starts + lengths], axis=1).ravel()
+    offsets = np.concatenate([[0], bounds, [len(numbers)]]) * numbers.itemsize
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(numbers)]
+    texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+    taken = texts.take(pa.array(np.arange(1, len(bounds), 2)))
+    picked: TokenIds = np.frombuffer(taken.buffers()[2], numbers.dtype)
     return picked
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, product
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import Side
 from rankmill.workers.batches.planner import Rows
-from rankmill.workers.batches.tokens import Ids, TokenIds, Tokens, ends, in_a_row, pieces_of, spans
+from rankmill.workers.batches.tokens import Ids, TokenIds, Tokens, ends, in_a_row, pieces_of
 from rankmill.workers.models.fast_texts import FastTexts
 
 logger = logging.getLogger(__name__)
@@ -216,10 +217,11 @@ class Joiner:
     ) -> Tokens:
         """Tokenize pairs ``[n]``, truncated to `max_length` tokens at one side of the texts."""
         columns = [queries] if passages is None else [queries, passages]
-        numbers = {text: number for number, text in enumerate(dict.fromkeys(chain(*columns)))}
-        texts = self.texts(list(numbers))
+        numbers: defaultdict[str, int] = defaultdict()
+        numbers.default_factory = numbers.__len__  # a new text gets the next number
         rows = (np.fromiter(map(numbers.__getitem__, column), np.int64, len(column)) for column in columns)
         pairs = np.stack(list(rows))
+        texts = self.texts(list(numbers))
         lengths = longest_first(texts.lengths[pairs], max_length - self.specials)
         return self._join(texts, pairs, lengths, side)
 
@@ -236,15 +238,11 @@ class Joiner:
         which[:, self._places] = width + pairs.T
         lengths = np.ones_like(which)
         lengths[:, self._places] = truncated.T
-        if np.array_equal(truncated, texts.lengths[pairs]):
-            ids = pieces_of(numbers, offsets, which.ravel())
-        else:
-            starts = offsets[which]
-            if side == "left":
-                starts[:, self._places] += (texts.lengths[pairs] - truncated).T
-            ids = numbers[spans(starts.ravel(), lengths.ravel())]
+        starts = offsets[which]
+        if side == "left":
+            starts[:, self._places] += (texts.lengths[pairs] - truncated).T
         return Tokens(
-            ids=ids,
+            ids=pieces_of(numbers, starts.ravel(), lengths.ravel()),
             types=None if self._types is None else np.repeat(np.tile(self._types, count), lengths.ravel()),
             offsets=ends(lengths.sum(axis=1)),
         )

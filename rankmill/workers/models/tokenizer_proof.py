@@ -54,10 +54,12 @@ def slow_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
 
 def fast_tokens(fast: FastEncode, texts: list[str]) -> Tokens:
     """Tokenize texts with a library; raises `Untrusted` if its offsets do not fit the texts."""
-    ids, offsets = fast(texts)
-    if len(offsets) != len(texts) + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
+    ids, given = fast(texts)
+    offsets = given.astype(np.int64, copy=False)
+    is_whole = len(offsets) == len(texts) + 1 and offsets[0] == 0 and offsets[-1] == len(ids)
+    if not is_whole or (np.diff(offsets) < 0).any():
         raise Untrusted(f"{len(offsets)} offsets for {len(texts)} texts")
-    return Tokens(ids.astype(np.int32), None, offsets.astype(np.int64, copy=False))
+    return Tokens(ids.astype(np.int32), None, offsets)
 
 
 def row(tokens: Tokens, place: int) -> TokenIds:

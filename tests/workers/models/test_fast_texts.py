@@ -23,7 +23,7 @@ from rankmill.workers.models.description import describe
 from rankmill.workers.models.fast_texts import LIBRARIES, FastTexts
 from rankmill.workers.models.prompts import PromptTokenizer, tokenizer_for
 from rankmill.workers.models.tokenizer import sample_pairs
-from rankmill.workers.models.tokenizer_proof import FastEncode, slow_tokens
+from rankmill.workers.models.tokenizer_proof import FastEncode, Untrusted, fast_tokens, slow_tokens
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
 
 DEMO = shipped("examples", "demo-model")
@@ -202,6 +202,12 @@ def test_a_library_that_fails_the_proof_is_not_used(
     assert not FastTexts(slow, tmp_path).settle()
     (file,) = (tmp_path / "tokenizers").glob("*.json")
     assert "other ids" in json.loads(file.read_text())["wrong"]
+
+
+@pytest.mark.parametrize("offsets", [[0, 5, 3], [1, 2, 3], [0, 2, 4], [0, 3]])
+def test_offsets_that_do_not_fit_the_ids_are_refused(offsets: list[int]) -> None:
+    with pytest.raises(Untrusted, match="offsets for 2 texts"):
+        fast_tokens(lambda texts: (np.zeros(3, np.uint32), np.array(offsets, np.uint64)), ["a", "b"])
 
 
 def test_the_first_wrong_sample_ends_the_use_of_a_library(

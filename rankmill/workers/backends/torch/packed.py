@@ -67,7 +67,7 @@ class PackedRows:
     """
 
     ids: Ids | TokenIds
-    positions: Ids
+    positions: Ids | TokenIds
     types: Ids | TokenIds | None
     lengths: Ids
     read: Ids
@@ -165,10 +165,11 @@ def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
     return last
 
 
-def _positions(rows: Tokens, first: int | None) -> Ids:
+def _positions(rows: Tokens, first: int | None) -> Ids | TokenIds:
     """The position of each token in its row."""
     if first is None:
-        return np.arange(len(rows.ids)) - np.repeat(rows.offsets[:-1], rows.lengths)
+        starts = rows.offsets[:-1].astype(np.int32)
+        return np.arange(len(rows.ids), dtype=np.int32) - np.repeat(starts, rows.lengths)
     counted = rows.ids != first - 1
     before = ends(counted)[rows.offsets[:-1]]
     positions: Ids = (np.cumsum(counted) - np.repeat(before, rows.lengths)) * counted + first - 1
