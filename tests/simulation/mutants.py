@@ -109,7 +109,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("nobody is told of a cancellation", "jobs/protocol/lua/cancel.lua",
                "redis.call('SET', KEYS[1], 1, 'EX', ARGV[1])\n", ""),
         Mutant("a row's error goes to its neighbour", _CHUNKS,
-               "scored.errors.get(row) for row", "scored.errors.get(row - 1) for row"),
+               "errors[list(scored.errors)] =", "errors[[row - 1 for row in scored.errors]] ="),
         Mutant("scores go to other rows", "workers/engine/engine.py",
                "mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]",
                "mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows][::-1]"),

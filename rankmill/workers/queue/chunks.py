@@ -418,8 +418,9 @@ class ChunkScorer:
         scored = claim.work.scored
         model = claim.engine.model
         seconds, proof = claim.work.seconds, model.proof
-        scores = _as_arrow(scored.scores)
-        tokens = None
+        scores, tokens = _as_arrow(scored.scores), None
+        errors = np.full(len(scored.scores), None)
+        errors[list(scored.errors)] = list(scored.errors.values())
         if claim.work.found is not None:
             tokens = pa.array(claim.work.found, pa.string())
         elif asks_for_row_tokens(claim.job):
@@ -427,7 +428,7 @@ class ChunkScorer:
         return ChunkScores(
             chunk=claim.chunk,
             scores=scores,
-            errors=pa.array([scored.errors.get(row) for row in range(len(scored.scores))], pa.string()),
+            errors=pa.array(errors, pa.string()),
             stats=ChunkStats(
                 worker=self._worker.name,
                 device=model.backend.device,
