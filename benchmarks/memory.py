@@ -1,8 +1,9 @@
 """Peak memory of score-file and of its server as the input grows: it should not.
 
-    python -m benchmarks.memory 100000 1000000
+    python -m benchmarks.memory 100000 1000000 [-- OPTION...]
 
-Makes files of short rows, scores each with a tiny random model and prints a line for each.
+Makes files of short rows, scores each with a tiny random model and prints a line for each. Options such as
+``--top-k 10`` are those of score-file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -24,7 +26,9 @@ MIB = 1 << 20
 
 def main() -> None:
     """Measure the sizes given on the command line (rows)."""
-    sizes = [int(argument) for argument in sys.argv[1:]] or [100_000, 1_000_000]
+    arguments = [*sys.argv[1:], "--"]
+    numbers, options = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 : -1]
+    sizes = [int(number) for number in numbers] or [100_000, 1_000_000]
     print(f"{'rows':>10} {'seconds':>8} {'pairs/s':>8} {'producer MiB':>13} {'server MiB':>11}")
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -32,7 +36,7 @@ def main() -> None:
         for rows in sizes:
             source = write_rows(directory / f"{rows}.parquet", rows)
             started = time.monotonic()
-            producer, server = peaks(source, model)
+            producer, server = peaks(source, model, options)
             seconds = time.monotonic() - started
             print(
                 f"{rows:>10,} {seconds:>8.1f} {rows / seconds:>8,.0f} {producer:>13.0f} {server:>11.0f}",
@@ -51,14 +55,16 @@ def write_rows(path: Path, rows: int, part: int = 100_000) -> Path:
     return path
 
 
-def peaks(source: Path, model: Path) -> tuple[float, float]:
-    """Peak resident memory in MiB of score-file and of the embedded server."""
+def peaks(source: Path, model: Path, options: Sequence[str] = ()) -> tuple[float, float]:
+    """Peak resident memory in MiB of score-file, without pages of files, and of the embedded server."""
     command = [str(Path(sys.executable).parent / "score-file"), str(source), "--model", str(model), "--quiet"]
+    command += options
     process = psutil.Popen(command)
     producer = server = 0.0
     while process.poll() is None:
         try:
-            producer = max(producer, process.memory_info().rss / MIB)
+            memory = process.memory_info()
+            producer = max(producer, (memory.rss - memory.shared) / MIB)
             for child in process.children(recursive=True):
                 if "valkey" in child.name():
                     server = max(server, child.memory_info().rss / MIB)

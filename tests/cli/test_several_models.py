@@ -18,6 +18,7 @@ from rankmill import Client
 from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RunTimeout
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.files import ranking
 from rankmill.producer.files.ranking import HeldRows, Mean, MeanColumn
 from rankmill.score.score_file import score_file as score_file_here
 from tests.conftest import Server, score_file
@@ -170,19 +171,34 @@ ROWS = st.lists(
 
 
 @pytest.mark.parametrize("mean", ["ranks", pytest.param("scores", marks=pytest.mark.slow)])
-@given(rows=ROWS, size=st.integers(1, 9), grouped=st.booleans())
-def test_means_are_those_of_pandas(
-    mean: Mean, rows: list[Any], size: int, grouped: bool, tmp_path_factory: pytest.TempPathFactory
+@given(rows=ROWS, size=st.integers(1, 9), grouped=st.booleans(), buffer=st.sampled_from([1, 300, 1 << 20]))
+def test_means_and_ranks_are_those_of_pandas(
+    mean: Mean,
+    rows: list[Any],
+    size: int,
+    grouped: bool,
+    buffer: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    """Also where rows are written to disk in many parts, and a query has rows in several of them."""
     rows = sorted(rows, key=lambda row: row[0]) if grouped else rows
     table = pd.DataFrame(rows, columns=["query", "one", "two"]).astype({"one": "float32", "two": "float32"})
     arrow = pa.Table.from_pandas(table)
-    held = HeldRows(tmp_path_factory.mktemp("means"), "query", ["one", "two"], MeanColumn("mean", mean))
-    # a run's texts are in dictionaries, one for each table
-    for part in (arrow.slice(at, size) for at in range(0, len(rows), size)):
-        held.add(part.append_column("text", part["query"].dictionary_encode()))
-    whole = pa.concat_tables(held.finish())
-    held.close()
+    folder = tmp_path_factory.mktemp("means")
+
+    def held_rows(rank: str | None) -> pa.Table:
+        held = HeldRows(folder, "query", ["one", "two"], MeanColumn("mean", mean), rank)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ranking, "_BUFFER_BYTES", buffer)
+            patch.setattr(ranking, "_BATCH_ROWS", 2)
+            # a run's texts are in dictionaries, one for each table
+            for part in (arrow.slice(at, size) for at in range(0, len(rows), size)):
+                held.add(part.append_column("text", part["query"].dictionary_encode()))
+            found = [*held.finish()]
+        held.close()
+        return pa.concat_tables(found) if found else pa.table({"text": [], "rank": []})
+
+    whole = held_rows(None)
     assert whole.drop_columns(["mean", "text"]).equals(arrow)
     assert whole["text"].to_pylist() == whole["query"].to_pylist()
     known = table.dropna()
@@ -195,3 +211,13 @@ def test_means_are_those_of_pandas(
     found = whole["mean"].to_pandas()
     assert found.notna().tolist() == table.notna().all(axis=1).tolist()
     np.testing.assert_allclose(found[found.notna()], expected, atol=1e-5)
+    means = table.assign(mean=found).dropna()
+    by_query = [means[means["query"] == query] for query in means["query"].unique()]
+    best = [each.sort_values("mean", ascending=False, kind="stable") for each in by_query]
+    ranked = held_rows("rank")
+    first = {query: place for place, query in enumerate(table["query"].unique())}
+    best.sort(key=lambda each: first[each["query"].iloc[0]])
+    assert ranked["text"].to_pylist() == [query for each in best for query in each["query"]]
+    assert ranked["rank"].to_pylist() == [rank for each in best for rank in range(1, len(each) + 1)]
+    if ranked:
+        assert ranked["mean"].to_pylist() == [value for each in best for value in each["mean"]]

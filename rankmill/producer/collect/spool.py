@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import tempfile
 from functools import reduce
 from pathlib import Path
@@ -107,9 +106,14 @@ class Spool:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
-            start = self._file.seek(0, os.SEEK_END)
+            start = 0  # of the first gap that is large enough
+            for place, size in sorted(self._on_disk.values()):
+                if start + len(written) <= place:
+                    break
+                start = place + size
             if start + len(written) > self._disk_bytes:
                 raise OSError(f"more than {self._disk_bytes:,} bytes wait on disk")
+            self._file.seek(start)
             self._file.write(written)
             self._file.flush()
         except OSError as error:

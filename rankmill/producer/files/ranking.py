@@ -1,12 +1,16 @@
 """Ranks the rows of each query by score, and adds the mean of several models' scores, in bounded memory.
 
-Rows wait on disk until the last one has come. Of each row, only the number of its query stays in memory.
+Rows wait on disk until the last one has come, in parts that are sorted by query. Memory holds only the
+names of the queries.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.producer.files.formats.text import undictionary
-from rankmill.producer.files.stores.writing import discard
+from rankmill.producer.files.stores.writing import as_output_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +31,9 @@ _BUFFER_BYTES = 128 << 20
 
 _BATCH_ROWS = 8192
 """Number of rows that are read at a time, and that are ranked at a time unless one query has more."""
+
+_QUERY, _ROW = "\0query", "\0row"
+"""Columns of held rows: the number of the row's query, in order of appearance, and the row's own number."""
 
 _LOOKED_AT = 1000
 """Most rows with equal hashes that are compared, because different ids almost never have equal hashes."""
@@ -60,7 +67,7 @@ class HeldRows:
     Parameters
     ----------
     folder
-        Folder for the file of the rows.
+        Folder for the rows, in files without names.
     group, scores
         Names of the column that tells queries apart, and of the columns of scores.
     mean
@@ -83,14 +90,13 @@ class HeldRows:
         top_k: int | None = None,
         passage: str | None = None,
     ) -> None:
-        self._path = folder / "rows.arrow"
         self._group, self._scores, self._mean = group, list(scores), mean
         self._score = mean.name if mean else scores[-1]
         self._rank, self._top_k, self._passage = rank, top_k, passage
         self._buffer: list[pa.Table] = []
-        self._bytes = 0
+        self._bytes = self._rows = 0
         self._known: dict[object, int] = {}
-        self._numbers: list[Rows] = []
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._writer: pa.RecordBatchStreamWriter | None = None
 
     def add(self, table: pa.Table) -> None:
@@ -106,38 +112,31 @@ class HeldRows:
         if self._writer is None:
             return
         self._writer.close()
-        numbers = np.concatenate(self._numbers)
-        if not len(numbers):
-            return
-        with pa.ipc.open_stream(pa.memory_map(str(self._path))) as stream:
+        with pa.ipc.open_stream(pa.py_buffer(np.memmap(self._file, np.uint8, "r"))) as stream:
             batches = list(stream)  # this does not read the rows yet, because the file is mapped into memory
-        if self._mean:
-            batches = self._with_means(batches, numbers, self._mean)
         if self._rank:
-            yield from self._ranked(batches, numbers, self._rank)
-        else:
-            yield from (pa.Table.from_batches([batch]) for batch in batches)
+            yield from self._ranked(batches, self._rank)
+        elif self._mean:
+            yield from self._averaged(batches, self._mean)
 
     def close(self) -> None:
-        """Delete the file of the rows."""
-        if self._writer is not None:
-            self._writer.close()
-        discard(self._path)
+        """Delete the rows."""
+        self._file.close()
 
     def _spill(self) -> None:
-        """Write the held rows to disk, without those that cannot be among the best."""
+        """Write the held rows to disk by query, without those that cannot be among the best."""
         if not self._buffer:
             return
         table = pa.concat_tables(self._buffer).combine_chunks()
-        numbers = self._numbers_of(table[self._group])
-        if self._rank and not self._mean:
-            kept = np.sort(self._best(table, numbers))
-            table, numbers = table.take(kept).combine_chunks(), numbers[kept]
-        if self._writer is None:  # the file is a stream, because each table has dictionaries of its own
-            self._writer = pa.ipc.new_stream(self._path, table.schema)
-        self._writer.write_table(table)
-        self._numbers.append(numbers)
         self._buffer, self._bytes = [], 0
+        first, self._rows = self._rows, self._rows + len(table)
+        numbers = self._numbers_of(table[self._group])
+        order = np.argsort(numbers, kind="stable") if self._mean else self._best(table, numbers)
+        for name, column in ((_QUERY, numbers), (_ROW, np.arange(first, self._rows))):
+            table = table.append_column(name, pa.array(column))
+        if self._writer is None:  # the file is a stream, because each table has dictionaries of its own
+            self._writer = pa.ipc.new_stream(self._file, table.schema)
+        self._writer.write_table(table.take(order).combine_chunks())
 
     def _numbers_of(self, column: pa.ChunkedArray) -> Rows:
         """The number of each row's query; queries are numbered in order of appearance."""
@@ -148,36 +147,57 @@ class HeldRows:
         numbers: Rows = np.array(by_code, np.int64)[encoded.indices.to_numpy()]
         return numbers
 
-    def _with_means(
-        self, batches: Sequence[pa.RecordBatch], numbers: Rows, mean: MeanColumn
-    ) -> list[pa.RecordBatch]:
-        columns = [
-            np.concatenate([batch[name].to_numpy(zero_copy_only=False) for batch in batches])
-            for name in self._scores
-        ]
-        means = _means(numbers, np.stack(columns, axis=1), mean.of)
-        parts = np.split(means.astype(np.float32), np.cumsum([len(batch) for batch in batches])[:-1])
+    def _by_query(self, batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+        """Yield the rows of some whole queries at a time, in order, with their means if these are wanted."""
+        numbers = [batch[_QUERY].to_numpy() for batch in batches]
+        sizes = sum((np.bincount(some, minlength=len(self._known)) for some in numbers), np.zeros(1, int))
+        ends = np.cumsum(sizes)
+        firsts = np.unique(ends // _BATCH_ROWS, return_index=True)[1]
+        for queries in pairwise([*firsts, len(ends)]):
+            ranges = [np.searchsorted(some, queries) for some in numbers]
+            parts = [
+                batch.slice(start, end - start)
+                for batch, (start, end) in zip(batches, ranges, strict=True)
+                if start < end
+            ]
+            if parts:
+                yield self._with_means(parts, self._mean) if self._mean else parts
+
+    def _with_means(self, parts: Sequence[pa.RecordBatch], mean: MeanColumn) -> list[pa.RecordBatch]:
+        table = pa.Table.from_batches([part.select([_QUERY, *self._scores]) for part in parts])
+        scores = np.stack([table[name].to_numpy() for name in self._scores], axis=1)
+        means = _means(table[_QUERY].to_numpy(), scores, mean.of).astype(np.float32)
+        pieces = np.split(means, np.cumsum([len(part) for part in parts])[:-1])
         return [
-            batch.append_column(pa.field(mean.name, pa.float32()), pa.array(part, mask=np.isnan(part)))
-            for batch, part in zip(batches, parts, strict=True)
+            part.append_column(pa.field(mean.name, pa.float32()), pa.array(piece, mask=np.isnan(piece)))
+            for part, piece in zip(parts, pieces, strict=True)
         ]
 
-    def _ranked(self, batches: Sequence[pa.RecordBatch], numbers: Rows, rank: str) -> Iterator[pa.Table]:
-        by_query = np.argsort(numbers, kind="stable")
-        ends = np.flatnonzero(np.diff(numbers[by_query], append=-1)) + 1
-        names = [self._score, *([self._passage] if self._passage else [])]
-        compared = [batch.select(names) for batch in batches]
-        start = 0
-        while start < len(numbers):
-            end = int(ends[np.searchsorted(ends, min(start + _BATCH_ROWS, len(numbers)))])
-            rows = by_query[start:end]
-            best = self._best(taken(compared, rows), numbers[rows])
-            ranks = _places(numbers[rows][best])
+    def _averaged(self, batches: Sequence[pa.RecordBatch], mean: MeanColumn) -> Iterator[pa.Table]:
+        start = self._file.seek(0, os.SEEK_END)
+        for batch in batches:  # a full disk is noticed here, not when memory is written
+            self._file.write(bytes(np.float32().itemsize * len(batch)))
+        means = np.memmap(self._file, np.float32, offset=start)
+        for part in chain.from_iterable(self._by_query(batches)):
+            means[part[_ROW].to_numpy()] = part[mean.name].to_numpy(zero_copy_only=False)
+        for batch in batches:
+            rows = batch[_ROW].to_numpy()
+            order = np.argsort(rows)
+            found = means[rows[order]]
+            table = pa.Table.from_batches([batch.take(order)]).drop_columns([_QUERY, _ROW])
+            yield table.append_column(mean.name, pa.array(found, mask=np.isnan(found)))
+
+    def _ranked(self, batches: Sequence[pa.RecordBatch], rank: str) -> Iterator[pa.Table]:
+        names = [_QUERY, self._score, *([self._passage] if self._passage else [])]
+        for parts in self._by_query(batches):
+            compared = pa.Table.from_batches([part.select(names) for part in parts])
+            numbers = compared[_QUERY].to_numpy()
+            best = self._best(compared, numbers)
+            ranks = _places(numbers[best])
             for first in range(0, len(best), _BATCH_ROWS):
                 some = slice(first, first + _BATCH_ROWS)
-                table = taken(batches, rows[best[some]])
+                table = taken(parts, best[some]).drop_columns([_QUERY, _ROW])
                 yield table.append_column(rank, pa.array(ranks[some], pa.int32()))
-            start = end
 
     def _best(self, table: pa.Table, numbers: Rows) -> Rows:
         """The rows to keep, sorted by query and score."""
@@ -202,20 +222,26 @@ def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
 
 
 class Repeats:
-    """Finds two rows with the same ids; needs 8 bytes of memory for each row, and 16 while comparing."""
+    """Finds two rows with the same ids; a temporary file holds 8 bytes for each row."""
 
     def __init__(self, query: str, passage: str) -> None:
         self._names = (query, passage)
-        self._keys: list[Rows] = []
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take in rows, in order."""
-        self._keys.append(np.fromiter(map(hash, self._ids(batch)), np.int64, len(batch)))
+        """Take in rows, in order; raises `OutputError` if the temporary folder is full."""
+        with as_output_error(Path(tempfile.gettempdir())):
+            self._file.write(np.fromiter(map(hash, self._ids(batch)), np.int64, len(batch)).tobytes())
+            self._file.flush()
 
     def first(self, again: Callable[[], Iterable[pa.RecordBatch]]) -> Ids | None:
         """Ids that two rows have; ``None`` if no two rows have the same. `again` reads all rows once more."""
-        keys = np.sort(np.concatenate(self._keys or [np.zeros(0, np.int64)]))
-        twice = set(keys[1:][keys[1:] == keys[:-1]][:_LOOKED_AT].tolist())
+        with self._file as file:
+            keys = np.memmap(file, np.int64) if file.tell() else np.zeros(0, np.int64)
+        keys.sort()
+        parts = (keys[start : start + _BATCH_ROWS + 1] for start in range(0, len(keys), _BATCH_ROWS))
+        repeated = chain.from_iterable(part[1:][part[1:] == part[:-1]].tolist() for part in parts)
+        twice = set(islice(repeated, _LOOKED_AT))
         seen: set[Ids] = set()
         for batch in again() if twice else ():
             for ids in self._ids(batch):

@@ -78,8 +78,8 @@ class ScoredFile:
         self._thread = system.Executor(1, "rankmill-write")
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
-        self._held = plan.held_rows(folder)
         with as_output_error(path):
+            self._held = plan.held_rows(folder)
             self._writer = plan.form.writer(self.partial, path, plan.schema, plan.score)
 
     @property

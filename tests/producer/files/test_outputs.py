@@ -186,6 +186,19 @@ def test_the_best_of_each_query_are_ranked(
     assert found["score"].null_count == 0
 
 
+@pytest.mark.usefixtures("small_buffers")
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30)), max_size=12), st.integers(1, 5))
+def test_ids_that_two_rows_have_are_found(rows: list[tuple[str, int]], size: int) -> None:
+    queries, passages = [row[0] for row in rows], [row[1] for row in rows]
+    ids = pa.table({"qid": pa.array(queries, pa.string()), "pid": pa.array(passages, pa.int64())})
+    repeats = ranking_module.Repeats("qid", "pid")
+    for batch in ids.to_batches(size):
+        repeats.add(batch)
+    found = repeats.first(lambda: ids.to_batches(size))
+    twice = {(query, str(passage)) for query, passage in rows if rows.count((query, passage)) > 1}
+    assert found in twice if twice else found is None
+
+
 def test_a_trec_run(tmp_path: Path) -> None:
     table = pa.table(
         {

@@ -27,6 +27,7 @@ from rankmill.producer.files.corpus.index import SUFFIX, in_memory, on_disk
 from rankmill.producer.files.corpus.ranking_source import RankingSource
 from rankmill.producer.files.corpus.rankings import read_qrels, read_ranking
 from rankmill.producer.files.corpus.texts import Side, TextFields, read_texts
+from rankmill.producer.files.formats import trec
 from rankmill.producer.files.inputs import InputFile, RankingFiles
 from rankmill.producer.files.stores.reading import fingerprint
 
@@ -543,22 +544,32 @@ def rank_of(scores: dict[str, float], doc: str) -> int:
         ("1e3 2 3", True),
     ],
 )
-def test_scores_in_the_third_field_are_no_ranks(tmp_path: Path, thirds: str, is_score: bool) -> None:
+def test_scores_in_the_third_field_are_no_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thirds: str, is_score: bool
+) -> None:
     numbers = thirds.split()
     path = tmp_path / "run.tsv"
     lines = [
         f"{query}\t{doc}\t{number}\n" for query in "12" for doc, number in zip("abd", numbers, strict=True)
     ]
-    for order in (lines, lines[::3] + lines[1::3] + lines[2::3]):  # also where queries are mixed
+    mixed = lines[::3] + lines[1::3] + lines[2::3]
+    for order, block in ((lines, 1 << 20), (mixed, 1 << 20), (lines, 1)):  # also line by line
+        monkeypatch.setattr(trec, "_BLOCK_BYTES", block)
         path.write_text("".join(order))
         found = [row[3] if is_score else row[2] for row in rows_of(path)]
         assert sorted(found) == sorted([float(number) for number in numbers] * 2)
 
 
-def test_third_fields_that_could_be_ranks_or_scores_are_asked_about(tmp_path: Path) -> None:
+def test_third_fields_that_could_be_ranks_or_scores_are_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "run.tsv"
     path.write_text("1 a 7\n1 b 12\n1 d 3\n")
     with pytest.raises(InputError, match=r"run\.tsv: its third fields could be ranks or scores") as error:
+        rows_of(path)
+    monkeypatch.setattr(trec, "_BLOCK_BYTES", 1)  # in several parts, none of which has a query twice
+    path.write_text("1 a 7\n2 a 12\n")
+    with pytest.raises(InputError, match=r"run\.tsv: its third fields could be ranks or scores"):
         rows_of(path)
     for name, place in (("rank", 2), ("score", 3)):
         header = f"query_id doc_id {name}"

@@ -229,6 +229,18 @@ def test_the_spool_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_room_of_chunks_that_are_taken_is_used_again(tmp_path: Path) -> None:
+    """Shows: some chunk waits on disk at every moment of a long run."""
+    spool = Spool(tmp_path, 0, disk_bytes=10_000)
+    table = pairs(3)
+    part = ScoredTable(table, pa.array([1.0] * 3, pa.float32()), pa.nulls(3, pa.string()), STATS, 1, "w")
+    spool.put(0, part)
+    for chunk in range(1, 40):
+        spool.put(chunk, part)
+        assert spool.take(chunk - 1).table == table
+        assert not spool.full
+
+
 def test_a_producer_that_has_long_heard_nothing_asks_less_often(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,22 +241,25 @@ def _third_field(path: AnyPath) -> str:
     """Name the third field of a run, ``rank`` or ``score``: ranks are whole numbers that rise within each
     query.
 
+    Rows of a query are compared if they are in one part of the file, or follow each other. A file in one part
+    in which no query has two rows has ranks.
+
     Raises
     ------
     InputError
         The field could be either, because its whole numbers neither rise nor fall.
     """
-    queries: list[pa.Array] = []
-    numbers: list[pa.Array] = []
+    rises, falls, parts = True, True, 0
+    last: list[pa.RecordBatch] = []
     for batch in read_lines(path, _THREE):
         if not pc.all(pc.match_substring_regex(batch["number"], r"^[0-9]{1,18}$")).as_py():
             return "run_score"
-        queries.append(batch["query_id"].dictionary_encode())
-        numbers.append(batch["number"].cast(pa.int64()))
-    by_query = pa.chunked_array(queries).unify_dictionaries().combine_chunks().indices.to_numpy()
-    steps = pa.chunked_array(numbers).to_pandas().groupby(by_query).diff().dropna()
-    rises, falls = bool((steps > 0).all()), bool((steps <= 0).all())
-    if not rises and not falls:
+        rows = pa.concat_batches([*last, batch])
+        by_query = rows["query_id"].dictionary_encode().indices.to_numpy()
+        steps = rows["number"].cast(pa.int64()).to_pandas().groupby(by_query).diff().dropna()
+        rises, falls = rises and bool((steps > 0).all()), falls and bool((steps <= 0).all())
+        last, parts = [batch.slice(len(batch) - 1)], parts + 1
+    if rises == falls and (parts > 1 or not rises):
         raise InputError(
             f"{path}: its third fields could be ranks or scores, as they neither rise nor fall within each "
             "query: begin the file with a line that says it, query_id doc_id rank, or query_id doc_id score"
