@@ -15,6 +15,7 @@ from rankmill.cluster.exporter import ClusterView, exporter_registry
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.verdict import QUIET_SECONDS, fault_kinds, verdict
 from rankmill.extensions.gateway.watch import tell
+from rankmill.extensions.runners import redis_keys
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.protocol.runs import RunStore
@@ -85,8 +86,8 @@ def evicting(client: Any) -> None:
 
 
 def webhook(client: Any, ahead: float) -> None:
-    client.zadd(keys.file_queues(), {"files": 1})
-    client.zadd(keys.webhooks("files"), {"run": time.time() + ahead})
+    client.zadd(redis_keys.file_queues(), {"files": 1})
+    client.zadd(redis_keys.webhooks("files"), {"run": time.time() + ahead})
 
 
 def gateways(client: Any, overloaded: int = 0, failed: int = 0) -> None:
@@ -96,7 +97,7 @@ def gateways(client: Any, overloaded: int = 0, failed: int = 0) -> None:
 
 
 def submitted_run(client: Any) -> None:
-    client.zadd(keys.file_queues(), {"files": 1})
+    client.zadd(redis_keys.file_queues(), {"files": 1})
     client.rpush("rq:queue:files", "run")
 
 
@@ -180,7 +181,7 @@ def test_a_cluster_at_work_is_well(server: Server) -> None:
     worker(server.client, "loads", doing="loading")
     waiting_chunk(server.client)
     webhook(server.client, -1)  # a runner sends it soon
-    server.client.zadd(keys.runners("files"), {"runner": time.time() + 60})
+    server.client.zadd(redis_keys.runners("files"), {"runner": time.time() + 60})
     told = verdict(read_cluster(server.client))
     assert (told.sentence, told.faults) == ("All is well: 2 workers, 1 run", ())
 

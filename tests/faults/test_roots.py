@@ -18,9 +18,9 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from rankmill import Client, SubmittedFile
+from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.submitted import on_server
-from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, RunnerError
 from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.roots import Roots

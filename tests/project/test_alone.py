@@ -12,7 +12,6 @@ from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import exporter_app
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.verdict import verdict
-from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, RunExpired
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.protocol.runs import RunStore
@@ -65,7 +64,7 @@ def test_help_lists_the_commands_of_the_core() -> None:
 def test_the_cluster_is_shown(server: Server) -> None:
     store = RunStore(server.client)
     store.enqueue(stored_run(store), {0: Payload(b"pairs", 1)})
-    server.client.zadd(keys.file_queues(), {"files": 1})
+    server.client.zadd("rankmill:file-queues", {"files": 1})
 
     def told(*words: str) -> tuple[int, str]:
         done = CliRunner().invoke(rankmill, [*words, "--redis", server.url], env={"COLUMNS": "200"})

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import redis
 from pydantic import Field
 
-from rankmill.jobs.contract import keys
+from rankmill.extensions.batches import redis_keys as keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.system import system

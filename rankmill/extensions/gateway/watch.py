@@ -9,7 +9,7 @@ import redis
 
 from rankmill.cluster.look import Look
 from rankmill.cluster.watch import ClusterFault, Seen, Watch
-from rankmill.jobs.contract import keys
+from rankmill.extensions.gateway import redis_keys as keys
 from rankmill.jobs.system import system
 
 Outcome = Literal["requests", "overloaded", "failed"]

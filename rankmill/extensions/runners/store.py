@@ -13,10 +13,10 @@ from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners import scripts
 from rankmill.extensions.runners.record import FileRun, new_file_run
 from rankmill.extensions.runners.settings import RunnerSettings
-from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError, WrongWorkerError
 from rankmill.jobs.contract.file_request import FileOrder
 from rankmill.jobs.protocol.leases import Leases, hold, server_time

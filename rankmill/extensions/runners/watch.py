@@ -23,10 +23,10 @@ from rankmill.cluster.watch import (
     counted,
     waiting,
 )
+from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.record import FileRun
 from rankmill.extensions.runners.store import WEBHOOK_SECONDS, open_store
 from rankmill.extensions.runners.submitted import SubmittedFile, find_submitted
-from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import FormatError, WireError
 from rankmill.jobs.contract.file_run import ENDED
 from rankmill.jobs.contract.run import Progress

@@ -24,7 +24,7 @@ from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import ClusterView, exporter_registry
 from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.extensions.page.dashboard import WINDOW_SECONDS, History, quantile
-from rankmill.jobs.contract import keys
+from rankmill.extensions.runners import redis_keys as keys
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from tests.cluster.test_cluster import read

@@ -21,10 +21,10 @@ from benchmarks.faults.batches import everybody_dies_in_a_batch
 from benchmarks.faults.kills import Damage, damage, finished_jobs, folder_of
 from benchmarks.faults.submitted import everybody_dies
 from rankmill import Client
+from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.extensions.runners.submitted import on_server
-from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled, RunExpired, RunFailed
 from tests.conftest import (
     ENVIRON,

@@ -9,9 +9,9 @@ import pytest
 from rq import Queue
 from rq.job import Job
 
+from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.orders import kind_of
 from rankmill.extensions.runners.store import FileRunStore, RunLease
-from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunnerError
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec

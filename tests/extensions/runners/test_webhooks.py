@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from rankmill import Client
+from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.record import FileRun, Notice
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.webhooks import signature
-from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.files import FileHandle

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 
+from rankmill.extensions.batches import redis_keys as of_batches
+from rankmill.extensions.gateway import redis_keys as of_gateways
+from rankmill.extensions.runners import redis_keys as of_runners
 from rankmill.jobs.contract import keys
 
 _INTRO = """\
@@ -22,9 +25,11 @@ This page is made from the code (`python -m tests.harness.reference`).
 def page() -> str:
     """The page."""
     rows = []
-    for name, what in vars(keys).items():
-        if inspect.getmodule(what) is not keys or not inspect.isfunction(what) or name.startswith("_"):
-            continue
+    modules = (keys, of_runners, of_gateways, of_batches)
+    named = [
+        what for module in modules for what in vars(module).values() if inspect.getmodule(what) is module
+    ]
+    for what in filter(inspect.isfunction, named):
         key = what(*(f"<{each}>" for each in inspect.signature(what).parameters))
         if str(key).startswith(keys.PREFIX):  # else it is of RQ, or several keys
             meaning = " ".join((what.__doc__ or "").split()).replace("``", "`").replace("|", "\\|")

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import redis
 from pydantic import Field, ValidationError
 
-from rankmill.jobs.contract import keys
+from rankmill.extensions.gateway import redis_keys as keys
 from rankmill.jobs.contract.errors import ConfigError, InputError, WireError
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.schema import Seconds, Weight, WireModel

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import redis
 
+from rankmill.extensions.gateway import redis_keys as keys
 from rankmill.extensions.gateway.keys.api_keys import ApiKey
 from rankmill.extensions.gateway.refusals import Refusal
-from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.leases import Leases
 from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.system import system

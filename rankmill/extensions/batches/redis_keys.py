@@ -1,0 +1,30 @@
+"""Names of the Redis keys of batches and their files; each key has an expiry."""
+
+from __future__ import annotations
+
+from rankmill.jobs.contract.keys import PREFIX
+
+
+def gateway_file(file_id: str) -> str:
+    """String: the record of a file that the gateway keeps, as JSON."""
+    return f"{PREFIX}:gateway-file:{file_id}"
+
+
+def gateway_files(owner: str) -> str:
+    """Sorted set: ids of an owner's gateway files (``*``: of all owners), by the time when each was made."""
+    return f"{PREFIX}:gateway-files:{owner}"
+
+
+def batch(batch_id: str) -> str:
+    """String: the record of a batch, as JSON."""
+    return f"{PREFIX}:batch:{batch_id}"
+
+
+def batch_counts(batch_id: str) -> str:
+    """String: the number of a batch's lines, and of lines with an answer, as JSON."""
+    return f"{PREFIX}:batch:{batch_id}:counts"
+
+
+def batches(owner: str) -> str:
+    """Sorted set: ids of an owner's batches (``*``: of all owners), by the time when each was made."""
+    return f"{PREFIX}:batches:{owner}"

@@ -1,0 +1,32 @@
+"""Names of the Redis keys of gateways and their API keys; each key has an expiry."""
+
+from __future__ import annotations
+
+from rankmill.jobs.contract.keys import PREFIX
+
+
+def gateway_outcomes(span: int) -> str:
+    """Hash: what has become of the requests to all gateways in a span of time, by outcome."""
+    return f"{PREFIX}:gateway-outcomes:{span}"
+
+
+def api_key(key_id: str) -> str:
+    """String: what an API key of the gateway allows, as JSON."""
+    return f"{PREFIX}:api-key:{key_id}"
+
+
+def api_keys() -> str:
+    """Sorted set: ids of the API keys, by the time of their expiry (seconds since 1970)."""
+    return f"{PREFIX}:api-keys"
+
+
+def api_key_requests(name: str) -> str:
+    """Sorted set: requests in progress with the API keys of a name, by the time at which each expires."""
+    return f"{PREFIX}:api-key-requests:{name}"
+
+
+def api_key_pairs(name: str) -> str:
+    """Hash: the token bucket for pairs of the API keys of a name: how many pairs were left, and at what time
+    (µs).
+    """
+    return f"{PREFIX}:api-key-pairs:{name}"

@@ -1,0 +1,40 @@
+"""Names of the Redis keys of submitted runs and their runners; each key has an expiry."""
+
+from __future__ import annotations
+
+from rankmill.jobs.contract.keys import PREFIX, of_queue
+
+
+def file_run(run_id: str) -> str:
+    """String: the record of a submitted run, as JSON."""
+    return f"{PREFIX}:file-run:{run_id}"
+
+
+def file_run_cancelled(run_id: str) -> str:
+    """String: exists if the submitted run is cancelled; its runner looks for it."""
+    return f"{PREFIX}:file-run:{run_id}:cancelled"
+
+
+def file_run_refusals(run_id: str) -> str:
+    """Hash: the reason of each runner that cannot score the submitted run, by name."""
+    return f"{PREFIX}:file-run:{run_id}:refusals"
+
+
+def file_runs() -> str:
+    """Sorted set: ids of the submitted runs, by the time of their last change (seconds since 1970)."""
+    return f"{PREFIX}:file-runs"
+
+
+def file_queues() -> str:
+    """Sorted set: names of the queues of submitted runs, by the time of their last use (s since 1970)."""
+    return f"{PREFIX}:file-queues"
+
+
+def runners(queue: str) -> str:
+    """Sorted set: names of a queue's live runners, by the time at which their entry expires."""
+    return f"{of_queue(queue)}runners"
+
+
+def webhooks(queue: str) -> str:
+    """Sorted set: ended submitted runs whose webhook is not delivered, by the time of the next attempt."""
+    return f"{of_queue(queue)}webhooks"
