@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -92,8 +93,7 @@ class Session:
         if self.embedded:
             return Client(self.embedded.url(), no_workers_seconds=None, settings=self._settings)
         try:
-            # because `watch` looks for workers
-            return Client(no_workers_seconds=None, settings=self._settings)
+            return Client(no_workers_seconds=math.inf, settings=self._settings)
         except ConnectionFailed as error:
             error.add_note("leave --redis and REDIS_URL out to start an embedded server")
             raise
@@ -101,8 +101,7 @@ class Session:
     @cached_property
     def watch(self) -> WorkerWatch:
         """The watch over the queue's workers."""
-        settings = self._settings
-        return WorkerWatch(self.client.store.redis, settings.queue, settings.redis_url or "", self.embedded)
+        return WorkerWatch(self.client.store.redis, self._settings.queue, self.embedded)
 
     @contextmanager
     def run(

@@ -73,7 +73,7 @@ def test_the_load_of_a_model_is_shown_and_is_no_part_of_the_speed(
     worker = workers(name="w", worker_class="tests.harness.misbehaving.MisbehavingWorker", environ=slow)
     process = start_command("score-file", source, *options(server, tiny_model), "--json")
     wait_for(lambda: worker_doings(server.client, ["w"]).keys() == {"loading"}, worker)
-    watch = WorkerWatch(server.client, "rankmill", server.url, None)
+    watch = WorkerWatch(server.client, "rankmill", None)
     assert watch.doing() == "waiting for a worker"
     watch.look()
     assert re.fullmatch(rf"loading \S+{tiny_model.name} on cpu", watch.doing())

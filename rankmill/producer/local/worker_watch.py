@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 
 import redis
 
 from rankmill.jobs.contract.errors import InputError, RedisUnavailable
-from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
-from rankmill.jobs.protocol.worker_report import Doing, queue_workers, taking_workers, worker_doings
-from rankmill.jobs.runtime.passwords import mask_url
+from rankmill.jobs.contract.job import wrong_worker_message
+from rankmill.jobs.protocol.worker_report import Doing, queue_workers, worker_doings
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
@@ -20,17 +18,9 @@ _STEPS: tuple[Doing, ...] = ("proving", "loading")
 
 _LOOK_SECONDS = 1.0
 
-_REMIND_SECONDS = 30.0
-"""Seconds between two warnings that no worker takes chunks."""
-
-_DRAINED_SECONDS = 10.0
-"""Seconds between two looks at the workers' reports, which say whether all are drained."""
-
-logger = logging.getLogger(__name__)
-
 
 class WorkerWatch:
-    """Counts the live workers of a queue, and logs a warning while none takes chunks.
+    """Counts the live workers of a queue, and tells what they do before the first scores.
 
     Parameters
     ----------
@@ -38,22 +28,18 @@ class WorkerWatch:
         A client of the server.
     queue
         The queue to watch.
-    url
-        The server's URL, for messages.
     cluster
         The embedded cluster, if the workers are embedded.
     """
 
-    def __init__(self, client: redis.Redis, queue: str, url: str, cluster: EmbeddedCluster | None) -> None:
+    def __init__(self, client: redis.Redis, queue: str, cluster: EmbeddedCluster | None) -> None:
         self._client = client
         self._queue = queue
-        self._url = url
         self._cluster = cluster
         self._first_worker: float | None = None
         self._looked = self._doing_until = 0.0
         self._doing = ""
         self._names: frozenset[str] = frozenset()
-        self._silent_until = self._asked_until = 0.0
 
     @property
     def workers(self) -> int:
@@ -99,24 +85,6 @@ class WorkerWatch:
         return self._first_worker - started if self._first_worker is not None else 0.0
 
     def _note(self, workers: frozenset[str]) -> None:
-        now = system.monotonic()
-        self._looked = now
-        self._names = workers
+        self._looked, self._names = system.monotonic(), workers
         if workers and self._first_worker is None:
-            self._first_worker = now
-        if self._cluster or now < self._silent_until:
-            return
-        if not workers:
-            message = no_workers_message(self._queue, mask_url(self._url))
-        elif now < self._asked_until:
-            return
-        else:
-            self._asked_until = now + _DRAINED_SECONDS
-            if taking_workers(self._client, self._queue):
-                return
-            message = (
-                f"all workers of queue {self._queue!r} are drained and take no chunks; "
-                "rankmill workers resume NAME lets one take them"
-            )
-        self._silent_until = now + _REMIND_SECONDS
-        logger.warning("%s", message)
+            self._first_worker = self._looked

@@ -17,8 +17,9 @@ from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.orders import give_order
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker, worker_reports
-from rankmill.producer.local.worker_watch import WorkerWatch
+from rankmill.producer.collect.presence import WorkerPresence
 from tests.cli.test_commands import rankmill
 from tests.conftest import QUICK_LEASE, Outcome, Server, StartWorker, wait_for
 from tests.harness.misbehaving import MARKS
@@ -172,10 +173,10 @@ def test_a_producer_says_that_all_workers_are_drained(caplog: pytest.LogCaptureF
         client.sadd("rq:workers:q", f"rq:worker:{name}")
         client.hset(f"rq:worker:{name}", "birth", "some time")
         announce_worker(client, name, WorkerReport(device="cpu", started=1, beat=1, drained=name == "a"), 60)
-    WorkerWatch(client, "q", "url", None).check_queue()
+    WorkerPresence(RunStore(client), "url", "q", 60).check(0)
     assert not caplog.messages
     announce_worker(client, "b", WorkerReport(device="cpu", started=1, beat=1, drained=True), 60)
-    WorkerWatch(client, "q", "url", None).check_queue()
+    WorkerPresence(RunStore(client), "url", "q", 60).check(0)
     (message,) = caplog.messages
     assert "all workers of queue 'q' are drained" in message
 
