@@ -43,9 +43,6 @@ from rankmill.producer.files.stores.paths import (
 from rankmill.producer.files.stores.reading import check_not_empty, is_empty_here
 from rankmill.producer.files.stores.writing import discard
 
-_LISTS = (".yaml.tuning.jsonl", ".yml.tuning.jsonl")
-"""Endings of the records that `rankmill tune` writes beside its output."""
-
 _READ_BYTES = 1 << 20
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -93,7 +90,7 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
 
     Hidden files of directories and globs are left out, as Spark, Hive and pyarrow do (see `without_hidden`).
     Files that rankmill itself wrote are left out, too: folders of interrupted runs, lists of row errors,
-    records of `rankmill tune`, and an earlier `output` of the same command that a directory or glob contains.
+    and an earlier `output` of the same command that a directory or glob contains.
 
     Raises
     ------
@@ -208,12 +205,10 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether a command of rankmill left the file: it is in the folder of a run, or is a list beside an
-    output.
-    """
+    """Whether a file is in the folder of a run, or is the list of row errors beside an output."""
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
-    return is_list or name.endswith(_LISTS) or any(map(_is_workspace, path.parents))
+    return is_list or any(map(_is_workspace, path.parents))
 
 
 def _is_workspace(folder: AnyPath) -> bool:

@@ -373,7 +373,6 @@ def test_what_rankmill_has_left_is_never_input(tmp_path: Path, how: str) -> None
     write(work / "output.parquet", ROWS)
     (work / "errors.jsonl").write_text('{"row": 1}')
     (folder / "out.parquet.errors.jsonl").write_text('{"row": 1}')
-    (folder / "tuned.yaml.tuning.jsonl").write_text("{}")
     output = folder / "deep" / "out.parquet"
     pq.write_table(pa.table({"score": [1.0]}, metadata={"rankmill.version": "1"}), output)
     inputs = {
