@@ -14,7 +14,7 @@ from rankmill import Client
 from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.workers.rq import worker as rq_worker
+from rankmill.jobs.system import system
 from rankmill.workers.rq.worker import DeathPenalty, TooLong
 from tests.conftest import Server, StartWorker
 from tests.harness.models.rerankers import make_decoder
@@ -91,7 +91,7 @@ def test_a_models_load_may_take_longer_than_the_chunk_that_needs_the_model(
 ) -> None:
     """Shows: a model's load, or its chat template, takes no end."""
     clock = 0.0
-    monkeypatch.setattr(rq_worker.system, "monotonic", lambda: clock)
+    monkeypatch.setattr(system, "monotonic", lambda: clock)
     with DeathPenalty(900):
         clock = 100.0
         with DeathPenalty(1800):
