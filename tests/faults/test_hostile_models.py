@@ -15,6 +15,7 @@ from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
+from rankmill.workers.rq import worker as rq_worker
 from rankmill.workers.rq.worker import DeathPenalty, TooLong
 from tests.conftest import Server, StartWorker
 from tests.harness.models.rerankers import make_decoder
