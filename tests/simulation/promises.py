@@ -496,8 +496,7 @@ class WorkGoesOn(Promise):
     """While there are work, a worker and a server, a forward is in progress, or ends, every so often.
 
     A lost chunk is sent again, and a pause between attempts ends. That begins anew with the death of a runner
-    that has a run, as four of them may die of it in a row, each of which a lease and a heartbeat follow; and
-    where workers refuse runs with any death, as those wait a minute for who has died.
+    that has a run, as four of them may die of it in a row, each of which a lease and a heartbeat follow.
     """
 
     bound = 60
@@ -516,7 +515,7 @@ class WorkGoesOn(Promise):
     def ended(self, process: Process) -> None:
         if any(runner is process for _, runner in self.history.runs_held.values()):
             self._advanced = self.world.now
-        if process.name.startswith("worker-") and not self.history.willing:
+        if not self.history.willing:  # a run that nobody can score waits for a dead worker
             self._advanced = self.world.now + BEAT
 
     def standstill(self) -> None:

@@ -261,12 +261,12 @@ class BatchCommand(Command):
         answers, errors = (_read(folder / each) for each in ("output.jsonl", "errors.jsonl"))
         told: list[tuple[int, float]] = []
         for number, (_, passages) in enumerate(self.lines):
-            listed = errors if POISON in passages or self._is_lost(number, errors) else answers
+            listed = errors if POISON in passages else answers
             if not listed or listed[0]["custom_id"] != str(number):
                 return [f"{name}: line {number} has no {'error' if POISON in passages else 'answer'}"]
             body = listed.pop(0)["response"]["body"]
             scores = [each["score"] for each in body.get("data", ())]
-            if listed is errors:
+            if POISON in passages:
                 continue
             if len(scores) != len(passages):
                 return [f"{name}: line {number} has {len(scores)} scores of {len(passages)}"]
@@ -278,14 +278,6 @@ class BatchCommand(Command):
         if found := mixed(self.run, told):
             return found
         return [f"{name} has {len(answers) + len(errors)} lines too many"] if answers or errors else []
-
-    def _is_lost(self, number: int, errors: list[Any]) -> bool:
-        """Whether the next error is this line's, as a row was lost too often; callers are not told why."""
-        if not errors or errors[0]["custom_id"] != str(number):
-            return False
-        _, _, why = errors[0]["response"]["body"]["error"]["message"].partition(": ")
-        rows = range(number * _LINE_ROWS, (number + 1) * _LINE_ROWS)
-        return any(self.cluster.world.history.may_be_lost(row, f"{why}: it was lost") for row in rows)
 
     def left_over(self) -> list[str]:
         """What lies beside the answers; what was deleted just before a loss of power may be there again."""
