@@ -19,7 +19,6 @@ from rankmill import Client
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunFailed
 from rankmill.jobs.contract.run import Settled
-from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.system import system
@@ -170,43 +169,6 @@ def test_the_run_ends_when_every_worker_has_refused_it(
     assert "can score it: one: model /gone/model: no such directory on worker host" in message
     assert "; other: precision fp32 is not supported on cpu" in message
     wait_for(lambda: not server.client.keys("rankmill:run:*"))
-
-
-def test_a_worker_whose_report_is_lost_is_waited_for(
-    client: Client, workers: StartWorker, server: Server, tmp_path: Path
-) -> None:
-    model = make_bert(tmp_path / "model")
-    able = workers(name="able", environ={"RANKMILL_BACKEND": "torch"})
-    odd(workers, "without", GONE=str(model))
-    able.send_signal(signal.SIGSTOP)
-    server.client.delete(keys.worker("able"))
-    run = client.submit(PAIRS[:50], model=str(model))
-    wait_for(lambda: server.client.hexists(keys.refusals(run.id), "without"))
-    able.send_signal(signal.SIGCONT)
-    assert np.isfinite(run.scores(timeout=60)).all()
-
-
-@pytest.mark.parametrize(
-    ("record", "is_awaited"),
-    [
-        ({"birth": "x", "scoring": -30}, True),
-        ({"birth": "x", "scoring": -90}, False),
-        ({"birth": "x", "scoring": 90}, False),  # the server's clock has jumped back
-        ({"birth": "x", "scoring": "?"}, False),
-        ({"birth": "x"}, False),  # it is a plain RQ worker
-        ({}, True),
-    ],
-)
-def test_a_worker_without_a_report_is_waited_for_a_minute(
-    record: dict[str, str | float], is_awaited: bool, server: Server
-) -> None:
-    run = Client(server.url, model="demo").submit([("q", "p")]).id
-    server.client.sadd("rq:workers:rankmill", "rq:worker:lost")
-    for field, value in record.items():
-        beat = server_time(server.client) + value if isinstance(value, int) else value
-        server.client.hset("rq:worker:lost", field, str(beat))
-    refused = RunRefusals(server.client, "other").refuse(run, "rankmill", "no hub", seconds=60, ttl=60)
-    assert refused == (None if is_awaited else "no hub")
 
 
 def at_home(folder: Path, **more: str) -> dict[str, str]:

@@ -105,8 +105,6 @@ class History:
         """Whether one engine scores all runs; else workers put jobs aside, and count them when they begin."""
         self.undisturbed = False
         """Whether nothing goes wrong at all."""
-        self.forgets_workers = False
-        """Whether workers leave, or are forgotten by the server, so that no other one waits for them."""
         self.evicts = False
         """Whether the server evicts keys: a chunk may be lost in each of its attempts."""
         self.weights: dict[str, float] = {}

@@ -100,8 +100,6 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "piece = self.pieces.pop(result.chunk, None)", "piece = self.pieces.get(result.chunk)"),
         Mutant("an outage counts as time without workers", "producer/collect/presence.py",
                "if unseen > _WORD_SECONDS:", "if unseen > 1e9:", kept=True),
-        Mutant("a worker whose report is lost is not waited for", "jobs/protocol/worker_report.py",
-               "{name for name in names if name not in reports and _is_awaited(client, name)}", "set()"),
         Mutant("a time without writes counts as time without workers", "producer/collect/presence.py",
                "elif refusal := self._store.refusal():", "elif refusal := None:", kept=True),
         Mutant("a producer does not see that its run is cancelled", _DRIVER,

@@ -124,11 +124,6 @@ def mixed(run: Submitted, scores: Iterable[tuple[int, float]]) -> list[str]:
     return [f"{run.name} is scored by {' and '.join(sorted(map(str, how)))}"] if len(how) > 1 else []
 
 
-def left_to_others(history: History, why: object) -> bool:
-    """Whether a run has failed because no worker is left, or known, that scores as its first one."""
-    return history.forgets_workers and any(each in str(why) for each in REFUSALS)
-
-
 class Command:
     """A command whose process is started again, a second after each end that was none of its own.
 
@@ -190,9 +185,10 @@ class Command:
         return not self.finds_other_machines(error)
 
     def finds_other_machines(self, error: object) -> bool:
-        """Whether no worker is left, or known, that scores as the first one of the run."""
+        """Whether something that went wrong has left no worker that scores as the first one of the run."""
+        disturbed = not self.cluster.world.history.undisturbed
         is_its = isinstance(error, RunFailed | InputError)  # of a file without a score yet, it is the input's
-        return is_its and left_to_others(self.cluster.world.history, error)
+        return disturbed and is_its and any(each in str(error) for each in REFUSALS)
 
     def wrong(self) -> list[str]:
         """What is wrong with what it has found."""

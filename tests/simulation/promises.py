@@ -515,8 +515,6 @@ class WorkGoesOn(Promise):
     def ended(self, process: Process) -> None:
         if any(runner is process for _, runner in self.history.runs_held.values()):
             self._advanced = self.world.now
-        if not self.history.willing:  # a run that nobody can score waits for a dead worker
-            self._advanced = self.world.now + BEAT
 
     def standstill(self) -> None:
         """No worker is in reach of a server that is well."""

@@ -25,9 +25,9 @@ from rankmill.extensions.runners.submitted import SubmittedFile
 from rankmill.jobs.contract.errors import OutputError, RankmillError, RunCancelled, RunExpired, RunFailed
 from rankmill.jobs.runtime.settings import Sourced
 from rankmill.producer.files.stores.roots import Roots
-from tests.simulation.cluster import MODEL, POISON, Cluster, Submitted
+from tests.simulation.cluster import MODEL, POISON, REFUSALS, Cluster, Submitted
 from tests.simulation.files import FileCommand, hidden_record, left_over
-from tests.simulation.producers import Command, left_to_others, mixed, wrong_score
+from tests.simulation.producers import Command, mixed, wrong_score
 from tests.simulation.world import Process, world
 
 _ENDPOINT = "/v1/score"
@@ -216,7 +216,9 @@ class BatchCommand(Command):
                 world().sleep(0.5)
         except Refusal:
             return "expired"
-        differs = left_to_others(self.cluster.world.history, view) or (
+        disturbed = not self.cluster.world.history.undisturbed
+        differs = disturbed and any(each in str(view) for each in REFUSALS)
+        differs = differs or (
             "computes wrong scores" in str(view) and bool(self.cluster.world.history.broken)
         )
         if view["status"] == "failed" and (differs or _fails_for_others(self.cluster, str(view))):

@@ -60,9 +60,6 @@ _KILLING = 3
 """One in so many seeds may have rows that kill their worker: until these are alone, three to four minutes
 go by in which little else happens. In a sixth of all seeds they took almost half of the simulation's time."""
 
-_REPORTS = "rankmill:worker:"
-"""How the keys of workers' reports begin."""
-
 _BY_NAME = 0.1
 """Share of the seeds with a job by name."""
 
@@ -319,19 +316,6 @@ def _calls(it: Scenario, dice: random.Random) -> Scenario:
     return _quiet(it, dice, speeds, bulk, *calls, ahead=dice.choice([4, 8]), budget=128)
 
 
-def _one_can(it: Scenario, dice: random.Random) -> Scenario:
-    """A run for one of several workers, which dies or is forgotten for a while; one that none can score."""
-    run = _long(dice, dice.choice(["live", "detached", "file parquet"]))
-    nobodys = replace(_long(dice, "live", rows=8), at=dice.uniform(0.5, 12.0), model=NO_MODEL)
-    kind, amount, target = dice.choice(
-        [("evict_any", 0.0, _REPORTS), ("kill", 0.0, ""), ("restart", 20.0, ""), ("stop", 20.0, "")]
-    )
-    faults = tuple(
-        Fault(at, kind, amount, dice.randrange(64), target) for at in (dice.uniform(2.0, 9.0), 30.0)
-    )
-    return _quiet(it, dice, [0.1, 0.1, 0.1], run, nobodys, faults=faults, machines=(0, 1, 3))
-
-
 THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     each.__name__[1:]: each
     for each in (
@@ -349,7 +333,6 @@ THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
         ),
         _killing,
         _calls,
-        _one_can,
     )
 }
 """What a scenario may be about, by name."""
@@ -555,8 +538,6 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.claim_ahead_jobs = (1024 if ahead == "auto" else ahead) // scenario.chunk_size
     window = settings.get("window", "auto")
     history.window = None if window == "auto" else window
-    its = {fault.kind for fault in scenario.faults if fault.target != _REPORTS}
-    history.forgets_workers = bool(its & ({"term", "drain", *LOSSES} - {"evict"}))
     history.evicts = any(fault.kind.startswith("evict") for fault in scenario.faults)
     history.undisturbed = not scenario.faults and not scenario.stumbles
     history.alike = len(set(scenario.machines)) < 2

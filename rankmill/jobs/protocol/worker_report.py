@@ -14,7 +14,7 @@ from redis.client import Pipeline
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
-from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS, server_time
+from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.orders import Answer
 from rankmill.jobs.protocol.rq import WORKER_PREFIX, workers_of
 from rankmill.jobs.runtime.patience import cannot_serve, each_reply
@@ -38,12 +38,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 _MOST_LAST_REPORTS, _LAST_REPORTS_SECONDS = 100, 7 * 86400
 
 SCORING_FIELD = "scoring"
-"""Field in RQ's hash of a worker that marks a ScoringWorker: the time of its last heartbeat, by the server's
-clock (s since 1970). The hash stays for minutes after the worker's death.
-"""
-
-_AWAITED_SECONDS = 60.0
-"""Seconds since its last heartbeat in which a worker without a report is waited for."""
+"""Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
 
 Doing = Literal["", "loading", "proving"]
 """Why a worker does not score yet: it loads a model, or proves a new model's scores."""
@@ -267,28 +262,9 @@ def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worker
 
 
 def taking_workers(client: redis.Redis, queue: str) -> frozenset[str]:
-    """The ScoringWorkers of `queue` that take chunks; a drained worker may take none for days.
-
-    A worker without a report counts for a minute: it has died, and perhaps is started again, or the server
-    has lost its report.
-    """
-    names = listed_workers(client, queue)
-    reports = known_reports(client, names)
-    taking = {name for name, report in reports.items() if not (report and report.drained)}
-    return frozenset(taking | {name for name in names if name not in reports and _is_awaited(client, name)})
-
-
-def _is_awaited(client: Any, name: str) -> bool:
-    """Whether a worker without a report had a heartbeat within a minute; a lost record may say so again."""
-    try:
-        born, beat = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)
-        if born is None or beat is None:
-            return born is None
-        return abs(server_time(client) - float(beat)) < _AWAITED_SECONDS
-    except (redis.ResponseError, ValueError) as error:  # the record is damaged
-        if cannot_serve(error):
-            raise
-        return False
+    """The live ScoringWorkers of `queue` that take chunks; a drained worker may take none for days."""
+    reports = known_reports(client, sorted(queue_workers(client, queue).scoring))
+    return frozenset(name for name, report in reports.items() if not (report and report.drained))
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:

@@ -24,7 +24,6 @@ from rq.worker.base import DequeueStrategy, WorkerStatus
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.runs import RunStore
@@ -315,7 +314,7 @@ class RQWorker(SimpleWorker):
         """RQ's record of this worker, which also says that it is a ScoringWorker, even after the worker's
         end.
         """
-        return {**super().serialize(), SCORING_FIELD: server_time(self.connection)}
+        return {**super().serialize(), SCORING_FIELD: 1}
 
     def register_birth(self) -> None:
         """Register as RQ does, and announce that this worker is a ScoringWorker.
