@@ -168,7 +168,7 @@ def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: py
             store.enqueue(stored_run(store), {0: Payload(b"pairs", 1)})
         sent.clear()
         read_cluster(client)
-        assert len(sent) == 10
+        assert len(sent) == 11
 
 
 def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -524,7 +524,7 @@ class Proving:
     def _theirs(self, model: Any, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
         """Logits ``[probes, outputs]`` of transformers; NaN for a probe without tokens."""
         places = [place for place, row in enumerate(tokens) if row["input_ids"]]
-        costs = [len(row["input_ids"]) for place in places for row in (tokens[place], *beside)]
+        costs = [sum(len(row["input_ids"]) for row in (tokens[place], *beside)) for place in places]
         computed = [model.logits([tokens[place]], *beside)[0] for place in self._time.each(places, costs)]
         logits = np.full((len(tokens), len(computed[0])), np.nan, np.float32)
         logits[places] = computed

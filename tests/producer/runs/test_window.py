@@ -230,7 +230,7 @@ def test_the_spool_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_the_room_of_chunks_that_are_taken_is_used_again(tmp_path: Path) -> None:
-    """Shows: some chunk waits on disk at every moment of a long run."""
+    """Some chunk waits on disk at every moment of a long run."""
     spool = Spool(tmp_path, 0, disk_bytes=10_000)
     table = pairs(3)
     part = ScoredTable(table, pa.array([1.0] * 3, pa.float32()), pa.nulls(3, pa.string()), STATS, 1, "w")
