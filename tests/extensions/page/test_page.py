@@ -24,7 +24,6 @@ from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import ClusterView, exporter_registry
 from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.extensions.page.dashboard import WINDOW_SECONDS, History, quantile
-from rankmill.extensions.runners import redis_keys as keys
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from tests.cluster.test_cluster import read
@@ -161,7 +160,9 @@ def test_workers_in_trouble_come_first_then_a_row_for_each_host(
         report = WorkerReport(device="cuda", started=1.0, beat=time.time(), pairs=1, drained=number == 4)
         if number:
             announce_worker(server.client, name, report, 60)  # the first one is lost
-    server.client.zadd(keys.file_queues(), {"files": 1})
+    from rankmill.extensions.runners.redis_keys import file_queues  # the other tests run without runners
+
+    server.client.zadd(file_queues(), {"files": 1})
     html = shown(page, tmp_path / "browser")
     workers = text(html, "workers")
     assert re.search(r"Heartbeat\s+node-1\.cuda0\s+rankmill\s+node-1\s+lost", workers)
