@@ -50,7 +50,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.auto import choose_device
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.pipeline import Pipeline
-from rankmill.workers.engine.probing import ProofTime
+from rankmill.workers.engine.proof_time import ProofTime
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import resolve_claim_ahead, use_threads

@@ -12,7 +12,7 @@ import redis
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.leases import server_time
-from rankmill.jobs.protocol.worker_report import taking_workers
+from rankmill.jobs.protocol.worker_report import queue_workers, taking_workers
 from rankmill.jobs.system import system
 
 _REPORT_SECONDS = 1.0
@@ -42,7 +42,8 @@ class RunRefusals:
         if system.monotonic() - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
             return None
         reasons = self.record(run_id, reason, seconds=seconds, ttl=ttl, in_redis=in_redis)
-        live = taking_workers(self._client, queue) | {self._worker}
+        scoring = queue_workers(self._client, queue).scoring
+        live = taking_workers(self._client, scoring) | {self._worker}
         if not live <= reasons.keys():
             return None
         named: dict[str, list[str]] = {}

@@ -261,9 +261,9 @@ def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worker
     return reports
 
 
-def taking_workers(client: redis.Redis, queue: str) -> frozenset[str]:
-    """The live ScoringWorkers of `queue` that take chunks; a drained worker may take none for days."""
-    reports = known_reports(client, sorted(queue_workers(client, queue).scoring))
+def taking_workers(client: redis.Redis, scoring: Iterable[str]) -> frozenset[str]:
+    """Those of the live ScoringWorkers that take chunks; a drained worker may take none for days."""
+    reports = known_reports(client, sorted(scoring))
     return frozenset(name for name, report in reports.items() if not (report and report.drained))
 
 

@@ -77,7 +77,7 @@ class WorkerPresence:
                 workers = self._store.workers(self._queue)
                 all_are_drained = workers.scoring and not (
                     self._store.capacity(self._queue).workers
-                    or taking_workers(self._store.redis, self._queue)
+                    or taking_workers(self._store.redis, workers.scoring)
                 )
         except RedisUnavailable:  # other commands wait for the server
             self._seen = system.monotonic()

@@ -1,22 +1,20 @@
 """Scores the probes with a loaded model, in the way in which it scores every pair, beside several other
-pairs, and in several batches; and estimates how long a proof takes.
+pairs, and in several batches.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
 
 import numpy as np
 
 from rankmill.jobs.contract.proof import Way
-from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.proof_time import ProofTime
 from rankmill.workers.engine.work import PairScores, Work, prepare
 from rankmill.workers.host.disk_cache import digest
 from rankmill.workers.models.loading import Model
@@ -41,68 +39,6 @@ _ALONE = 8
 """Number of probes that are also scored by themselves: the shortest, because other rows would pad them
 most.
 """
-
-_OVERHEAD = 32
-"""A forward costs as much as its tokens and this many more."""
-
-_ENOUGH = 0.1
-"""The share of the work that must be done before it says how long the rest takes."""
-
-_STEP, _LONG, _MINUTE = 5, 120, 60
-"""A time is rounded up to a multiple of 5 s, and a time above 2 min to whole minutes."""
-
-T = TypeVar("T")
-
-
-class ProofTime:
-    """About how long a proof takes, as the end of a sentence; an empty text while that is not known.
-
-    A proof asks transformers first and then the worker's own backend, whose speed is another one. Another
-    thread may read the text.
-
-    Parameters
-    ----------
-    on_change
-        Called when the text changes.
-    """
-
-    def __init__(self, on_change: Callable[[ProofTime], None] = lambda _: None) -> None:
-        self._on_change, self._began = on_change, system.monotonic()
-        self._expected: tuple[float, bool] | None = None
-
-    def each(self, items: Sequence[T], costs: Sequence[float], then: float | None = None) -> Iterator[T]:
-        """Yield the items; the time of those that are done says how long the others take.
-
-        Parameters
-        ----------
-        items
-            What is scored in one forward each.
-        costs
-            The tokens of each item.
-        then
-            Seconds that the proof takes after the last item; ``None`` if their speed is not known yet.
-        """
-        costs = [cost + _OVERHEAD for cost in costs]
-        began, done, whole = system.monotonic(), 0.0, sum(costs)
-        for item, cost in zip(items, costs, strict=True):
-            yield item
-            done += cost
-            if done >= _ENOUGH * whole:
-                before, now = str(self), system.monotonic()
-                left = (now - began) * (whole - done) / done
-                self._expected = now - self._began + left + (then or 0), then is not None
-                if str(self) != before:
-                    self._on_change(self)
-
-    def __str__(self) -> str:
-        if not self._expected:
-            return ""
-        (seconds, is_all), spent = self._expected, system.monotonic() - self._began
-        if not is_all:
-            return f": at least {_in_words(max(seconds, spent))}"
-        if spent > _rounded(seconds):
-            return f": longer than the {_in_words(seconds)} expected, {spent:,.0f} s so far"
-        return f": about {_in_words(seconds)}"
 
 
 class Probed:
@@ -153,11 +89,11 @@ class Probed:
             alike = np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE])
             batches.append([np.flatnonzero(alike)])
         batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if self._way == "packed" else []
-        costs = [
-            len(rows) * int(tokens.lengths[rows].max(initial=0)) for company in batches for rows in company
-        ]
-        each = time.each([rows for company in batches for rows in company], costs, then)
-        logits = [self._in_batches(islice(each, len(company))) for company in batches]
+        every = [rows for company in batches for rows in company]
+        timed = time.each(
+            every, [len(rows) * int(tokens.lengths[rows].max(initial=0)) for rows in every], then
+        )
+        logits = [self._in_batches(islice(timed, len(company))) for company in batches]
         lost = np.setdiff1d(np.arange(len(self._rows)), np.concatenate([*planned, np.zeros(0, np.intp)]))
         self.errors.update((row, "it is in no batch") for row in self._rows[lost].tolist())
         return logits
@@ -234,14 +170,3 @@ def ids_of(tokens: Tokens) -> Iterator[list[int]]:
     """The token ids of each row."""
     for start, end in zip(tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist(), strict=True):
         yield tokens.ids[start:end].tolist()
-
-
-def _rounded(seconds: float) -> int:
-    """Seconds, rounded up as they are shown."""
-    step = _STEP if seconds <= _LONG else _MINUTE
-    return max(math.ceil(seconds / step), 1) * step
-
-
-def _in_words(seconds: float) -> str:
-    whole = _rounded(seconds)
-    return f"{whole} s" if whole <= _LONG else f"{whole // _MINUTE} min"

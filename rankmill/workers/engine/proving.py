@@ -32,7 +32,8 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.auto import backends
 from rankmill.workers.backends.base import Logits, OutOfMemory, is_rounded
 from rankmill.workers.backends.speed import Combination
-from rankmill.workers.engine.probing import Probed, ProofTime, tokens_of
+from rankmill.workers.engine.probing import Probed, tokens_of
+from rankmill.workers.engine.proof_time import ProofTime
 from rankmill.workers.engine.spec_check import SpecCheck
 from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import digest, try_to_keep, version

@@ -46,7 +46,7 @@ from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.engine import engine as engines
 from rankmill.workers.engine import proving
 from rankmill.workers.engine.engine import Engine
-from rankmill.workers.engine.probing import ProofTime
+from rankmill.workers.engine.proof_time import ProofTime
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.disk_cache import _digests
 from rankmill.workers.models import activation, loading, prompts, tokenizer

@@ -1,0 +1,82 @@
+"""Estimates how long a proof takes, from the batches of it that are done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from rankmill.jobs.system import system
+
+_OVERHEAD = 32
+"""A forward costs as much as its tokens and this many more."""
+
+_ENOUGH = 0.1
+"""The share of the work that must be done before it says how long the rest takes."""
+
+_STEP, _LONG, _MINUTE = 5, 120, 60
+"""A time is rounded up to a multiple of 5 s, and a time above 2 min to whole minutes."""
+
+T = TypeVar("T")
+
+
+class ProofTime:
+    """About how long a proof takes, as the end of a sentence; an empty text while that is not known.
+
+    A proof asks transformers first and then the worker's own backend, whose speed is another one. Another
+    thread may read the text.
+
+    Parameters
+    ----------
+    on_change
+        Called when the text changes.
+    """
+
+    def __init__(self, on_change: Callable[[ProofTime], None] = lambda _: None) -> None:
+        self._on_change, self._began = on_change, system.monotonic()
+        self._expected: tuple[float, bool] | None = None
+
+    def each(self, items: Sequence[T], costs: Sequence[float], then: float | None = None) -> Iterator[T]:
+        """Yield the items; the time of those that are done says how long the others take.
+
+        Parameters
+        ----------
+        items
+            What is scored in one forward each.
+        costs
+            The tokens of each item.
+        then
+            Seconds that the proof takes after the last item; ``None`` if their speed is not known yet.
+        """
+        costs = [cost + _OVERHEAD for cost in costs]
+        began, done, whole = system.monotonic(), 0.0, sum(costs)
+        for item, cost in zip(items, costs, strict=True):
+            yield item
+            done += cost
+            if done >= _ENOUGH * whole:
+                before, now = str(self), system.monotonic()
+                left = (now - began) * (whole - done) / done
+                self._expected = now - self._began + left + (then or 0), then is not None
+                if str(self) != before:
+                    self._on_change(self)
+
+    def __str__(self) -> str:
+        if not self._expected:
+            return ""
+        (seconds, is_all), spent = self._expected, system.monotonic() - self._began
+        if not is_all:
+            return f": at least {_in_words(max(seconds, spent))}"
+        if spent > _rounded(seconds):
+            return f": longer than the {_in_words(seconds)} expected, {spent:,.0f} s so far"
+        return f": about {_in_words(seconds)}"
+
+
+def _rounded(seconds: float) -> int:
+    """Seconds, rounded up as they are shown."""
+    step = _STEP if seconds <= _LONG else _MINUTE
+    return max(math.ceil(seconds / step), 1) * step
+
+
+def _in_words(seconds: float) -> str:
+    whole = _rounded(seconds)
+    return f"{whole} s" if whole <= _LONG else f"{whole // _MINUTE} min"
