@@ -33,7 +33,7 @@ from benchmarks.compare import commit
 from benchmarks.comparison.contenders import CONTENDERS, SCORE_FILE, SCORE_FILE_INT8
 from benchmarks.comparison.environments import ROOT, CannotInstall, python_for
 from benchmarks.comparison.report import bar_chart, machine
-from benchmarks.comparison.standings import EIGHT_BIT, EXACT, Results, from_json, times
+from benchmarks.comparison.standings import EIGHT_BIT, EXACT, Results, from_json, number
 from benchmarks.engine.models import random_bert
 from benchmarks.faults.chaos import SCENARIOS
 from benchmarks.memory import peaks, write_rows
@@ -168,9 +168,9 @@ def _shown(figure: object) -> str:
 
 def feed_steps(args: argparse.Namespace) -> Steps:
     """Three runs with the fast tokenizer library, and one of fewer pairs without it."""
-    for number in range(1, 4):
+    for run in range(1, 4):
         rows = max(int(1_000_000 * args.share), 5000)
-        yield f"fast tokenizer, run {number}", partial(feed, args, ("--rows", str(rows)))
+        yield f"fast tokenizer, run {run}", partial(feed, args, ("--rows", str(rows)))
     rows = max(int(30_000 * args.share), 5000)
     yield "tokenizers", partial(feed, args, ("--rows", str(rows), "--slow"))
 
@@ -205,9 +205,9 @@ def start(model: str, args: argparse.Namespace, folder: Path, *, kept: bool) -> 
     pq.write_table(pq.read_table(args.pairs).slice(0, 1), one)
     score_file = str(Path(sys.executable).parent / "score-file")
     seconds = []
-    for number in range(args.repeats + kept):
-        cache = {"RANKMILL_CACHE_DIR": str(folder / ("cache" if kept else f"cache-{number}"))}
-        command = [score_file, str(one), "--model", model, "-q", "-o", str(folder / f"{number}.parquet")]
+    for run in range(args.repeats + kept):
+        cache = {"RANKMILL_CACHE_DIR": str(folder / ("cache" if kept else f"cache-{run}"))}
+        command = [score_file, str(one), "--model", model, "-q", "-o", str(folder / f"{run}.parquet")]
         began = time.perf_counter()
         subprocess.run(command, check=True, env=os.environ | cache)
         seconds.append(time.perf_counter() - began)
@@ -273,13 +273,13 @@ def tell() -> None:
 def told(results: Results) -> dict[Path, str]:
     """README.md and docs/explanation/benchmarks.md as they should be after a comparison."""
     readme, explained = ROOT / "README.md", ROOT / "docs" / "explanation" / "benchmarks.md"
-    mine, usual = results.speed(SCORE_FILE), results.speed(results.baseline())
-    if not mine or not usual:
+    times = results.times(SCORE_FILE, results.baseline())
+    if times is None:
         return {}  # one of the two did not run
-    once = re.sub(r"\[[\d.]+ times as fast\]", f"[{mine / usual:.1f} times as fast]", readme.read_text())
+    once = re.sub(r"\[[\d.]+ times as fast\]", f"[{times:.1f} times as fast]", readme.read_text())
     return {
-        readme: _between(once, sentence(results, mine, usual)),
-        explained: _between(explained.read_text(), row(results, mine, usual)),
+        readme: _between(once, sentence(results, times)),
+        explained: _between(explained.read_text(), row(results, times)),
     }
 
 
@@ -289,7 +289,7 @@ def _between(text: str, made: str) -> str:
     return re.sub(marks, lambda found: f"{found[1]}{made}\n{found[2]}", text, flags=re.S)
 
 
-def sentence(results: Results, mine: float, usual: float) -> str:
+def sentence(results: Results, usual: float) -> str:
     """The result for README.md."""
     of, best = results.machine, results.fastest_peer(EXACT)
     threads, newest = re.findall(r"\d+", of["cores"])[-1], of["instruction sets"].rpartition(", ")[2]
@@ -297,28 +297,28 @@ def sentence(results: Results, mine: float, usual: float) -> str:
         f"{threads} threads of an {of['CPU']} with {newest}, {results.asked['model']}, "
         f"{results.pairs:,} pairs of MS MARCO, all tools in turn",
         f"([table](docs/benchmarks/compare.md), {results.date}, commit {results.commit}). score-file in "
-        f"{results.precision(SCORE_FILE)} is {mine / usual:.1f} times as fast as",
+        f"{results.precision(SCORE_FILE)} is {usual:.1f} times as fast as",
         f"{results.baseline().title}, which is what people run",
     ]
     if best:
-        lines[-1] += f", and {times(mine, results.speed(best))} times as fast as"
+        lines[-1] += f", and {number(results.times(SCORE_FILE, best), '.2f')} times as fast as"
         lines.append(f"{best.title}, the fastest other tool that ranks as fp32 does")
     return "\n".join(lines) + "."
 
 
-def row(results: Results, mine: float, usual: float) -> str:
+def row(results: Results, usual: float) -> str:
     """The result for docs/explanation/benchmarks.md."""
     exact, eight = results.fastest_peer(EXACT), results.fastest_peer(EIGHT_BIT)
-    int8 = results.speed(SCORE_FILE_INT8)
+    int8 = results.times(SCORE_FILE_INT8, eight)
     header = ["machine", "commit, date", "pairs", f"over {results.baseline().title}"]
     header += [f"over the fastest {EXACT} peer", f"int8 over the fastest {EIGHT_BIT} peer"]
     cells = [
         f"{results.machine['CPU']}, {results.precision(SCORE_FILE)}",
         f"{results.commit}, {results.date}",
         f"{results.pairs:,}",
-        f"{mine / usual:.2f}",
-        f"{times(mine, results.speed(exact))} ({exact.title})" if exact else "-",
-        f"{times(int8, results.speed(eight))} ({eight.title})" if eight and int8 else "-",
+        f"{usual:.2f}",
+        f"{number(results.times(SCORE_FILE, exact), '.2f')} ({exact.title})" if exact else "-",
+        f"{int8:.2f} ({eight.title})" if eight and int8 else "-",
     ]
     others = f"\n\nOf the same machine: [{', '.join(PARTS)}](../benchmarks/figures.md)."
     return markdown_table(header, [cells]) + (others if (FOLDER / "figures.md").exists() else "")

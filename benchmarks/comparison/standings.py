@@ -68,6 +68,21 @@ class Results:
         speeds = self.speeds(contender)
         return median(speeds) if speeds else None
 
+    def times(self, one: Contender, other: Contender | None) -> float | None:
+        """How many times as fast as the other `one` is: the median over the rounds in which both ran.
+
+        A machine's speed changes from round to round, but both are timed in turn within a round.
+        """
+        if other is None:
+            return None
+        seconds = {run.round: run.seconds for run in self.of(one) if not run.failure}
+        ratios = [
+            run.seconds / seconds[run.round]
+            for run in self.of(other)
+            if not run.failure and run.round in seconds
+        ]
+        return median(ratios) if ratios else None
+
     def ceilings_by_precision(self) -> dict[str, float]:
         """Pairs a second that the matrix products of each arithmetic allow: the median of the rounds."""
         names = self.ceilings[-1].pairs_per_second if self.ceilings else ()
@@ -156,8 +171,8 @@ def speed_table(results: Results) -> str:
                 precision or NOTHING,
                 f"{speed:,.0f}",
                 f"{min(speeds):,.0f}-{max(speeds):,.0f}",
-                times(speed, results.speed(usual)),
-                times(speed, results.speed(best) if best else None),
+                number(results.times(contender, usual), ".2f"),
+                number(results.times(contender, best), ".2f"),
                 f"{speed / ceiling:.0%}" if ceiling else NOTHING,
                 f"{median(run.load_seconds for run in runs):.1f}",
             ]
@@ -196,18 +211,15 @@ def settings_table(results: Results) -> str:
 
 def goals(results: Results) -> list[str]:
     """A line for each goal whose figures were measured."""
-    file = results.speed(SCORE_FILE)
     usual = results.baseline()
     on_gpu = usual is FP16
     lines = [] if on_gpu else class_goals(results)
-    if not file:
-        return lines
-    if on_gpu:
-        lines.append(goal("score-file, pairs/s", file, 100_000))
-    if speed := results.speed(usual):
-        lines.append(goal(f"score-file, times {usual.title}", file / speed, 10 if on_gpu else 6))
-    if speed := results.speed(ENGINE):
-        lines.append(goal("score-file, share of Engine.score", file / speed, 0.95))
+    if on_gpu and (speed := results.speed(SCORE_FILE)):
+        lines.append(goal("score-file, pairs/s", speed, 100_000))
+    if on_gpu and (times := results.times(SCORE_FILE, usual)):
+        lines.append(goal(f"score-file, times {usual.title}", times, 10))
+    if share := results.times(SCORE_FILE, ENGINE):
+        lines.append(goal("score-file, share of Engine.score", share, 0.95))
     return lines
 
 
@@ -219,20 +231,20 @@ def class_goals(results: Results) -> list[str]:
         (ENGINE_INT8, EIGHT_BIT, 1.3),
         (SCORE_FILE_INT8, EIGHT_BIT, 1.3),
     ):
-        mine, best = results.speed(ours), results.fastest_peer(kind)
-        if not mine or best is None:
+        best = results.fastest_peer(kind)
+        if not results.speed(ours) or best is None:
             continue
         ranks = rank_beside(results, ours, best)
         if kind == EXACT and results.class_of(ours) != EXACT:
             lines.append(f"- {ours.title}: not {kind} on these pairs: **not met**")
         elif ranks == "worse":
             lines.append(f"- {ours.title}: ranks worse than {best.title}: **not met**")
-        elif speed := results.speed(best):
+        elif times := results.times(ours, best):
             what = (
                 f"{ours.title} ({results.precision(ours)}), which ranks {ranks}, "
                 f"times the fastest {kind} peer ({best.title})"
             )
-            lines.append(goal(what, mine / speed, wanted))
+            lines.append(goal(what, times, wanted))
     return lines
 
 
@@ -259,11 +271,6 @@ def failures(results: Results) -> str:
 def goal(what: str, reached: float, wanted: float) -> str:
     """A line for a goal that is a figure to reach."""
     return f"- {what}: {reached:,.2f}, goal {wanted:,.2f}: **{'met' if reached >= wanted else 'not met'}**"
-
-
-def times(speed: float, other: float | None) -> str:
-    """A ratio of speeds as text."""
-    return f"{speed / other:.2f}" if other else NOTHING
 
 
 def number(value: float | None, form: str) -> str:
