@@ -66,10 +66,11 @@ def verdict(cluster: Snapshot) -> Verdict:
 
 
 def _at_work(cluster: Snapshot) -> str:
-    speeds = [run.rows_per_second for run in cluster.runs if run.rows_per_second]
     workers = sum(worker.state in {"idle", "busy"} for worker in cluster.workers)
-    parts = [counted(workers, "worker"), counted(cluster.runs_total, "run")]
-    return ", ".join([*parts, *([f"{sum(speeds):,.0f} pairs/s"] if speeds else [])])
+    at_work = f"{counted(workers, 'worker')}, {counted(cluster.runs_total, 'run')}"
+    speed = sum(run.rows_per_second or 0.0 for run in cluster.runs)
+    has_all = len(cluster.runs) == cluster.runs_total
+    return f"{at_work} at {speed:,.0f} pairs/s" if speed and has_all else at_work
 
 
 def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:

@@ -173,7 +173,7 @@ def test_workers_in_trouble_come_first_then_a_row_for_each_host(
     assert "node-2.cuda" not in workers
     assert text(html, "alive-more") == "38 busy, 1 drained, 1 lost"
     assert "Submitted runs in queue files: 0 waiting, 0 running" in text(html, "lines")
-    assert "No requests in these minutes." in html
+    assert "No requests lately." in html
     server.client.shutdown(nosave=True)
     html = shown(page, tmp_path / "browser")
     assert text(html, "state") == "Redis is away."

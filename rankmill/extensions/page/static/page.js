@@ -24,7 +24,8 @@ const counted = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 const percent = (share) => (100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0) + "%";
 
 function rate(n) {
-  return n === null || n === undefined ? "–" : n > 0 && n < 10 ? n.toFixed(1) : count(n);
+  if (n === null || n === undefined) return "–";
+  return n > 0 && n < 0.1 ? "< 0.1" : n > 0 && n < 10 ? n.toFixed(1) : count(n);
 }
 
 function duration(seconds) {
@@ -51,6 +52,11 @@ function ending(name, most = 40) {
   const last = name.slice(name.lastIndexOf("/"));
   return "…" + (last.length < most ? last : name.slice(1 - most));
 }
+
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + ".";
+
+// 100% is only what is done, not what rounds to it.
+const part = (share, rows) => `${percent(share < 1 ? Math.min(share, 0.99) : 1)} of ${count(rows)}`;
 
 function say(id, text) {
   if (byId(id).textContent !== text) byId(id).textContent = text;
@@ -180,7 +186,7 @@ async function showJobs(cluster) {
   try {
     ({jobs} = await ask("api/jobs.json"));
   } catch (error) {
-    tell(`${error.message}.`, "notice");
+    tell(sentence(error.message), "notice");
     return;
   }
   failing = now;
@@ -194,7 +200,7 @@ async function showJobs(cluster) {
       ...(job.final ? [] : [action("Retry", "retry", job.id, `Put job ${job.id} back into queue ${job.queue}, for one more attempt?`)]),
       action("Clear", "clear", job.id, `Remove job ${job.id} from this list?`)),
   ]}));
-  table("jobs", withActions(names("Job", "Queue", "State", "Reason", "#Since")), rows, "No failed or set-aside jobs.");
+  table("jobs", withActions(names("Job", "Queue", "State", "Reason", "#When")), rows, "No failed or set-aside jobs.");
 }
 
 function manage(given) {
@@ -217,7 +223,7 @@ byId("key-form").addEventListener("submit", async (event) => {
     manage(key);
   } catch (error) {
     key = null;
-    say("key-error", `${error.message}.`);
+    say("key-error", sentence(error.message));
   }
 });
 for (const each of document.querySelectorAll("[data-close]")) {
@@ -231,7 +237,7 @@ const timeLeft = ({seconds_left}) => seconds_left === null ? "running" : age(sec
 function runRow(run, now, over) {
   const share = run.rows ? run.rows_done / run.rows : undefined;
   const done = run.rows === null ? counted(run.rows_done, "row")
-    : percent(share ?? 1) + " of " + count(run.rows);
+    : part(share, run.rows);
   const quiet = run.quiet_seconds > QUIET_SECONDS;
   const state = over ? {text: "finished, cancelled or expired"}
     : quiet ? {text: "no result for " + age(run.quiet_seconds), className: "warn"}
@@ -269,7 +275,7 @@ function seenRow(run, now) {
       {text: run.id.slice(0, 12), title: run.id, more: [run.output && ending(run.output)]},
       {text: ending(run.model), title: run.model},
       run.queue || "–",
-      run.rows === null ? "–" : {text: `${percent(share ?? 1)} of ${count(run.rows)}`, share},
+      run.rows === null ? "–" : {text: part(share, run.rows), share},
       errors(run.row_errors),
       rate(runs ? run.rows_per_second : null),
       state,
@@ -494,6 +500,7 @@ function showStages(stages) {
 // --- plots
 
 const plots = [];
+const WHOLE = Array.from({length: 30}, (_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3));
 const compact = new Intl.NumberFormat("en", {notation: "compact"});
 
 function span(self, low, high) {
@@ -501,7 +508,7 @@ function span(self, low, high) {
   return [Math.min(low ?? end, end - LEAST_SECONDS), end];
 }
 
-function plot(id, empty, series) {
+function plot(id, empty, series, incrs) {
   const box = byId(id);
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
@@ -515,7 +522,7 @@ function plot(id, empty, series) {
     axes: [
       {...axis, size: 28, space: 70, incrs: [10, 30, 60, 120, 300],
         values: (self, ticks, place, space, step) => ticks.map((at) => clock(at, step < 60))},
-      {...axis, size: 48, values: (self, ticks) => ticks.map((n) => compact.format(n))},
+      {...axis, size: 48, incrs, values: (self, ticks) => ticks.map((n) => compact.format(n))},
     ],
     series: [{}, ...series.map(([, label], place) => ({
       label, stroke: colour(COLOURS[place]), width: 2, points: {show: false},
@@ -541,9 +548,9 @@ function makePlots() {
   }
   const quantiles = (of) => ["p50", "p95", "p99"].map((name) => [`${of}_${name}`, name]);
   plot("plot-pairs", "No speed is known yet.", [["pairs_per_second", "pairs/s"]]);
-  plot("plot-waiting", "Nothing is known yet.", [["waiting", "waiting"]]);
-  plot("plot-requests", "No requests in these minutes.", quantiles("request"));
-  plot("plot-bulk", "No bulk work in these minutes.", quantiles("bulk"));
+  plot("plot-waiting", "Nothing is known yet.", [["waiting", "waiting"]], WHOLE);
+  plot("plot-requests", "No requests lately.", quantiles("request"));
+  plot("plot-bulk", "No bulk work lately.", quantiles("bulk"));
 }
 
 const hasValues = ({drawn}) => drawn.data.slice(1).flat().some((value) => value !== null);
