@@ -202,6 +202,7 @@ def report(tuned: Kept, ranked: Sequence[Cell], met: Mapping[str, Cell]) -> str:
     ]
     of = ", ".join(dict.fromkeys(cell.changes["backend"] for cell in ranked))
     parts = [
+        "# Tuning beside a grid",
         f"{pairs} pairs. Tuning: {tuned['wall']:.0f} s; grid: {wall:.0f} s, {len(ranked)} cells of {of}.",
         markdown_table(("", "settings given", "pairs/s", "range", "Spearman"), table),
         markdown_table(("", "found", "goal", "met"), goals),

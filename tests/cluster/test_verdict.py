@@ -18,6 +18,7 @@ from rankmill.extensions.gateway.watch import tell
 from rankmill.extensions.runners import redis_keys
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import SetAside
 from rankmill.jobs.protocol.worker_report import (
@@ -184,6 +185,15 @@ def test_a_cluster_at_work_is_well(server: Server) -> None:
     server.client.zadd(redis_keys.runners("files"), {"runner": time.time() + 60})
     told = verdict(read_cluster(server.client))
     assert (told.sentence, told.faults) == ("All is well: 2 workers, 1 run", ())
+
+
+def test_the_speed_is_that_of_all_runs(server: Server) -> None:
+    store = RunStore(server.client)
+    for _ in range(2):
+        far = Progress(rows=3_000, since=1.0, at=31.0)
+        server.client.set(keys.progress(stored_run(store).id), far.model_dump_json())
+    assert verdict(read_cluster(server.client)).sentence == "All is well: 0 workers, 2 runs at 200 pairs/s"
+    assert verdict(read_cluster(server.client, page_size=1)).sentence == "All is well: 0 workers, 2 runs"
 
 
 def test_a_request_in_a_hundred_may_fail_at_the_gateway(server: Server) -> None:

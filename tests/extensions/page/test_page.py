@@ -24,6 +24,8 @@ from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import ClusterView, exporter_registry
 from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.extensions.page.dashboard import WINDOW_SECONDS, History, quantile
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from tests.cluster.test_cluster import read
@@ -122,7 +124,8 @@ def test_a_browser_shows_workers_runs_and_that_redis_is_away(
 
 def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: str, tmp_path: Path) -> None:
     evil = "<img src=x onerror=\"document.title='owned'\">"
-    stored_run(RunStore(server.client), model=evil)
+    run = stored_run(RunStore(server.client), model=evil, rows=500_000)
+    server.client.set(keys.progress(run.id), Progress(rows=499_999, since=1.0, at=2.0).model_dump_json())
     server.client.sadd("rq:workers", "rq:worker:w")
     report = WorkerReport(device="cpu", started=time.time(), beat=time.time(), refusals=(f"no model {evil}",))
     announce_worker(server.client, "w", report, 60)
@@ -133,6 +136,7 @@ def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: st
     announce_worker(server.client, "x", drained, 60)
     html = shown(page, tmp_path / "browser")
     assert "&lt;img src=x" in html
+    assert "99% of 500,000" in text(html, "runs")
     assert "<img" not in html
     assert "<title>rankmill</title>" in html
     assert "idle, refuses some chunks" in text(html, "workers")
