@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import stat
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,25 @@ def test_what_helm_makes_is_valid_confined_limited_and_watched(name: str) -> Non
         assert part == "score-file" or {"livenessProbe", "readinessProbe"} <= set(container)
         volumes = {volume["name"] for volume in pod["volumes"]} | ({"data"} if part == "valkey" else set())
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_home_is_a_folder_of_its_user(name: str, tmp_path: Path) -> None:
+    """Everybody may write to an emptyDir itself, and a worker trusts no cache below such a folder."""
+    (volume := tmp_path / "volume").mkdir()
+    volume.chmod(0o777)
+    for part, pod in pods(rendered(**VALUES[name])).items():
+        mounts = {each["mountPath"]: each for each in pod["containers"][0]["volumeMounts"]}
+        if part in ("valkey", "prometheus", "grafana"):
+            continue  # they are not rankmill's
+        assert mounts["/home/rankmill"] == {"name": "home", "mountPath": "/home/rankmill", "subPath": "home"}
+        (first,) = pod["initContainers"]
+        assert first["image"] == pod["containers"][0]["image"]
+        assert first["securityContext"] == pod["containers"][0]["securityContext"]
+        assert first["volumeMounts"] == [{"name": "home", "mountPath": "/volume"}]
+        for _ in range(2):  # also when the pod's node starts anew
+            subprocess.run([part.replace("/volume", str(volume)) for part in first["command"]], check=True)
+        assert stat.S_IMODE((volume / "home").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("name", VALUES)

@@ -77,9 +77,21 @@ labels:
 {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
 {{- end }}
 
+{{/* Makes the home in its volume: list ROOT VARIANT. Everybody may write to an emptyDir, and a worker trusts no cache there. */}}
+{{- define "rankmill.home" -}}
+initContainers:
+  - name: home
+    image: {{ include "rankmill.image" . }}
+    imagePullPolicy: {{ (index . 0).Values.image.pullPolicy }}
+    command: [mkdir, -p, -m, "700", /volume/home]
+    resources: {limits: {cpu: 100m, memory: 64Mi}}
+    securityContext: {{ include "rankmill.confined" (index . 0) }}
+    volumeMounts: [{name: home, mountPath: /volume}]
+{{- end }}
+
 {{/* What every container of rankmill's mounts; all else of its file system is read-only. */}}
 {{- define "rankmill.mounts" -}}
-- {name: home, mountPath: /home/rankmill}
+- {name: home, mountPath: /home/rankmill, subPath: home}
 - {name: tmp, mountPath: /tmp}
 {{- if not .Values.redis.external }}
 - {name: passwords, mountPath: /run/secrets/rankmill, readOnly: true}
