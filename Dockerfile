@@ -21,7 +21,8 @@ print(*project['dependencies'], *(r for e in extras for r in project['optional-d
 COPY . .
 RUN pip install --no-cache-dir --no-deps . \
     && useradd --create-home --uid 1000 rankmill \
-    && install -d -o rankmill -g rankmill /home/rankmill/.cache /home/rankmill/data
+    && install -d -o rankmill -g rankmill /home/rankmill/.cache /home/rankmill/data \
+    && ln -s /opt/rankmill/configs/docker/entrypoint.sh /usr/local/bin/
 
 # The list of its Python packages, in CycloneDX; Debian's are in /var/lib/dpkg. What makes it does not stay.
 RUN python -m venv /tmp/sbom \
@@ -38,5 +39,5 @@ ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER rankmill
 WORKDIR /home/rankmill
 EXPOSE 9807 9808 9809
-ENTRYPOINT ["/opt/rankmill/configs/docker/entrypoint.sh"]
+ENTRYPOINT ["entrypoint.sh"]
 CMD ["rq", "worker", "rankmill", "--worker-class", "rankmill.ScoringWorker", "--serializer", "json"]

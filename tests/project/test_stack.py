@@ -181,6 +181,27 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def test_commands_in_a_container_that_runs_find_the_server(stack_server: str, tmp_path: Path) -> None:
+    """What ``exec`` starts has the container's variables, and not those that the entrypoint made."""
+    told = ["docs/operations/deploy.md", "compose.yaml", "configs/helm/templates/NOTES.txt"]
+    started = [
+        re.findall(r" exec (?:\w+|deployment/.+? --) (\S+ )?rankmill \w+", (ROOT / path).read_text())
+        for path in told
+    ]
+    assert all(started)
+    assert {first for found in started for first in found} == {f"{ENTRYPOINT.name} "}
+    image = (ROOT / "Dockerfile").read_text()
+    assert f"ln -s /opt/rankmill/{ENTRYPOINT.relative_to(ROOT)} /usr/local/bin/" in image
+    assert f'ENTRYPOINT ["{ENTRYPOINT.name}"]' in image
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / ENTRYPOINT.name).symlink_to(ENTRYPOINT)
+    environ = {"REDIS_HOST": stack_server, "REDIS_PASSWORD_FILE": str(tmp_path / "redis_password")}
+    environ = {**ENVIRON, **environ, "PATH": f"{tmp_path / 'bin'}:{BIN}:/usr/bin:/bin"}
+    for command, known in ((f"{ENTRYPOINT.name} rankmill status", True), ("rankmill status", False)):
+        done = subprocess.run(command.split(), env=environ, cwd=tmp_path, check=False)
+        assert (done.returncode == 0) is known
+
+
 def test_workers_are_started_as_everywhere_else() -> None:
     (dockerfile,) = re.findall(r"^CMD (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.M)
     for command in (SERVICES["worker"]["command"], yaml.safe_load(dockerfile)):
