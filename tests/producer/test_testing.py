@@ -138,6 +138,15 @@ def test_tables_of_several_kinds_are_taken(side: Side) -> None:
         np.testing.assert_allclose(client.score(pairs, columns=("q", "p"), timeout=60), expected, atol=1e-5)
 
 
+def test_several_models_score_pairs_that_are_read_once(side: Side, request: pytest.FixtureRequest) -> None:
+    models = ["m", "n"] if side.is_fake else [str(request.getfixturevalue("tiny_model"))]
+    client = side.make()
+    scores = client.score_models(iter(PAIRS), models, timeout=60)
+    assert list(scores) == models
+    for each in scores.values():
+        np.testing.assert_allclose(each, client.score(PAIRS, timeout=60), atol=1e-5)
+
+
 def test_the_best_passages_come_first(side: Side) -> None:
     client = side.make()
     passages: Any = ["the moon", None, "cheese", "a moon of cheese"]

@@ -255,6 +255,7 @@ class AsyncClient:
         await self.close()
 
     score = _awaited(Client.score, _as_it_is)
+    score_models = _awaited(Client.score_models, _as_it_is)
     rank = _awaited(Client.rank, _as_it_is)
     classify = _awaited(Client.classify, _as_it_is)
     if TYPE_CHECKING:
