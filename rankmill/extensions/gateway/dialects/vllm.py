@@ -257,7 +257,7 @@ class VllmClassify(VllmTextOptions, _VllmBody):
             "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
         ):  # fmt: skip
             if self.messages is not None and getattr(self, name):
-                raise wrong(name, "the model's own template is filled with the messages alone: leave it out")
+                raise wrong(name, "the model's own template is filled with the messages only: leave it out")
 
     def answer(self, scores: RequestScores) -> JsonObject:
         predictions = scores.predictions()
@@ -309,7 +309,7 @@ class VllmPooling(VllmClassify):
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
         if self.task != "classify":
-            why = f"Unsupported task: {self.task!r:.100}; a scorer has the task 'classify' alone"
+            why = f"Unsupported task: {self.task!r:.100}; a scorer has only the task 'classify'"
             raise Refusal("invalid", why, param="task")
         return super().score_request(owner)
 
