@@ -30,16 +30,17 @@ def bar_chart(
     axes = figure.add_subplot()
     labels, values, ours = zip(*bars, strict=True)
     drawn = axes.barh(labels, values, color=[OURS if mine else PEERS for mine in ours])
-    axes.bar_label(drawn, fmt="{:,.0f}", padding=3)
+    clear = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a dotted line ends at a figure
+    axes.bar_label(drawn, fmt="{:,.0f}", padding=3, bbox=clear)
     for label, limit in marks.items():
-        axes.axvline(limit, color="black", linestyle=":", linewidth=1)
-        axes.text(
+        axes.axvline(limit, color="black", linestyle=":", linewidth=1, zorder=0)
+        axes.text(  # above the bars, so that it hides no figure
             limit,
-            0.02,
+            1.01,
             f"{label}: {limit:,.0f}",
-            ha="right",
+            ha="left",
             va="bottom",
-            rotation=90,
+            rotation=30,
             fontsize="small",
             transform=axes.get_xaxis_transform(),
         )
